@@ -1,0 +1,36 @@
+"""gpucoll: collective communication for NumPy and CuPy programs under MPI.
+
+    communicator                one method per collective
+    bootstrap, tuner            who am I; which algorithm
+    executors                   run a schedule: MPI messages, MPI's own collectives
+    arrays, waits               flat views and NumPy's reductions; deadlines and progress
+    analysis                    prove a schedule
+    algorithms                  ring, tree, star, ...: one file each
+    collectives, topology       what each collective promises; shapes of rings and trees
+    schedule, chunks, ops, dtypes, errors     the vocabulary
+"""
+
+from gpucoll.algorithms import algorithms, schedule
+from gpucoll.communicator import Communicator, init
+from gpucoll.errors import (
+    ArgumentError,
+    BackendError,
+    ClosedError,
+    CollectiveTimeout,
+    DtypeError,
+    GpucollError,
+    MismatchError,
+    PeerError,
+    RankFailedError,
+    RevokedError,
+    UsageError,
+)
+from gpucoll.ops import ReduceOp
+from gpucoll.waits import Work
+
+__version__ = "0.1.0"
+__all__ = [
+    "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "DtypeError", "GpucollError",
+    "MismatchError", "PeerError", "RankFailedError", "ReduceOp", "RevokedError", "UsageError", "Work", "algorithms",
+    "init", "schedule",
+]

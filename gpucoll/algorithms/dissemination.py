@@ -1,0 +1,29 @@
+"""Dissemination: a barrier in ceil(log2 P) rounds for every P.
+
+Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization" (1988). In round k
+every rank tells the rank 2^k further on; after it, a rank knows of 2^(k+1) arrivals.
+
+    P = 5:  +1: 0►1 1►2 2►3 3►4 4►0    +2: 0►2 1►3 2►4 3►0 4►1    +4: 0►4 1►0 2►1 3►2 4►3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Recv, Round, Send, Slice
+
+NOTHING = Slice("scratch", 0, 0)
+
+
+@algorithm("barrier", chunks="1", rounds="lg(2 * P - 1)", path="0", sent="0", received="0", reduced="0")
+def dissemination_barrier(rank: int, size: int) -> Iterator[Round]:
+    """Let no rank leave before every rank has come; only empty messages move.
+
+    >>> list(dissemination_barrier(rank=0, size=2))[0][0].peer
+    1
+    """
+    distance = 1
+    while distance < size:
+        yield (Send(NOTHING, (rank + distance) % size), Recv(NOTHING, (rank - distance) % size))
+        distance *= 2

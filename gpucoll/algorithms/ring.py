@@ -1,0 +1,91 @@
+"""Ring: every rank talks to its two neighbours only; bandwidth-optimal, latency linear in P.
+
+Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations"
+(2009). Reduce-scatter for four ranks: chunk c starts on rank c + 1, travels right and
+collects one contribution per hop, so that it ends complete on rank c.
+
+              rank 0        rank 1        rank 2        rank 3
+    hop 1   3 ────────►   0 ────────►   1 ────────►   2 ────────► (to rank 0)
+    hop 2   2+ ───────►   3+ ───────►   0+ ───────►   1+ ───────►
+    hop 3   1++ ──────►   2++ ──────►   3++ ──────►   0++ ──────►
+            0 complete    1 complete    2 complete    3 complete
+
+All-gather then sends the complete chunks once round the ring. A chunk travels as `segments`
+messages of one round, so that one is combined while the next is on its way.
+
+`rank` stands in arithmetic only: it may be a NumPy array, and all ranks are made at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, Step
+from gpucoll.topology import ring
+
+
+@algorithm("all_reduce", rounds="2 * (P - 1)", path="2 * (P - 1) / P * N", sent="2 * (P - 1) / P * N",
+           received="2 * (P - 1) / P * N", reduced="(P - 1) / P * N")
+def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
+
+    >>> for steps in ring_all_reduce(rank=0, size=2):
+    ...     print([type(step).__name__ for step in steps])
+    ['Send', 'Copy', 'RecvReduce']
+    ['Send', 'Recv']
+    """
+    def formed(hop: int, segment: int) -> Slice:
+        return Slice("output", (rank - hop - 1) % size * segments + segment)
+
+    yield from _collect(rank, size, segments, formed)
+    yield from _distribute(rank, size, segments, Slice("output", rank * segments, segments))
+
+
+@algorithm("reduce_scatter", rounds="P - 1", path="(P - 1) / P * N", sent="(P - 1) / P * N",
+           received="(P - 1) / P * N", reduced="(P - 1) / P * N")
+def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave block `rank`, reduced over all inputs, on every rank; sums on their way take turns in two scratch blocks."""
+    def formed(hop: int, segment: int) -> Slice:
+        last = hop == size - 1
+        return Slice("output", segment) if last else Slice("scratch", hop % 2 * segments + segment)
+
+    yield from _collect(rank, size, segments, formed)
+
+
+@algorithm("all_gather", rounds="P - 1", path="(P - 1) / P * N", sent="(P - 1) / P * N",
+           received="(P - 1) / P * N", reduced="0")
+def ring_all_gather(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on every rank."""
+    own = Slice("input", 0, segments)
+    rounds = _distribute(rank, size, segments, own)
+    yield (Copy(own, Slice("output", rank * segments, segments)), *next(rounds))
+    yield from rounds
+
+
+def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], Slice]) -> Iterator[Round]:
+    """Yield the hops of the reduce-scatter; `formed(hop, segment)` is where the sum that came in `hop` is made."""
+    left, right = ring(rank, size)
+    for hop in range(1, size):
+        steps: list[Step] = []
+        for segment in range(segments):
+            begun = Slice("input", (rank - 1) % size * segments + segment)
+            own = Slice("input", (rank - hop - 1) % size * segments + segment)
+            came = formed(hop, segment)
+            steps += [Send(begun if hop == 1 else formed(hop - 1, segment), right), Copy(own, came),
+                      RecvReduce(came, left)]
+        yield tuple(steps)
+
+
+def _distribute(rank: int, size: int, segments: int, own: Slice) -> Iterator[Round]:
+    """Yield the hops of the all-gather: `own` goes first, then each rank passes on what came last."""
+    left, right = ring(rank, size)
+    sent = own
+    for hop in range(1, size):
+        came = Slice("output", (rank - hop) % size * segments, segments)
+        steps: list[Step] = []
+        for segment in range(segments):
+            steps += [Send(Slice(sent.buffer, sent.first + segment), right),
+                      Recv(Slice(came.buffer, came.first + segment), left)]
+        yield tuple(steps)
+        sent = came

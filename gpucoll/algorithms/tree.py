@@ -1,0 +1,85 @@
+"""Tree: a pipelined binary tree; latency logarithmic in P, every rank moves up to 3 N bytes.
+
+Contributions climb from the leaves to the root, the result descends. With segments the two
+streams run behind each other: at time t a node of depth d takes segment t - (H - d - 1) from
+its children and passes t - (H - d) to its parent, H being the tree's height.
+
+        0 ─┬─ 1 ─┬─ 2 ─── 3        depth 0   1   2   3
+           │     └─ 4
+           └─ 5 ─┬─ 6              up:   3 ► 2 ► 1 ► 0    at times 0, 1, 2
+                 └─ 7              down: 0 ► 1 ► 2 ► 3    at times 3, 4, 5
+
+The clock is the same for both ends of every message, so that no order of waiting can lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, Step, relabel
+from gpucoll.topology import TreeNode, binary_tree
+
+
+@algorithm("all_reduce", chunks="S", rounds="(P > 1) * (2 * lg(P) + S - 1)",
+           path="(P > 1) * (2 * lg(P) + S - 1) / S * N", sent="((P > 1) + (P > 2) + (P > 5)) * N",
+           received="((P > 1) + (P > 2) + (P > 5)) * N", reduced="min(2, P - 1) * N")
+def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank: up to rank 0, and down again.
+
+    >>> for steps in tree_all_reduce(rank=1, size=4):
+    ...     print([type(step).__name__ for step in steps])
+    ['Copy', 'RecvReduce']
+    ['Send']
+    ['Recv']
+    ['Send']
+    """
+    node = binary_tree(rank, size)
+    for time in range(2 * node.height + segments - 1):
+        steps = (*_up(node, time, segments, "output"), *_down(node, time - node.height, segments, "output"))
+        if steps:
+            yield steps
+
+
+@algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) / S * N",
+           sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N")
+def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
+    node = binary_tree((rank - root) % size, size)
+    sums: Buffer = "output" if node.parent is None else "scratch"
+    rounds = (_up(node, time, segments, sums) for time in range(node.height + segments - 1))
+    yield from relabel(filter(None, rounds), lambda peer: (peer + root) % size)
+
+
+@algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) / S * N",
+           sent="min(2, P - 1) * N", received="(P > 1) * N", reduced="0")
+def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave the root's input on every rank."""
+    node = binary_tree((rank - root) % size, size)
+    if node.parent is None:
+        yield (Copy(Slice("input", 0, segments), Slice("output", 0, segments)),)
+    rounds = (_down(node, time, segments, "output") for time in range(node.height + segments - 1))
+    yield from relabel(filter(None, rounds), lambda peer: (peer + root) % size)
+
+
+def _up(node: TreeNode, time: int, segments: int, sums: Buffer) -> Round:
+    """Return what `node` does at `time` of the ascent: take from the children, pass to the parent."""
+    taken, passed = time - (node.height - node.depth - 1), time - (node.height - node.depth)
+    steps: list[Step] = []
+    if 0 <= passed < segments and node.parent is not None:
+        steps.append(Send(Slice(sums if node.children else "input", passed), node.parent))
+    if 0 <= taken < segments and node.children:
+        steps.append(Copy(Slice("input", taken), Slice(sums, taken)))
+        steps += [RecvReduce(Slice(sums, taken), child) for child in node.children]
+    return tuple(steps)
+
+
+def _down(node: TreeNode, time: int, segments: int, result: Buffer) -> Round:
+    """Return what `node` does at `time` of the descent: take from the parent, pass to the children."""
+    taken, passed = time - (node.depth - 1), time - node.depth
+    steps: list[Step] = []
+    if 0 <= passed < segments:
+        steps += [Send(Slice(result, passed), child) for child in node.children]
+    if 0 <= taken < segments and node.parent is not None:
+        steps.append(Recv(Slice(result, taken), node.parent))
+    return tuple(steps)

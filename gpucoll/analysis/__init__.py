@@ -1,0 +1,1 @@
+"""Ways of looking at a schedule: one file each, pure, for a laptop."""

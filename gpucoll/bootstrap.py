@@ -1,0 +1,222 @@
+"""Who am I: options, world, node, local rank and device, found by mpi4py when first asked.
+
+Importing this starts nothing: MPI begins with the first `init` or `from_mpi`, CuPy is
+imported when a device is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpucoll.errors import ArgumentError, BackendError, UsageError, nearest
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CHECKS = ("full", "deferred", "off")
+EXECUTORS = ("mpi", "native")
+
+# Each launcher's name for the number of ranks that it started.
+LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"), ("PMI_SIZE", "MPICH's mpiexec"),
+             ("SLURM_STEP_NUM_TASKS", "Slurm's srun"))
+
+
+class Options(NamedTuple):
+    """How a communicator behaves; see `gpucoll.init`. `prefer` is GPUCOLL_ALGO."""
+
+    timeout: float = 300.0
+    check: str | None = None
+    executor: str | None = None
+    deterministic: bool = False
+    prefer: str = ""
+
+
+def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
+    """Return what was `given`, else what the environment says, else the defaults; None is not given.
+
+    >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
+    Options(timeout=5.0, check='off', executor=None, deterministic=False, prefer='')
+    """
+    unknown = set(given) - {"timeout", "check", "executor", "deterministic"}
+    if unknown:
+        raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
+    names = {"timeout": "GPUCOLL_TIMEOUT", "check": "GPUCOLL_CHECK", "executor": "GPUCOLL_EXECUTOR"}
+    chosen = {name: environment[variable] for name, variable in names.items() if environment.get(variable)}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    _check_choice("check", chosen.get("check"), CHECKS)
+    _check_choice("executor", chosen.get("executor"), EXECUTORS)
+    return Options(**{**chosen, "timeout": _seconds(chosen.get("timeout", Options().timeout)),
+                      "prefer": environment.get("GPUCOLL_ALGO", "")})
+
+
+def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
+    if value is not None and value not in known:
+        raise ArgumentError(f"{name}={value!r} is not known{nearest(value, known)}", code=f"GC-{name.upper()}")
+
+
+def _seconds(value: Any) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = 0.0
+    if not seconds > 0:
+        raise ArgumentError(f"timeout={value!r} is not a positive number of seconds", code="GC-TIMEOUT")
+    return seconds
+
+
+class Place(NamedTuple):
+    """A rank's place: `nodes` is the node of every rank, counted in order of their first ranks."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    nodes: tuple[int, ...]
+
+
+def world() -> MPI.Intracomm:
+    """Return COMM_WORLD; raise UsageError where the launcher started ranks that MPI does not see."""
+    from mpi4py import MPI
+
+    check_launcher(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
+    if MPI.COMM_WORLD.size > 1 and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _abort_all
+    return MPI.COMM_WORLD
+
+
+def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
+    """Raise UsageError where `size` is 1 although a launcher started more: it belongs to another MPI."""
+    for variable, launcher in LAUNCHERS:
+        started = int(environment.get(variable) or 1)
+        if size == 1 and started > 1:
+            raise UsageError(
+                f"{launcher} started {started} ranks, but mpi4py uses {library.splitlines()[0].strip()}, which sees "
+                "only itself; launch with that library's own mpiexec, or install the launcher's MPI",
+                code="GC-LAUNCHER")
+
+
+def _abort_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """End the whole job on an uncaught exception: the other ranks would wait for this one."""
+    from mpi4py import MPI
+
+    sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
+    sys.stderr.flush()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(1)
+
+
+def place(comm: MPI.Intracomm) -> Place:
+    """Return this rank's place in `comm`; a collective call."""
+    from mpi4py import MPI
+
+    local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
+    firsts = comm.allgather(local.bcast(comm.rank))
+    order = {first: node for node, first in enumerate(sorted(set(firsts)))}
+    found = Place(comm.rank, comm.size, local.rank, local.size, tuple(order[first] for first in firsts))
+    local.Free()
+    return found
+
+
+class Gpu(NamedTuple):
+    """A rank's device: its CUDA ordinal in this process, PCI id and name."""
+
+    ordinal: int
+    pci: str
+    name: str
+
+
+def device(local_rank: int) -> int | None:
+    """Return the CUDA ordinal for `local_rank`, or None without CuPy, driver or device."""
+    try:
+        import cupy
+
+        count = cupy.cuda.runtime.getDeviceCount()
+    except (ImportError, RuntimeError):  # CuPy's CUDA errors are RuntimeErrors
+        return None
+    return local_rank % count if count else None
+
+
+def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str, str] = os.environ) -> Gpu:
+    """Return this rank's GPU once it is known that no other rank of the host has it; a collective call.
+
+    Raises, on every rank, BackendError where a rank has none, and UsageError naming the
+    ranks that share one, unless GPUCOLL_SHARE_GPU=1.
+    """
+    gpu = None if ordinal is None else describe_gpu(ordinal)
+    everyone = comm.allgather((socket.gethostname(), gpu))
+    check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
+    assert gpu is not None  # check_gpus has refused the ranks without one
+    return gpu
+
+
+def check_gpus(everyone: Sequence[tuple[str, Gpu | None]], *, share: bool) -> None:
+    """Raise where a rank has no GPU or, unless they `share`, two have the same; one entry (host, gpu) a rank.
+
+    >>> check_gpus([("a", Gpu(0, "01:00.0", "H200")), ("a", Gpu(0, "01:00.0", "H200"))], share=False)
+    Traceback (most recent call last):
+    gpucoll.errors.UsageError: [GC-SHARED-GPU] ranks 0, 1 share the H200 at 01:00.0 of a; start no more ranks than GPUs, \
+or set GPUCOLL_SHARE_GPU=1
+    """
+    without = tuple(rank for rank, (_, gpu) in enumerate(everyone) if gpu is None)
+    if without:
+        raise BackendError(f"ranks {_names(without)} have no CUDA device; CuPy and a driver are needed on each",
+                           code="GC-NO-GPU", ranks=without)
+    owners: dict[tuple[str, str], list[int]] = {}
+    for rank, (host, gpu) in enumerate(everyone):
+        owners.setdefault((host, gpu.pci if gpu else ""), []).append(rank)
+    for (host, pci), ranks in owners.items():
+        if len(ranks) > 1 and not share:
+            gpu = everyone[ranks[0]][1]
+            raise UsageError(f"ranks {_names(ranks)} share the {gpu.name if gpu else 'GPU'} at {pci} of {host}; "
+                             "start no more ranks than GPUs, or set GPUCOLL_SHARE_GPU=1",
+                             code="GC-SHARED-GPU", ranks=tuple(ranks))
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def describe_gpu(ordinal: int) -> Gpu:
+    """Return the facts of a CUDA device: PCI id from the runtime, name by pynvml where it is installed."""
+    import cupy
+
+    pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
+    return Gpu(ordinal, pci, gpu_name(pci))
+
+
+def gpu_name(pci: str) -> str:
+    """Return the name of the GPU at `pci`, or "GPU" and the reason why pynvml cannot tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())))
+    except ImportError:
+        return "GPU (its name needs pynvml: pip install 'gpucoll[nvml]')"
+    except pynvml.NVMLError as error:
+        return f"GPU (pynvml: {error})"
+
+
+def nccl_id(comm: MPI.Intracomm) -> Any:
+    """Return a new NCCL id, the same on every rank; a collective call.
+
+    It is passed on as CuPy gives it: a tuple up to CuPy 13, bytes from 14.
+    """
+    found: Any = None
+    if comm.rank == 0:
+        try:
+            from cupy.cuda import nccl
+
+            found = nccl.get_unique_id()
+        except (ImportError, RuntimeError) as error:
+            found = error
+    found = comm.bcast(found)
+    if isinstance(found, Exception):
+        raise BackendError(f"NCCL gives no id on rank 0: {found}", code="GC-NCCL", ranks=(0,))
+    return found

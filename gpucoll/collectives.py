@@ -1,0 +1,89 @@
+"""What each collective promises: one row each.
+
+A row says on which ranks the input and the output exist and whether they are one array
+``s`` or a block for every rank ``(size, *s)``; whose data, and which part of it, every
+chunk of the output holds afterwards; and nccl-tests' factor from algbw to busbw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from gpucoll.errors import ArgumentError, nearest
+
+
+class Side(NamedTuple):
+    """The input or the output: a block per rank or one array, on all ranks or on the root."""
+
+    blocks: bool = False
+    where: Literal["all", "root", "nowhere"] = "all"
+
+    def exists(self, rank: int, root: int) -> bool:
+        """Return whether `rank` has this side."""
+        return self.where == "all" or (self.where == "root" and rank == root)
+
+
+class Piece(NamedTuple):
+    """The content of one chunk: chunk `chunk` of the inputs of `ranks`, combined."""
+
+    chunk: int
+    ranks: frozenset[int]
+
+
+class Collective(NamedTuple):
+    """One row: see the module's text. `result` maps (rank, size, root, per_block, i) to output chunk i."""
+
+    name: str
+    input: Side
+    output: Side
+    reduces: bool
+    rooted: bool
+    busbw: str
+    result: Callable[[int, int, int, int, int], Piece]
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the larger side is a block for every rank."""
+        return self.input.blocks or self.output.blocks
+
+
+def _everyone(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(index, frozenset(range(size)))
+
+
+def _from_root(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(index, frozenset({root}))
+
+
+def _block_of_each(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(index % per_block, frozenset({index // per_block}))
+
+
+def _own_block(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(rank * per_block + index, frozenset(range(size)))
+
+
+_ARRAY, _BLOCKS = Side(), Side(blocks=True)
+_ROOT, _NOWHERE = Side(where="root"), Side(where="nowhere")
+
+COLLECTIVES: dict[str, Collective] = {
+    row.name: row
+    for row in (
+        Collective("all_reduce", _ARRAY, _ARRAY, True, False, "2 * (P - 1) / P", _everyone),
+        Collective("reduce", _ARRAY, _ROOT, True, True, "1", _everyone),
+        Collective("broadcast", _ROOT, _ARRAY, False, True, "1", _from_root),
+        Collective("all_gather", _ARRAY, _BLOCKS, False, False, "(P - 1) / P", _block_of_each),
+        Collective("reduce_scatter", _BLOCKS, _ARRAY, True, False, "(P - 1) / P", _own_block),
+        Collective("barrier", _NOWHERE, _NOWHERE, False, False, "1", _everyone),
+    )
+}
+
+
+def collective(name: str) -> Collective:
+    """Return the row of `name`; ArgumentError names the nearest where there is none."""
+    try:
+        return COLLECTIVES[name]
+    except (KeyError, TypeError):
+        raise ArgumentError(f"no collective is named {name!r}{nearest(name, COLLECTIVES)}",
+                            code="GC-COLLECTIVE") from None

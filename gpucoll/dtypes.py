@@ -1,0 +1,99 @@
+"""The dtypes of the contract: one row each, the names in NumPy, CUDA, NCCL and MPI side by side.
+
+Names are strings, resolved by those who use them: reading the table imports nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Literal, NamedTuple
+
+import numpy
+
+from gpucoll.errors import DtypeError
+
+Kind = Literal["bool", "int", "float", "complex"]
+
+
+class Dtype(NamedTuple):
+    """One row; `wide` is the dtype in which sums are formed before they are rounded once."""
+
+    name: str
+    kind: Kind
+    itemsize: int
+    cuda: str
+    nccl: str | None
+    mpi: str | None
+    wide: str | None = None
+
+
+DTYPES: dict[str, Dtype] = {
+    row.name: row
+    for row in (
+        Dtype("bool", "bool", 1, "bool", "ncclUint8", "C_BOOL"),
+        Dtype("int8", "int", 1, "signed char", "ncclInt8", "INT8_T"),
+        Dtype("int16", "int", 2, "short", None, "INT16_T"),
+        Dtype("int32", "int", 4, "int", "ncclInt32", "INT32_T"),
+        Dtype("int64", "int", 8, "long long", "ncclInt64", "INT64_T"),
+        Dtype("uint8", "int", 1, "unsigned char", "ncclUint8", "UINT8_T"),
+        Dtype("uint16", "int", 2, "unsigned short", None, "UINT16_T"),
+        Dtype("uint32", "int", 4, "unsigned int", "ncclUint32", "UINT32_T"),
+        Dtype("uint64", "int", 8, "unsigned long long", "ncclUint64", "UINT64_T"),
+        Dtype("float16", "float", 2, "__half", "ncclFloat16", None, "float32"),
+        Dtype("bfloat16", "float", 2, "__nv_bfloat16", "ncclBfloat16", None, "float32"),
+        Dtype("float32", "float", 4, "float", "ncclFloat32", "FLOAT"),
+        Dtype("float64", "float", 8, "double", "ncclFloat64", "DOUBLE"),
+        Dtype("complex64", "complex", 8, "float2", None, "C_FLOAT_COMPLEX"),
+        Dtype("complex128", "complex", 16, "double2", None, "C_DOUBLE_COMPLEX"),
+        Dtype("float8_e4m3fn", "float", 1, "__nv_fp8_e4m3", "ncclFloat8e4m3", None, "float32"),
+        Dtype("float8_e5m2", "float", 1, "__nv_fp8_e5m2", "ncclFloat8e5m2", None, "float32"),
+    )
+}
+EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def row_of(dtype: object) -> Dtype:
+    """Return the row of `dtype`: a NumPy dtype, a scalar type or a name.
+
+    Raises DtypeError for what is not in the table, and for foreign byte order.
+
+    >>> row_of(numpy.float32).mpi
+    'FLOAT'
+    """
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return DTYPES[dtype]
+    return _row_of(_as_numpy(dtype))
+
+
+def _as_numpy(dtype: object) -> numpy.dtype:
+    try:
+        return numpy.dtype(dtype)  # type: ignore[call-overload]
+    except TypeError:
+        raise DtypeError(f"{dtype!r} is not a dtype; supported: {', '.join(DTYPES)}") from None
+
+
+@functools.lru_cache(maxsize=64)
+def _row_of(dtype: numpy.dtype) -> Dtype:
+    if not dtype.isnative:
+        raise DtypeError(f"dtype {dtype.str} has foreign byte order; pass x.astype(x.dtype.newbyteorder('='))")
+    # Long double and datetime have names of their own; an 8-byte C long long is int64 all the same.
+    name = f"{'u' * (dtype.kind == 'u')}int{8 * dtype.itemsize}" if dtype.kind in "iu" else dtype.name
+    if name not in DTYPES:
+        raise DtypeError(f"dtype {dtype} is not supported; supported: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@functools.cache
+def numpy_dtype(name: str) -> numpy.dtype[Any]:
+    """Return the NumPy dtype of a row; bfloat16 and float8 need ml_dtypes.
+
+    >>> numpy_dtype("int8")
+    dtype('int8')
+    """
+    if name not in EXTENDED:
+        return numpy.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise DtypeError(f"dtype {name} needs ml_dtypes: pip install 'gpucoll[dtypes]'") from None
+    return numpy.dtype(getattr(ml_dtypes, name))

@@ -1,0 +1,101 @@
+"""The `mpi` executor: MPI's messages and NumPy; any number of hosts.
+
+A round posts its receives and sends, and forms each result as soon as its operands have come,
+so that one segment is combined while the next is on its way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from gpucoll.arrays import Array, combiner
+from gpucoll.executors import Message, Plan, PlannedRound, Span, Task, Write
+from gpucoll.waits import Operation
+
+TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
+
+
+class MpiExecutor:
+    """Runs schedules over a private duplicate of the communicator."""
+
+    name = "mpi"
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm.Dup()
+        self._calls = 0
+
+    def serves(self, task: Task) -> str | None:
+        """Every schedule on host arrays."""
+        return None if task.plan is not None else f"{task.algorithm} has no schedule"
+
+    def run(self, task: Task) -> Operation:
+        """Carry out `task` round by round."""
+        self._calls += 1
+        assert task.plan is not None
+        run = _Run(self._comm, self._calls % TAGS, task, task.plan)
+        for planned in task.plan.rounds:
+            yield from run.round(planned)
+
+    def close(self) -> None:
+        """Free the private communicator."""
+        if self._comm != MPI.COMM_NULL:
+            self._comm.Free()
+
+
+class _Run:
+    """One task under way: its buffers by name, as elements and as bytes."""
+
+    def __init__(self, comm: MPI.Intracomm, tag: int, task: Task, plan: Plan) -> None:
+        self._comm, self._tag = comm, tag
+        some = task.output if task.output is not None else task.input
+        dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
+        source = task.input.copy() if plan.copy_input else task.input
+        self._elements: dict[str, Any] = {
+            "input": source, "output": task.output,
+            "scratch": numpy.empty(plan.scratch, dtype), "staging": numpy.empty(plan.staging, dtype)}
+        self._bytes = {name: None if row is None else row.view(numpy.uint8) for name, row in self._elements.items()}
+        self._width = dtype.itemsize
+        self._combine = None if task.op is None else combiner(task.op, task.dtype)
+
+    def round(self, planned: PlannedRound) -> Operation:
+        """Move and combine what one round says."""
+        receives = [self._comm.Irecv(self._buffer(m), m.peer, self._tag) for m in planned.receives]
+        sends = [self._comm.Isend(self._buffer(m), m.peer, self._tag) for m in planned.sends]
+        for source, kept in planned.snapshots:
+            self._row(kept)[:] = self._row(source)
+        if planned.hold:
+            yield from _all(sends)
+        come = 0
+        for write in planned.writes:
+            yield from _all(receives[come:write.needs])
+            come = max(come, write.needs)
+            self._write(write)
+        yield from _all(receives[come:])
+        if not planned.hold:
+            yield from _all(sends)
+
+    def _write(self, write: Write) -> None:
+        dst, base = self._row(write.dst), self._row(write.base)
+        if self._combine is not None and write.operands:
+            self._combine(dst, base, [self._row(operand) for operand in write.operands])
+        else:
+            numpy.copyto(dst, base)
+
+    def _row(self, span: Span) -> Array:
+        return self._elements[span.buffer][span.start:span.stop]
+
+    def _buffer(self, message: Message) -> list[Any]:
+        span, width = message.span, self._width
+        return [self._bytes[span.buffer][span.start * width:span.stop * width], MPI.BYTE]
+
+
+def _all(requests: list[MPI.Request]) -> Operation:
+    """Wait for `requests`, unless they have ended already."""
+    if not requests:
+        return
+    done = requests[0].Test if len(requests) == 1 else lambda: MPI.Request.Testall(requests)
+    if not done():
+        yield done

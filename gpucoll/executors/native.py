@@ -1,0 +1,113 @@
+"""The `native` executor: MPI's own collectives, the baseline and the choice for small messages.
+
+MPI's predefined ops serve where they mean what the contract says; elsewhere (float16, NaN in
+min and max, logical ops on floats) MPI calls back into NumPy through an op of ours.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy
+from mpi4py import MPI
+
+from gpucoll.arrays import combiner
+from gpucoll.dtypes import Dtype, numpy_dtype
+from gpucoll.executors import Task
+from gpucoll.ops import LOGICAL, Op
+from gpucoll.waits import Operation
+
+ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
+           "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
+
+
+class NativeExecutor:
+    """Runs MPI's non-blocking collectives over a private duplicate, so that every wait has a deadline."""
+
+    name = "native"
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm.Dup()
+
+    def serves(self, task: Task) -> str | None:
+        """Every collective that MPI has."""
+        return None if hasattr(self, f"_{task.collective}") else f"MPI has no {task.collective}"
+
+    def run(self, task: Task) -> Operation:
+        """Start MPI's collective and wait for its end."""
+        request = getattr(self, f"_{task.collective}")(task)
+        if not request.Test():
+            yield request.Test
+
+    def close(self) -> None:
+        """Free the private communicator."""
+        if self._comm != MPI.COMM_NULL:
+            self._comm.Free()
+
+    def _all_reduce(self, task: Task) -> MPI.Request:
+        return self._comm.Iallreduce(_source(task), _buffer(task.output, task.dtype), _op(task))
+
+    def _reduce(self, task: Task) -> MPI.Request:
+        target = None if task.output is None else _buffer(task.output, task.dtype)
+        source = _source(task) if task.output is not None else _buffer(task.input, task.dtype)
+        return self._comm.Ireduce(source, target, _op(task), task.root)
+
+    def _reduce_scatter(self, task: Task) -> MPI.Request:
+        return self._comm.Ireduce_scatter_block(_source(task), _buffer(task.output, task.dtype), _op(task))
+
+    def _all_gather(self, task: Task) -> MPI.Request:
+        # Of one rank, input and output may be the same memory.
+        source = MPI.IN_PLACE if _in_place(task) else [task.input.view(numpy.uint8), MPI.BYTE]
+        return self._comm.Iallgather(source, [task.output.view(numpy.uint8), MPI.BYTE])
+
+    def _broadcast(self, task: Task) -> MPI.Request:
+        if task.input is not None and not _in_place(task):
+            numpy.copyto(task.output, task.input)
+        return self._comm.Ibcast([task.output.view(numpy.uint8), MPI.BYTE], task.root)
+
+    def _barrier(self, task: Task) -> MPI.Request:
+        return self._comm.Ibarrier()
+
+
+def _in_place(task: Task) -> bool:
+    address = "__array_interface__"
+    return getattr(task.input, address)["data"][0] == getattr(task.output, address)["data"][0]
+
+
+def _source(task: Task) -> Any:
+    return MPI.IN_PLACE if _in_place(task) else _buffer(task.input, task.dtype)
+
+
+def _buffer(row: Any, dtype: Dtype) -> list[Any]:
+    """Return mpi4py's spelling of a row; what MPI does not know travels as unsigned of the same width."""
+    carrier = row.view(f"u{dtype.itemsize}") if dtype.mpi is None else row
+    return [carrier, _datatype(dtype)]
+
+
+def _datatype(dtype: Dtype) -> MPI.Datatype:
+    return getattr(MPI, dtype.mpi or f"UINT{8 * dtype.itemsize}_T")
+
+
+def _op(task: Task) -> MPI.Op:
+    assert task.op is not None
+    return mpi_op(task.op, task.dtype)
+
+
+@functools.cache
+def mpi_op(op: Op, dtype: Dtype) -> MPI.Op:
+    """Return MPI's op of that meaning, or one that calls NumPy."""
+    if dtype.kind == "bool":
+        return getattr(MPI, ON_BOOL[op.name])
+    exact = dtype.mpi is not None and (dtype.kind != "float" or op.name not in ("min", "max", *LOGICAL))
+    return getattr(MPI, op.mpi) if exact else MPI.Op.Create(_callback(op, dtype), commute=True)
+
+
+def _callback(op: Op, dtype: Dtype) -> Any:
+    combine, kind = combiner(op, dtype), numpy_dtype(dtype.name)
+
+    def call(source: Any, target: Any, _: MPI.Datatype) -> None:
+        a, b = numpy.frombuffer(source, kind), numpy.frombuffer(target, kind)
+        combine(b, a, [b])
+
+    return call

@@ -1,0 +1,193 @@
+"""Every wait of the library: with a deadline, an abort and a progress hook.
+
+An operation is a generator that yields a predicate whenever it cannot go on: "may I?".
+`Waits` drives it to its end: at once in the caller's thread, or piece by piece behind a
+`Work`, by a thread of its own while Python computes.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError
+
+Pending: TypeAlias = Callable[[], bool]
+Operation: TypeAlias = Iterator[Pending]
+
+SPINS = 200  # polls that only yield the processor; a wait that lasts longer also sleeps
+NAP = 20e-6  # seconds
+
+
+class Waits:
+    """Deadline, abort and hooks of one communicator; also the order of its operations.
+
+    `timeout` is in seconds and counts for each operation from its start. `hooks` are called
+    between polls and may raise, which ends the wait. `foreign` are the exceptions of the
+    transport below, reported as BackendError.
+    """
+
+    def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True) -> None:
+        self.timeout = timeout
+        self.hooks: list[Callable[[], None]] = []
+        self.failure: GpucollError | None = None
+        self._foreign = foreign
+        self._threads = threads
+        self._queue: collections.deque[Work] = collections.deque()
+        self._stepping = threading.Lock()
+        self._more = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def run(self, operation: Operation, name: str) -> None:
+        """Drive `operation` to its end in this thread, after those submitted before it."""
+        if self._queue:
+            self.submit(Work(self, operation, name, None)).synchronize()
+            return
+        self.check()
+        deadline = time.monotonic() + self.timeout
+        with self._errors(name):
+            for done in operation:
+                self.until(done, name, deadline)
+
+    def until(self, done: Pending, name: str, deadline: float) -> None:
+        """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
+        spins = 0
+        while not done():
+            for hook in self.hooks:
+                hook()
+            if time.monotonic() > deadline:
+                raise self.late(name)
+            spins += 1
+            os.sched_yield() if spins < SPINS else time.sleep(NAP)
+
+    def late(self, name: str) -> CollectiveTimeout:
+        """Return the error of a wait that reached its deadline."""
+        return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for the other ranks; is every rank in the same "
+                                 "call, with the same shape, dtype and algorithm? timeout= sets the deadline")
+
+    def check(self) -> None:
+        """Raise RevokedError after a failure: messages may still be under way, nothing can be trusted."""
+        if self.failure is not None:
+            raise RevokedError(f"this communicator failed earlier ({self.failure}); close it and make a new one")
+
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """An error in the middle of an operation revokes the communicator."""
+        try:
+            yield
+        except self._foreign as error:
+            self.failure = BackendError(f"{name}: {error}")
+            raise self.failure from error
+        except GpucollError as error:
+            self.failure = error
+            raise
+
+    def submit(self, work: Work) -> Work:
+        """Run `work` after those submitted before it, while the caller goes on."""
+        self.check()
+        self._queue.append(work)
+        self.advance()
+        if self._threads and self._queue:
+            self._start_thread()
+        return work
+
+    def advance(self) -> None:
+        """Take every queued operation as far as it goes now; of several threads one does it."""
+        if not self._stepping.acquire(blocking=False):
+            return
+        try:
+            while self._queue and self._step(self._queue[0]):
+                self._queue.popleft()
+        finally:
+            self._stepping.release()
+
+    def _step(self, work: Work) -> bool:
+        try:
+            self.check()
+            with self._errors(work.name):
+                return work.step(self.late)
+        except GpucollError as error:
+            work.error = error
+            return True
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="gpucoll progress", daemon=True)
+            self._thread.start()
+        self._more.set()
+
+    def _serve(self) -> None:
+        """Advance the queue while there is one; sleeping gives Python's lock to those who compute."""
+        while self._thread is not None:
+            self._more.wait()
+            self._more.clear()
+            while self._queue and self._thread is not None:
+                self.advance()
+                time.sleep(NAP)
+
+    def close(self) -> None:
+        """Let the progress thread end; what is still queued stays undone."""
+        thread, self._thread = self._thread, None
+        self._more.set()
+        if thread is not None:
+            thread.join(self.timeout)
+
+
+class Work:
+    """A collective under way: the handle that ``async_op=True`` returns.
+
+    It keeps its arrays alive. An error of the operation is raised by `wait` and `synchronize`.
+    """
+
+    def __init__(self, waits: Waits, operation: Operation, name: str, result: Any) -> None:
+        self.name = name
+        self.error: GpucollError | None = None
+        self._waits = waits
+        self._operation = operation
+        self._result = result
+        self._pending: Pending | None = None
+        self._deadline: float | None = None
+        self._finished = False
+
+    def step(self, late: Callable[[str], GpucollError]) -> bool:
+        """Go on as far as possible without waiting; return whether the operation has ended."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._waits.timeout
+        while self._pending is None or self._pending():
+            self._pending = next(self._operation, None)
+            if self._pending is None:
+                self._finished = True
+                return True
+        if time.monotonic() > self._deadline:
+            raise late(self.name)
+        return False
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended, well or badly; never waits."""
+        if not self._ended():
+            self._waits.advance()
+        return self._ended()
+
+    def _ended(self) -> bool:
+        return self._finished or self.error is not None
+
+    def synchronize(self) -> None:
+        """Block until the operation has ended; raise its error."""
+        self._waits.until(self.is_completed, self.name, float("inf"))
+        if self.error is not None:
+            raise self.error
+
+    def wait(self) -> Any:
+        """Return the result once it may be used: on host arrays, when the operation has ended."""
+        self.synchronize()
+        return self._result
+
+    @property
+    def result(self) -> Any:
+        """The array that will hold the result; its content counts after `wait`."""
+        return self._result
