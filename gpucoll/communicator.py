@@ -8,6 +8,7 @@ rank's arguments is raised here, before data moves, with every array as it was.
 from __future__ import annotations
 
 import functools
+import os
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -45,7 +46,8 @@ class Communicator:
         self.mpi = mpi.Dup()
         self._options = options
         self._place = bootstrap.place(self.mpi)
-        self._waits = Waits(options.timeout, foreign=(Exception,), threads=Query_thread() == THREAD_MULTIPLE)
+        self._waits = Waits(options.timeout, foreign=(Exception,), threads=Query_thread() == THREAD_MULTIPLE,
+                            crowded=self.local_size > (os.cpu_count() or 1))
         self._executors: dict[str, Executor] = {}
         self._plan = functools.lru_cache(PLANS)(self._make_plan)
         self._closed = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SEGMENT = 1 << 18  # bytes of a ring's message: what was received is combined while it is in cache
+SEGMENT = 1 << 22  # bytes of a ring's message
 PIPELINE = 1 << 16  # bytes of a tree's message
 MOST_SEGMENTS = 64
 RING_FROM = {"all_reduce": 1 << 18, "reduce_scatter": 1 << 18, "all_gather": 1 << 20}

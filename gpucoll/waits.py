@@ -20,7 +20,8 @@ from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, Revoke
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
 
-SPINS = 200  # polls that only yield the processor; a wait that lasts longer also sleeps
+SPINS = 5000  # polls that only yield the processor; a wait that lasts longer also sleeps
+CROWDED_SPINS = 20  # the same where ranks outnumber processors: who waits must leave them to who computes
 NAP = 20e-6  # seconds
 
 
@@ -29,15 +30,19 @@ class Waits:
 
     `timeout` is in seconds and counts for each operation from its start. `hooks` are called
     between polls and may raise, which ends the wait. `foreign` are the exceptions of the
-    transport below, reported as BackendError.
+    transport below, reported as BackendError; `threads` is whether it may be called by several;
+    `crowded` whether the host has fewer processors than ranks.
     """
 
-    def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True) -> None:
+    def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True,
+                 crowded: bool = False) -> None:
         self.timeout = timeout
         self.hooks: list[Callable[[], None]] = []
         self.failure: GpucollError | None = None
+        self._abandoned: Operation | None = None
         self._foreign = foreign
         self._threads = threads
+        self._spins = CROWDED_SPINS if crowded else SPINS
         self._queue: collections.deque[Work] = collections.deque()
         self._stepping = threading.Lock()
         self._more = threading.Event()
@@ -45,12 +50,18 @@ class Waits:
 
     def run(self, operation: Operation, name: str) -> None:
         """Drive `operation` to its end in this thread, after those submitted before it."""
-        if self._queue:
+        if self._queue or not self._stepping.acquire(blocking=False):
             self.submit(Work(self, operation, name, None)).synchronize()
             return
+        try:
+            self._drive(operation, name)
+        finally:
+            self._stepping.release()
+
+    def _drive(self, operation: Operation, name: str) -> None:
         self.check()
         deadline = time.monotonic() + self.timeout
-        with self._errors(name):
+        with self._errors(operation, name):
             for done in operation:
                 self.until(done, name, deadline)
 
@@ -63,7 +74,7 @@ class Waits:
             if time.monotonic() > deadline:
                 raise self.late(name)
             spins += 1
-            os.sched_yield() if spins < SPINS else time.sleep(NAP)
+            os.sched_yield() if spins < self._spins else time.sleep(NAP)
 
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""
@@ -76,15 +87,19 @@ class Waits:
             raise RevokedError(f"this communicator failed earlier ({self.failure}); close it and make a new one")
 
     @contextlib.contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        """An error in the middle of an operation revokes the communicator."""
+    def _errors(self, operation: Operation, name: str) -> Iterator[None]:
+        """An error or an interrupt in the middle of an operation revokes the communicator.
+
+        MPI may still write into the operation's arrays: they are kept as long as the communicator.
+        """
         try:
             yield
         except self._foreign as error:
             self.failure = BackendError(f"{name}: {error}")
             raise self.failure from error
-        except GpucollError as error:
-            self.failure = error
+        except BaseException as error:
+            self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
+            self._abandoned = operation
             raise
 
     def submit(self, work: Work) -> Work:
@@ -109,7 +124,7 @@ class Waits:
     def _step(self, work: Work) -> bool:
         try:
             self.check()
-            with self._errors(work.name):
+            with self._errors(work.operation, work.name):
                 return work.step(self.late)
         except GpucollError as error:
             work.error = error
@@ -148,7 +163,7 @@ class Work:
         self.name = name
         self.error: GpucollError | None = None
         self._waits = waits
-        self._operation = operation
+        self.operation = operation
         self._result = result
         self._pending: Pending | None = None
         self._deadline: float | None = None
@@ -159,7 +174,7 @@ class Work:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._waits.timeout
         while self._pending is None or self._pending():
-            self._pending = next(self._operation, None)
+            self._pending = next(self.operation, None)
             if self._pending is None:
                 self._finished = True
                 return True

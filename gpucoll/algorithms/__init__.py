@@ -10,16 +10,24 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import math
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.collectives import collective as collective_row
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.ops import applies
 from gpucoll.schedule import Copy, Round, Schedule, Slice
+
+
+def evaluate(formula: str, **values: Any) -> Any:
+    """Return the value of a formula of the registry: our own data, never a user's text.
+
+    >>> evaluate("lg(2 * P - 1)", P=5)
+    3
+    """
+    return eval(formula, {"__builtins__": {}, "min": min, "max": max, "lg": lambda x: int(x).bit_length() - 1}, values)
 
 
 class Cost(NamedTuple):
@@ -33,9 +41,7 @@ class Cost(NamedTuple):
 
     def price(self, size: int, nbytes: float, segments: int = 1) -> dict[str, float]:
         """Return every formula's value for `size` ranks, `nbytes` bytes and `segments`."""
-        names = {"P": size, "N": nbytes, "S": segments, "lg": lambda x: math.frexp(x)[1] - 1}
-        return {field: eval(formula, {"__builtins__": {}}, names)  # our own data, never a user's text
-                for field, formula in self._asdict().items()}
+        return {field: evaluate(formula, P=size, N=nbytes, S=segments) for field, formula in self._asdict().items()}
 
 
 class Algorithm(NamedTuple):
@@ -121,7 +127,7 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
     given = {"root": root, "segments": segments, "nodes": nodes}
     options = {name: given[name] for name in found.options}
     pieces = segments if "segments" in found.options else 1
-    chunks = eval(found.chunks, {"__builtins__": {}}, {"P": size, "S": pieces})
+    chunks = evaluate(found.chunks, P=size, S=pieces)
     if size == 1:
         return Schedule(collective, algorithm, rank, size, chunks, lambda: _alone(collective, chunks))
     return Schedule(collective, algorithm, rank, size, chunks, lambda: found.make(rank, size, **options))

@@ -25,8 +25,8 @@ from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, Step
 from gpucoll.topology import ring
 
 
-@algorithm("all_reduce", rounds="2 * (P - 1)", path="2 * (P - 1) / P * N", sent="2 * (P - 1) / P * N",
-           received="2 * (P - 1) / P * N", reduced="(P - 1) / P * N")
+@algorithm("all_reduce", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P",
+           received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
 def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
 
@@ -42,8 +42,8 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     yield from _distribute(rank, size, segments, Slice("output", rank * segments, segments))
 
 
-@algorithm("reduce_scatter", rounds="P - 1", path="(P - 1) / P * N", sent="(P - 1) / P * N",
-           received="(P - 1) / P * N", reduced="(P - 1) / P * N")
+@algorithm("reduce_scatter", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
+           received="(P - 1) * N / P", reduced="(P - 1) * N / P")
 def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave block `rank`, reduced over all inputs, on every rank; sums on their way take turns in two scratch blocks."""
     def formed(hop: int, segment: int) -> Slice:
@@ -53,8 +53,8 @@ def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Rou
     yield from _collect(rank, size, segments, formed)
 
 
-@algorithm("all_gather", rounds="P - 1", path="(P - 1) / P * N", sent="(P - 1) / P * N",
-           received="(P - 1) / P * N", reduced="0")
+@algorithm("all_gather", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
+           received="(P - 1) * N / P", reduced="0")
 def ring_all_gather(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the inputs of all ranks, in rank order, on every rank."""
     own = Slice("input", 0, segments)

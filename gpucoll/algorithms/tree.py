@@ -22,7 +22,7 @@ from gpucoll.topology import TreeNode, binary_tree
 
 
 @algorithm("all_reduce", chunks="S", rounds="(P > 1) * (2 * lg(P) + S - 1)",
-           path="(P > 1) * (2 * lg(P) + S - 1) / S * N", sent="((P > 1) + (P > 2) + (P > 5)) * N",
+           path="(P > 1) * (2 * lg(P) + S - 1) * N / S", sent="((P > 1) + (P > 2) + (P > 5)) * N",
            received="((P > 1) + (P > 2) + (P > 5)) * N", reduced="min(2, P - 1) * N")
 def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank: up to rank 0, and down again.
@@ -41,7 +41,7 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
             yield steps
 
 
-@algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) / S * N",
+@algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
            sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N")
 def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
@@ -51,7 +51,7 @@ def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Itera
     yield from relabel(filter(None, rounds), lambda peer: (peer + root) % size)
 
 
-@algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) / S * N",
+@algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
            sent="min(2, P - 1) * N", received="(P > 1) * N", reduced="0")
 def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the root's input on every rank."""

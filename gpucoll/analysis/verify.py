@@ -10,33 +10,20 @@ ranks that wait for each other, a contribution lost or counted twice.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpucoll import algorithms
-from gpucoll.collectives import Collective, Side, collective
+from gpucoll.algorithms import registry, schedule
+from gpucoll.analysis.replay import ScheduleError, replay
+from gpucoll.collectives import COLLECTIVES, Collective, Side, collective
 from gpucoll.errors import GpucollError
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step, reads, writes
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, reads, writes
 
 DIGIT = 16
 
-
-class ScheduleError(GpucollError):
-    """A schedule is wrong; the message says on which rank, in which round, and why."""
-
-    default_code = "GC-SCHEDULE"
-
-
-class Content(NamedTuple):
-    """What a chunk holds: chunk `chunk` of the inputs, with the contributions counted per rank."""
-
-    chunk: int
-    counts: int
-
-
-Message: TypeAlias = list[Content]
-Rounds: TypeAlias = Iterable[Round]
+Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
+Key: TypeAlias = tuple[str, int]  # buffer, chunk
 
 
 class Proof(NamedTuple):
@@ -52,106 +39,57 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
     >>> verify("all_reduce", "ring", 4)
     Proof(rounds=6, messages=24)
     """
-    schedules = [algorithms.schedule(name, algorithm, rank=rank, size=size, root=root, segments=segments)
+    schedules = [schedule(name, algorithm, rank=rank, size=size, root=root, segments=segments)
                  for rank in range(size)]
     return prove(name, schedules, chunks=schedules[0].chunks, root=root)
 
 
-def prove(name: str, schedules: Iterable[Schedule | Rounds], *, chunks: int, root: int = 0) -> Proof:
+def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Proof:
     """Prove given rounds, one iterable a rank, for collective `name`; raise ScheduleError."""
-    row = collective(name)
-    rounds = list(schedules)
-    ranks = [_Rank(row, rank, len(rounds), root, chunks, iter(schedule)) for rank, schedule in enumerate(rounds)]
-    messages = _run(ranks)
-    for rank in ranks:
+    row, size = collective(name), len(schedules)
+    if row.blocks and chunks % size:
+        raise ScheduleError(f"{name}: {chunks} chunks are no multiple of {size} blocks")
+    memory = _Memory([_Rank(row, rank, size, root, chunks) for rank in range(size)])
+    messages = replay(schedules, memory)
+    for rank in memory.ranks:
         rank.check_result()
-    return Proof(max(rank.round for rank in ranks), messages)
+    return Proof(max(rank.round for rank in memory.ranks), messages)
 
 
-def _run(ranks: list[_Rank]) -> int:
-    """Let every rank run its rounds; messages of a round meet as soon as both ends are there."""
-    wire = _Wire()
-    ready = deque(ranks)
-    while ready:
-        rank = ready.popleft()
-        steps = rank.begin()
-        if steps is not None:
-            wire.post(rank, steps)
-            ready.extend(wire.completed())
-    wire.check_idle(ranks)
-    return wire.messages
+class _Memory:
+    """The observer of a replay: all ranks' buffers."""
 
+    def __init__(self, ranks: list[_Rank]) -> None:
+        self.ranks = ranks
 
-class _Wire:
-    """The messages between ranks: the k-th send from a to b meets the k-th receive of b from a."""
+    def begin(self, rank: int, steps: Round) -> None:
+        self.ranks[rank].begin(steps)
 
-    def __init__(self) -> None:
-        self.sends: dict[tuple[int, int], deque] = defaultdict(deque)
-        self.receives: dict[tuple[int, int], deque] = defaultdict(deque)
-        self.messages = 0
-        self._done: list[_Rank] = []
+    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
+        source, target = self.ranks[sender], self.ranks[receiver]
+        src, dst = source.steps[sent].src, target.steps[received].dst  # type: ignore[union-attr]
+        if source.lengths(src) != target.lengths(dst):
+            raise target.error(target.steps[received], f"its length differs from that of {src} of rank {sender}")
+        target.came[received] = source.came[sent]
 
-    def post(self, rank: _Rank, steps: Round) -> None:
-        """Begin a round of `rank`; it is complete when all its messages have met."""
-        touched = set()
-        for index, step in enumerate(steps):
-            if isinstance(step, Send):
-                touched.add((rank.rank, step.peer))
-                self.sends[rank.rank, step.peer].append((rank, index, step, rank.read(step.src)))
-            elif isinstance(step, Recv | RecvReduce):
-                touched.add((step.peer, rank.rank))
-                self.receives[step.peer, rank.rank].append((rank, index, step))
-        self._done = [] if rank.open else [rank]
-        for pair in touched:
-            self._meet(pair)
-
-    def _meet(self, pair: tuple[int, int]) -> None:
-        sends, receives = self.sends[pair], self.receives[pair]
-        while sends and receives:
-            (sender, sent, send, message), (receiver, received, step) = sends.popleft(), receives.popleft()
-            if sender.lengths(send.src) != receiver.lengths(step.dst):
-                raise receiver.error(step, f"its length differs from that of {send} of rank {sender.rank}")
-            self.messages += 1
-            receiver.arrived[received] = message
-            for rank, index in ((sender, sent), (receiver, received)):
-                rank.open.discard(index)
-                if not rank.open:
-                    self._done.append(rank)
-
-    def completed(self) -> Iterator[_Rank]:
-        """Yield the ranks whose round has become complete, its writes applied."""
-        for rank in self._done:
-            rank.finish()
-            yield rank
-
-    def check_idle(self, ranks: list[_Rank]) -> None:
-        """Raise where a rank waits for ever."""
-        for rank in ranks:
-            if rank.open:
-                step = rank.steps[min(rank.open)]
-                raise rank.error(step, "it waits for ever: its partner has no such step, or waits as well")
+    def finish(self, rank: int) -> None:
+        self.ranks[rank].finish()
 
 
 class _Rank:
-    """One rank's buffers and its place in its schedule."""
+    """One rank's buffers, and the round that it is in."""
 
-    def __init__(self, row: Collective, rank: int, size: int, root: int, chunks: int, rounds: Iterator[Round]) -> None:
-        self.row, self.rank, self.size, self.root = row, rank, size, root
-        self.chunks = chunks
+    def __init__(self, row: Collective, rank: int, size: int, root: int, chunks: int) -> None:
+        self.row, self.rank, self.size, self.root, self.chunks = row, rank, size, root, chunks
         self.per_block = chunks // size if row.blocks else chunks
-        if row.blocks and chunks % size:
-            raise ScheduleError(f"{row.name}: {chunks} chunks are no multiple of {size} blocks")
-        self.rounds, self.round = rounds, 0
+        self.limits = {"input": self._extent(row.input), "output": self._extent(row.output)}
+        self.content: dict[Key, Content] = {
+            ("input", chunk): (chunk, 1 << DIGIT * rank) for chunk in range(self.limits["input"])}
+        self.round = 0
         self.steps: Round = ()
-        self.open: set[int] = set()
-        self.arrived: dict[int, Message] = {}
-        self.local: dict[int, Message] = {}
-        self.content: dict[tuple[str, int], Content] = {}
-        self.limits = {"input": self._chunks(row.input), "output": self._chunks(row.output)}
-        for chunk in range(self.limits["input"]):
-            self.content["input", chunk] = Content(chunk, 1 << DIGIT * rank)
+        self.came: dict[int, list[Content]] = {}  # by step: what it read at the beginning, or received
 
-    def _chunks(self, side: Side) -> int:
+    def _extent(self, side: Side) -> int:
         if not side.exists(self.rank, self.root):
             return 0
         return self.chunks if side.blocks else self.per_block
@@ -160,35 +98,26 @@ class _Rank:
         """Return the error that names rank, round and step."""
         return ScheduleError(f"{self.row.name}: rank {self.rank}, round {self.round}: {step}: {why}", ranks=(self.rank,))
 
-    def begin(self) -> Round | None:
-        """Take the next round: check it, read what it reads; None at the end."""
-        steps = next(self.rounds, None)
-        if steps is None:
-            return None
+    def begin(self, steps: Round) -> None:
+        """Begin a round: check it, and read what it reads before anything is written."""
         self.steps, self.round = steps, self.round + 1
-        self._check(steps)
-        self.open = {i for i, step in enumerate(steps) if isinstance(step, Send | Recv | RecvReduce)}
-        self.local = {i: self.read(step.src) for i, step in enumerate(steps) if isinstance(step, Copy | Reduce)}
-        self.arrived = {}
-        return steps
-
-    def _check(self, steps: Round) -> None:
-        written: dict[tuple[str, int], Slice] = {}
+        written: dict[Key, Slice] = {}
         for step in steps:
-            for part in (*reads(step), writes(step)):
-                self._check_range(step, part)
-            if isinstance(step, Copy | Reduce) and self.lengths(step.src) != self.lengths(step.dst):
-                raise self.error(step, "the lengths of source and destination differ")
-            self._check_writes(step, written)
+            self._check_slices(step)
+            self._check_target(step, written)
+        self.came = {index: self._read(step, step.src) for index, step in enumerate(steps)
+                     if isinstance(step, Send | Copy | Reduce)}
 
-    def _check_range(self, step: Step, part: Slice | None) -> None:
-        if part is None:
-            return
-        limit = self.limits.get(part.buffer, part.first + part.count)
-        if part.first < 0 or part.count < 0 or part.first + part.count > limit:
-            raise self.error(step, f"{part} is not in the {limit} chunks of this rank's {part.buffer}")
+    def _check_slices(self, step: Step) -> None:
+        for part in (*reads(step), writes(step)):
+            if part is not None:
+                limit = self.limits.get(part.buffer, part.first + part.count)
+                if part.first < 0 or part.count < 0 or part.first + part.count > limit:
+                    raise self.error(step, f"{part} is not in the {limit} chunks of this rank's {part.buffer}")
+        if isinstance(step, Copy | Reduce) and self.lengths(step.src) != self.lengths(step.dst):
+            raise self.error(step, "the lengths of source and destination differ")
 
-    def _check_writes(self, step: Step, written: dict[tuple[str, int], Slice]) -> None:
+    def _check_target(self, step: Step, written: dict[Key, Slice]) -> None:
         """A destination: never input; one Copy or Recv, first; and equal or disjoint to the others of the round."""
         target = writes(step)
         if target is None:
@@ -200,49 +129,84 @@ class _Rank:
                 raise self.error(step, "an earlier step of the round writes there")
             written[key] = target
 
-    def lengths(self, part: Slice) -> tuple[int, ...]:
+    def lengths(self, part: Slice) -> list[int]:
         """Return the length classes of the chunks: chunk i is as long as chunk i of the first block."""
-        return tuple((part.first + i) % self.chunks % self.per_block for i in range(part.count))
+        return [(part.first + i) % self.chunks % self.per_block for i in range(part.count)]
 
-    def read(self, part: Slice) -> Message:
-        """Return the content of `part`, which must have been written."""
+    def _read(self, step: Step, part: Slice) -> list[Content]:
         try:
             return [self.content[key] for key in _keys(part)]
         except KeyError as missing:
-            raise self.error(None, f"reads {missing.args[0]}, which nobody has written") from None
+            raise self.error(step, f"reads {missing.args[0]}, which nobody has written") from None
 
     def finish(self) -> None:
-        """Apply the writes of a complete round, in listed order."""
+        """Apply the writes of the round, in listed order."""
         for index, step in enumerate(self.steps):
             if not isinstance(step, Send):
-                message = self.arrived[index] if index in self.arrived else self.local[index]
-                self._write(step, message, combine=isinstance(step, RecvReduce | Reduce))
+                write = self._combine if isinstance(step, RecvReduce | Reduce) else self._store
+                write(step, list(zip(_keys(step.dst), self.came[index], strict=True)))
 
-    def _write(self, step: Step, message: Message, combine: bool) -> None:
-        target = writes(step)
-        for key, new in zip(_keys(target), message, strict=True):  # type: ignore[arg-type]
-            old = self.content.get(key) if combine else None
-            if combine and (old is None or old.chunk != new.chunk):
-                raise self.error(step, f"combines {new} into {old}")
-            self.content[key] = Content(new.chunk, new.counts + (old.counts if old else 0))
+    def _store(self, step: Step, contents: list[tuple[Key, Content]]) -> None:
+        self.content.update(contents)
+
+    def _combine(self, step: Step, contents: list[tuple[Key, Content]]) -> None:
+        for key, (chunk, counts) in contents:
+            old = self.content.get(key)
+            if old is None or old[0] != chunk:
+                raise self.error(step, f"combines chunk {chunk} into {_words(old, self.size)}")
+            self.content[key] = (chunk, old[1] + counts)
 
     def check_result(self) -> None:
         """Raise where the output is not what the collective promises."""
         for index in range(self.limits["output"]):
             piece = self.row.result(self.rank, self.size, self.root, self.per_block, index)
-            wanted = Content(piece.chunk, sum(1 << DIGIT * rank for rank in piece.ranks))
+            wanted = (piece.chunk, _once(piece.ranks))
             found = self.content.get(("output", index))
             if found != wanted:
-                raise self.error(None, f"output chunk {index} holds {_words(found, self.size)}, "
+                raise self.error(None, f"at the end output chunk {index} holds {_words(found, self.size)}, "
                                        f"not {_words(wanted, self.size)}")
 
 
-def _keys(part: Slice) -> list[tuple[str, int]]:
+@functools.lru_cache(maxsize=256)
+def _once(ranks: frozenset[int]) -> int:
+    return sum(1 << DIGIT * rank for rank in ranks)
+
+
+def _keys(part: Slice) -> list[Key]:
     return [(part.buffer, chunk) for chunk in range(part.first, part.first + part.count)]
 
 
 def _words(content: Content | None, size: int) -> str:
     if content is None:
         return "nothing"
-    counts = [content.counts >> DIGIT * rank & (1 << DIGIT) - 1 for rank in range(size)]
-    return f"chunk {content.chunk} with contributions {counts}"
+    counts = [content[1] >> DIGIT * rank & (1 << DIGIT) - 1 for rank in range(size)]
+    return f"chunk {content[0]} with contributions {counts}"
+
+
+class Row(NamedTuple):
+    """What was proved of one algorithm; `fault` is the first error."""
+
+    collective: str
+    algorithm: str
+    schedules: int
+    fault: str | None
+
+
+def prove_registry(sizes: Iterable[int], segments: Iterable[int], collective: str | None = None,
+                   algorithm: str | None = None) -> Iterator[Row]:
+    """Yield a row for every algorithm, proved for all `sizes`, `segments` and, where it has one, three roots."""
+    for (kind, name), found in registry().items():
+        if collective in (None, kind) and algorithm in (None, name):
+            cases = [(size, root, pieces) for size in sizes
+                     for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
+                     for pieces in (segments if "segments" in found.options else (1,))]
+            yield Row(kind, name, len(cases), _first_fault(kind, name, cases))
+
+
+def _first_fault(collective: str, algorithm: str, cases: list[tuple[int, int, int]]) -> str | None:
+    try:
+        for size, root, segments in cases:
+            verify(collective, algorithm, size, root=root, segments=segments)
+    except GpucollError as error:
+        return f"size {size}, root {root}, segments {segments}: {error}"
+    return None

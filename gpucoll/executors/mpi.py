@@ -6,6 +6,7 @@ so that one segment is combined while the next is on its way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -18,6 +19,9 @@ from gpucoll.waits import Operation
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
 
 
+_NO_ROOM = numpy.empty(0, numpy.uint8)
+
+
 class MpiExecutor:
     """Runs schedules over a private duplicate of the communicator."""
 
@@ -26,6 +30,7 @@ class MpiExecutor:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm.Dup()
         self._calls = 0
+        self._rooms: dict[str, Array] = {}
 
     def serves(self, task: Task) -> str | None:
         """Every schedule on host arrays."""
@@ -35,9 +40,18 @@ class MpiExecutor:
         """Carry out `task` round by round."""
         self._calls += 1
         assert task.plan is not None
-        run = _Run(self._comm, self._calls % TAGS, task, task.plan)
+        run = _Run(self._comm, self._calls % TAGS, task, task.plan, self._room)
         for planned in task.plan.rounds:
             yield from run.round(planned)
+
+    def _room(self, name: str, nbytes: int) -> Array:
+        """Return `nbytes` of memory that is kept from call to call: new pages would cost as much as the copy.
+
+        One operation of a communicator runs at a time, so that it is never used twice at once.
+        """
+        if self._rooms.get(name, _NO_ROOM).nbytes < nbytes:
+            self._rooms[name] = numpy.empty(nbytes, numpy.uint8)
+        return self._rooms.get(name, _NO_ROOM)[:nbytes]
 
     def close(self) -> None:
         """Free the private communicator."""
@@ -48,14 +62,16 @@ class MpiExecutor:
 class _Run:
     """One task under way: its buffers by name, as elements and as bytes."""
 
-    def __init__(self, comm: MPI.Intracomm, tag: int, task: Task, plan: Plan) -> None:
+    def __init__(self, comm: MPI.Intracomm, tag: int, task: Task, plan: Plan,
+                 room: Callable[[str, int], Array]) -> None:
         self._comm, self._tag = comm, tag
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
         source = task.input.copy() if plan.copy_input else task.input
         self._elements: dict[str, Any] = {
             "input": source, "output": task.output,
-            "scratch": numpy.empty(plan.scratch, dtype), "staging": numpy.empty(plan.staging, dtype)}
+            "scratch": room("scratch", plan.scratch * dtype.itemsize).view(dtype),
+            "staging": room("staging", plan.staging * dtype.itemsize).view(dtype)}
         self._bytes = {name: None if row is None else row.view(numpy.uint8) for name, row in self._elements.items()}
         self._width = dtype.itemsize
         self._combine = None if task.op is None else combiner(task.op, task.dtype)

@@ -1,0 +1,7 @@
+"""``python -m gpucoll VERB``."""
+
+import sys
+
+from gpucoll.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Where arrays live on a GPU: compile the kernels of `gpucoll.kernels` and launch them."""
