@@ -1,0 +1,132 @@
+"""The tables: every op against NumPy, every dtype's row complete, chunk arithmetic."""
+
+import numpy
+import pytest
+
+from gpucoll.arrays import combiner, finish
+from gpucoll.chunks import Layout, bound
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.dtypes import DTYPES, numpy_dtype, row_of
+from gpucoll.errors import ArgumentError, DtypeError
+from gpucoll.ops import OPS, ReduceOp, applies, check, op_of
+
+CONTRACT = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
+            "complex128 float8_e4m3fn float8_e5m2").split()
+
+
+def test_chunks_cover_every_element_once():
+    for elements in (0, 1, 3, 7, 8, 9, 1000, 65537):
+        for chunks in (1, 2, 3, 7, 8, 9, 1001):
+            ends = [bound(elements, chunks, index) for index in range(chunks + 1)]
+            lengths = [b - a for a, b in zip(ends, ends[1:], strict=False)]
+            assert ends[0] == 0
+            assert ends[-1] == elements
+            assert max(lengths) - min(lengths) <= 1
+            assert lengths == sorted(lengths, reverse=True)
+
+
+def test_blocks_are_cut_alike():
+    layout = Layout(elements=10, chunks=4)
+    first = [stop - start for start, stop in (layout.span(chunk, 1) for chunk in range(4))]
+    third = [stop - start for start, stop in (layout.span(chunk, 1) for chunk in range(8, 12))]
+    assert first == third == [3, 3, 2, 2]
+    assert layout.span(3, 2) == (8, 13)
+
+
+def test_the_dtypes_are_the_contracts():
+    assert sorted(DTYPES) == sorted(CONTRACT)
+    for name, row in DTYPES.items():
+        dtype = numpy_dtype(name)
+        assert row_of(dtype) is row
+        assert row_of(name) is row
+        assert dtype.itemsize == row.itemsize
+        assert row.wide is None or row.mpi is None
+    assert row_of(numpy.longlong).name == "int64"
+
+
+@pytest.mark.parametrize("wrong", [object, "U3", "M8[s]", numpy.longdouble, ">f4", [("a", "f4")], "nonsense"])
+def test_other_dtypes_are_refused(wrong):
+    with pytest.raises(DtypeError):
+        row_of(wrong)
+
+
+def python_value(op, a, b):
+    """An oracle that shares nothing with the library: plain Python on plain numbers."""
+    return {"sum": lambda: a + b, "avg": lambda: a + b, "prod": lambda: a * b, "min": lambda: min(a, b),
+            "max": lambda: max(a, b), "band": lambda: a & b, "bor": lambda: a | b, "bxor": lambda: a ^ b,
+            "land": lambda: bool(a) and bool(b), "lor": lambda: bool(a) or bool(b),
+            "lxor": lambda: bool(a) != bool(b)}[op]()
+
+
+def legal(op, row):
+    return row.kind in OPS[op].kinds
+
+
+@pytest.mark.parametrize("dtype", CONTRACT)
+@pytest.mark.parametrize("op", OPS)
+def test_every_op_on_every_dtype_is_pythons(op, dtype):
+    row, kind = DTYPES[dtype], numpy_dtype(dtype)
+    if not legal(op, row):
+        with pytest.raises(DtypeError):
+            check(OPS[op], row)
+        return
+    check(OPS[op], row)
+    a, b = numpy.array([0, 1, 2, 3, 0, 1]).astype(kind), numpy.array([0, 0, 1, 2, 3, 1]).astype(kind)
+    result = numpy.empty_like(a)
+    combiner(OPS[op], row)(result, a, [b])
+    expected = numpy.array([python_value(op, x, y) for x, y in zip(a.tolist(), b.tolist(), strict=True)])
+    assert result.tobytes() == expected.astype(kind).tobytes()
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "band", "bor", "bxor", "land", "lor", "lxor"])
+def test_the_identity_changes_nothing(op):
+    identity = {"0": 0, "1": 1, "all ones": -1}[OPS[op].identity]
+    values = numpy.array([0, 1], numpy.int32) if op.startswith("l") else numpy.array([-5, 0, 7], numpy.int32)
+    result = numpy.empty_like(values)
+    combiner(OPS[op], DTYPES["int32"])(result, values, [numpy.full_like(values, identity)])
+    assert (result == values).all()
+
+
+def test_half_precision_is_rounded_once_per_reduction():
+    """1 + 2^-11 + 2^-11 is 1 when rounded after each addition, and 1 + 2^-10 when rounded once."""
+    one, half_step = numpy.array([1], numpy.float16), numpy.array([2.0**-11], numpy.float16)
+    result = numpy.empty_like(one)
+    combiner(OPS["sum"], DTYPES["float16"])(result, one, [half_step, half_step])
+    assert result[0] == numpy.float16(1 + 2.0**-10)
+
+
+def test_nan_wins_min_and_max_and_integers_wrap():
+    nan = numpy.array([numpy.nan, 1, numpy.nan], numpy.float32)
+    result = numpy.empty(3, numpy.float32)
+    for op in ("min", "max"):
+        combiner(OPS[op], DTYPES["float32"])(result, nan, [numpy.array([1, numpy.nan, 2], numpy.float32)])
+        assert numpy.isnan(result).all()
+    small = numpy.array([100], numpy.int8)
+    combiner(OPS["sum"], DTYPES["int8"])(small, small, [numpy.array([100], numpy.int8)])
+    assert small[0] == -56
+
+
+def test_finishing_divides_avg_and_normalises_a_lone_logical_value():
+    row = numpy.array([3, 6], numpy.float32)
+    finish(OPS["avg"], row, 3)
+    assert row.tolist() == [1, 2]
+    row = numpy.array([0, 7], numpy.int16)
+    finish(OPS["lor"], row, 1)
+    assert row.tolist() == [0, 1]
+
+
+def test_ops_by_name_and_by_member():
+    assert op_of(ReduceOp.MAX) is op_of("max") is OPS["max"]
+    assert {member.value for member in ReduceOp} == set(OPS)
+    for wrong in ("summ", 3, None, sum):
+        with pytest.raises(ArgumentError):
+            op_of(wrong)
+    assert not applies("avg", "float32", "scan")
+    assert applies(None, None, "all_reduce")
+
+
+def test_collectives_say_where_their_sides_are():
+    assert COLLECTIVES["broadcast"].input.exists(2, root=2)
+    assert not COLLECTIVES["broadcast"].input.exists(1, root=2)
+    assert COLLECTIVES["reduce_scatter"].blocks
+    assert not COLLECTIVES["all_reduce"].blocks
