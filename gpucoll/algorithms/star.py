@@ -1,0 +1,49 @@
+"""Star: every worker sends to the master, the master adds up in rank order and sends back.
+
+The master-worker all-reduce, the yardstick of the others: two rounds, but (P - 1) N bytes
+into and as many out of one rank, so that it wins for few ranks and small arrays only.
+
+        1   2   3                    1   2   3
+         ╲  │  ╱      then            ▲  ▲  ▲
+          ▼ ▼ ▼                        ╲ │ ╱
+            0                            0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, Step
+
+MASTER = 0
+
+
+@algorithm("all_reduce", chunks="S", rounds="(P > 1) * (S + 1)", path="(P > 1) * (S + 1) * N / S",
+           sent="(P - 1) * N", received="(P - 1) * N", reduced="(P - 1) * N")
+def star_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs, in rank order, on every rank; a segment comes in while the last goes out.
+
+    >>> for steps in star_all_reduce(rank=2, size=3):
+    ...     print([type(step).__name__ for step in steps])
+    ['Send']
+    ['Recv']
+    """
+    part = _master if rank == MASTER else _worker
+    for time in range(segments + 1):
+        yield tuple(step for step in part(time, size) if 0 <= _segment(step) < segments)
+
+
+def _segment(step: Step) -> int:
+    return step.src.first if isinstance(step, Send) else step.dst.first
+
+
+def _master(time: int, size: int) -> list[Step]:
+    came, done = Slice("output", time), Slice("output", time - 1)
+    workers = range(1, size)
+    return [*(Send(done, worker) for worker in workers), Copy(Slice("input", time), came),
+            *(RecvReduce(came, worker) for worker in workers)]
+
+
+def _worker(time: int, size: int) -> list[Step]:
+    return [Send(Slice("input", time), MASTER), Recv(Slice("output", time - 1), MASTER)]
