@@ -13,7 +13,7 @@ import numpy
 from mpi4py import MPI
 
 from gpucoll.arrays import combiner
-from gpucoll.dtypes import Dtype, numpy_dtype
+from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.executors import Task
 from gpucoll.ops import LOGICAL, Op
 from gpucoll.waits import Operation
@@ -85,29 +85,30 @@ def _buffer(row: Any, dtype: Dtype) -> list[Any]:
     return [carrier, _datatype(dtype)]
 
 
+@functools.cache
 def _datatype(dtype: Dtype) -> MPI.Datatype:
-    return getattr(MPI, dtype.mpi or f"UINT{8 * dtype.itemsize}_T")
+    """Return MPI's datatype; a duplicate of its own for one that MPI does not know, so that a callback can tell."""
+    return getattr(MPI, dtype.mpi) if dtype.mpi else getattr(MPI, f"UINT{8 * dtype.itemsize}_T").Dup()
 
 
 def _op(task: Task) -> MPI.Op:
-    assert task.op is not None
-    return mpi_op(task.op, task.dtype)
-
-
-@functools.cache
-def mpi_op(op: Op, dtype: Dtype) -> MPI.Op:
     """Return MPI's op of that meaning, or one that calls NumPy."""
+    assert task.op is not None
+    op, dtype = task.op, task.dtype
     if dtype.kind == "bool":
         return getattr(MPI, ON_BOOL[op.name])
     exact = dtype.mpi is not None and (dtype.kind != "float" or op.name not in ("min", "max", *LOGICAL))
-    return getattr(MPI, op.mpi) if exact else MPI.Op.Create(_callback(op, dtype), commute=True)
+    return getattr(MPI, op.mpi) if exact else _numpy_op(op)
 
 
-def _callback(op: Op, dtype: Dtype) -> Any:
-    combine, kind = combiner(op, dtype), numpy_dtype(dtype.name)
+@functools.cache
+def _numpy_op(op: Op) -> MPI.Op:
+    """Return an op that combines by NumPy; one for all dtypes, since MPI's bindings allow few."""
 
-    def call(source: Any, target: Any, _: MPI.Datatype) -> None:
+    def call(source: Any, target: Any, datatype: MPI.Datatype) -> None:
+        dtype = next(row for row in DTYPES.values() if _datatype(row) == datatype)
+        kind = numpy_dtype(dtype.name)
         a, b = numpy.frombuffer(source, kind), numpy.frombuffer(target, kind)
-        combine(b, a, [b])
+        combiner(op, dtype)(b, a, [b])
 
-    return call
+    return MPI.Op.Create(call, commute=True)

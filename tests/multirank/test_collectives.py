@@ -1,0 +1,248 @@
+"""Every collective x algorithm x op x dtype x size against an oracle, bit for bit."""
+
+import functools
+import hashlib
+import itertools
+
+import numpy
+import oracle
+import pytest
+from grids import sampled
+
+import gpucoll as gc
+from gpucoll.algorithms import registry
+
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+
+
+def algorithms(collective):
+    return [name for kind, name in registry() if kind == collective] + ["native", "auto"]
+
+
+def grid(collectives):
+    return [(collective, algorithm, size) for collective in collectives for algorithm in algorithms(collective)
+            for size in oracle.SIZES]
+
+
+# --- programs, run by every rank -------------------------------------------------------------------------------------
+
+
+def program(test):
+    """Give `test` a communicator of the ranks it runs on, closed afterwards."""
+
+    @functools.wraps(test)
+    def run(mpi, *arguments, **options):
+        with gc.Communicator.from_mpi(mpi, timeout=60) as comm:
+            return test(comm, *arguments, **options)
+
+    return run
+
+
+def inputs(op, name, size, shape):
+    count = int(numpy.prod(shape))
+    return [oracle.values(op, name, rank, count).reshape(shape) for rank in range(size)]
+
+
+def counts(size):
+    return sorted({0, 1, size - 1, size, size + 1, 1000})
+
+
+def check(found, expected, *context):
+    assert isinstance(found, numpy.ndarray), context
+    assert oracle.same_bits(found, expected), (context, found, expected)
+
+
+def reduction(comm, collective, algorithm, op, name, count, in_place=False):
+    """One call of a reduction on exact data, held against the oracle."""
+    shape = (comm.size, count) if collective == "reduce_scatter" else (count,)
+    everyone = inputs(op, name, comm.size, shape)
+    mine = everyone[comm.rank].copy()
+    out = mine if in_place and collective != "reduce_scatter" else None
+    root = count % comm.size
+    arguments = {"op": op, "algorithm": algorithm} | ({"root": root} if collective == "reduce" else {})
+    found = getattr(comm, collective)(mine, out if collective != "reduce" or comm.rank == root else None, **arguments)
+    expected = oracle.reduced(op, name, everyone)
+    if collective == "reduce" and comm.rank != root:
+        assert found is None
+    else:
+        check(found, expected[comm.rank] if collective == "reduce_scatter" else expected, op, name, count)
+        assert out is None or found is out
+    if out is None or found is None:
+        check(mine, everyone[comm.rank], "the input has changed", op, name, count)
+
+
+@program
+def every_op_and_dtype(comm, collective, algorithm):
+    for op, name in itertools.product(oracle.OPS, oracle.DTYPES):
+        if oracle.legal(op, name):
+            reduction(comm, collective, algorithm, op, name, 13, in_place=(len(op) + len(name)) % 2 == 0)
+
+
+@program
+def every_count(comm, collective, algorithm):
+    for count in (*counts(comm.size), 65537):
+        for in_place in (False, True):
+            reduction(comm, collective, algorithm, "sum", "int32", count, in_place)
+
+
+@program
+def copies(comm, collective, algorithm):
+    for name, count in itertools.product(("uint8", "bfloat16", "complex128"), (*counts(comm.size), 65537)):
+        everyone = inputs("sum", name, comm.size, (count,))
+        if collective == "all_gather":
+            found = comm.all_gather(everyone[comm.rank], algorithm=algorithm)
+            check(found, numpy.stack(everyone), name, count)
+        else:
+            for root in {0, comm.size // 2, comm.size - 1}:
+                x = everyone[comm.rank].copy()
+                assert comm.broadcast(x, root, algorithm=algorithm) is x
+                check(x, everyone[root], name, count, root)
+
+
+@program
+def shapes_and_strides(comm, algorithm):
+    """Strided, negative-stride, 0-stride, Fortran-ordered, 0-d and multi-dimensional arrays; gaps of out stay."""
+    plain = numpy.arange(24, dtype=numpy.int64).reshape(4, 6) + 100 * comm.rank
+    total = comm.size * numpy.arange(24).reshape(4, 6) + 100 * sum(range(comm.size))
+    wide = numpy.zeros((4, 12), numpy.int64)
+    wide[:, ::2] = plain
+    for x in (plain, numpy.asfortranarray(plain), plain[::-1, ::-1][::-1, ::-1], wide[:, ::2]):
+        found = comm.all_reduce(x, algorithm=algorithm)
+        check(found, total, x.strides)
+        assert found.flags.c_contiguous
+    check(comm.all_reduce(plain[::-1], algorithm=algorithm), total[::-1].copy())
+    flat = numpy.broadcast_to(numpy.int64(comm.rank + 1), (3, 5))
+    check(comm.all_reduce(flat, algorithm=algorithm), numpy.full((3, 5), sum(range(1, comm.size + 1))))
+    check(comm.all_reduce(numpy.array(comm.rank), algorithm=algorithm), numpy.array(sum(range(comm.size))))
+    gaps = numpy.full((4, 12), -1, numpy.int64)
+    out = gaps[:, ::2]
+    assert comm.all_reduce(plain, out=out, algorithm=algorithm) is out
+    check(gaps[:, ::2].copy(), total)
+    assert (gaps[:, 1::2] == -1).all()
+    assert comm.all_reduce(wide[:, ::2], out=wide[:, ::2], algorithm=algorithm) is not None
+    check(wide[:, ::2].copy(), total)
+    fortran = numpy.asfortranarray(plain)
+    assert comm.all_reduce(fortran, out=fortran, algorithm=algorithm) is fortran
+    check(numpy.ascontiguousarray(fortran), total)
+
+
+@program
+def shapes_of_the_others(comm):
+    block = numpy.arange(6).reshape(2, 3)
+    check(comm.all_gather(numpy.asfortranarray(block + comm.rank)),
+          numpy.stack([block + rank for rank in range(comm.size)]))
+    check(comm.all_gather(numpy.array(comm.rank)), numpy.arange(comm.size))
+    stack = numpy.stack([block * rank for rank in range(comm.size)])
+    check(comm.reduce_scatter(stack), block * comm.rank * comm.size)
+    check(comm.reduce_scatter(numpy.arange(comm.size)), numpy.array(comm.rank * comm.size))
+    gaps = numpy.zeros((4, 4), numpy.int64)
+    gaps[::2, ::2] = comm.rank + 5
+    comm.broadcast(gaps[::2, ::2], root=comm.size - 1)
+    assert (gaps[::2, ::2] == comm.size + 4).all()
+    assert gaps.sum() == 4 * (comm.size + 4)
+    fixed = numpy.arange(5)
+    fixed.flags.writeable = comm.rank != 0
+    check(comm.broadcast(fixed, root=0), numpy.arange(5))
+
+
+@program
+def special_values(comm, algorithm):
+    """NaN wins, infinities and overflow are IEEE's, integers wrap, halves round as told."""
+    last = comm.rank == comm.size - 1
+    x = numpy.array([numpy.nan if last else 1, -numpy.inf if last else 2, 3], numpy.float32)
+    low, high = (comm.all_reduce(x, op=op, algorithm=algorithm) for op in ("min", "max"))
+    assert numpy.isnan(low[0])
+    assert numpy.isnan(high[0])
+    assert low[1] == -numpy.inf
+    assert comm.all_reduce(x, algorithm=algorithm)[1] == -numpy.inf
+    wrapped = comm.all_reduce(numpy.array([2**31 - 1], numpy.int32), algorithm=algorithm)
+    assert wrapped[0] == numpy.array([(2**31 - 1) * comm.size]).astype(numpy.int32)[0]
+    big = comm.all_reduce(numpy.array([60000], numpy.float16), algorithm=algorithm)
+    assert big[0] == (numpy.inf if comm.size > 1 else 60000)
+    tiny = numpy.array([numpy.finfo(numpy.float32).smallest_subnormal])
+    assert comm.all_reduce(tiny, algorithm=algorithm)[0] == tiny[0] * comm.size
+    carrier = numpy.ones(4, oracle.kind("float8_e4m3fn")).view(numpy.uint8)
+    as_float8 = comm.all_reduce(carrier, dtype="float8_e4m3fn", algorithm=algorithm)
+    assert as_float8.dtype == numpy.uint8
+    assert (as_float8.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
+
+
+@program
+def digests(comm, collective, algorithm, name):
+    """The digests of five repeats on random floats, half of them in place."""
+    values = numpy.random.default_rng(comm.rank).standard_normal(4099).astype(oracle.kind(name))
+    if collective == "reduce_scatter":
+        values = numpy.stack([values] * comm.size)
+    found = []
+    for repeat in range(5):
+        x = values.copy()
+        y = comm.all_reduce(x, out=x if repeat % 2 else None, algorithm=algorithm) if collective == "all_reduce" \
+            else comm.all_gather(comm.reduce_scatter(x, algorithm=algorithm))
+        found.append(hashlib.sha256(y.tobytes()).hexdigest())
+    return found
+
+
+@program
+def segmented(comm, collective, algorithm):
+    """Arrays long enough for several segments: a tree's in many, a ring's in two."""
+    count = (1 << 20) + 7
+    mine = (numpy.arange(count, dtype=numpy.float32) + comm.rank) % 97
+    everyone = [(numpy.arange(count, dtype=numpy.float32) + rank) % 97 for rank in range(comm.size)]
+    if collective == "broadcast":
+        check(comm.broadcast(mine.copy(), comm.size - 1, algorithm=algorithm), everyone[-1])
+    else:
+        found = getattr(comm, collective)(mine, algorithm=algorithm)
+        assert found is None or (found == sum(everyone)).all()
+
+
+# --- tests -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(grid(REDUCTIONS), keep=30, seed=2))
+def test_every_op_and_dtype(ranks, collective, algorithm, size):
+    ranks(every_op_and_dtype, size, collective, algorithm, timeout=120)
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(grid(REDUCTIONS), keep=30, seed=3))
+def test_every_count(ranks, collective, algorithm, size):
+    ranks(every_count, size, collective, algorithm, timeout=120)
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size"),
+                         sampled(grid(("broadcast", "all_gather")), keep=20, seed=4))
+def test_copies(ranks, collective, algorithm, size):
+    ranks(copies, size, collective, algorithm, timeout=120)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+@pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
+def test_shapes_and_strides(ranks, algorithm, size):
+    ranks(shapes_and_strides, size, algorithm)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_shapes_of_the_other_collectives(ranks, size):
+    ranks(shapes_of_the_others, size)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
+def test_special_values(ranks, algorithm, size):
+    ranks(special_values, size, algorithm)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("size", [3, 8])
+def test_the_same_bits_on_every_rank_and_in_every_run(ranks, collective, name, size):
+    for algorithm in algorithms(collective):
+        found = ranks(digests, size, collective, algorithm, name)
+        assert len({digest for one in found for digest in one}) == 1, algorithm
+
+
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("algorithm", ["tree", "ring", "star"])
+def test_pipelined(ranks, algorithm, size):
+    for collective in ("all_reduce", "reduce", "broadcast"):
+        if (collective, algorithm) in registry():
+            ranks(segmented, size, collective, algorithm)

@@ -1,0 +1,78 @@
+"""Exact data that differ per rank and index, and what NumPy makes of them; shares no code with the library."""
+
+import ml_dtypes
+import numpy
+
+DTYPES = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
+          "complex128 float8_e4m3fn float8_e5m2").split()
+OPS = "sum prod min max avg band bor bxor land lor lxor".split()
+COUNTS = (0, 1, 1000, 65537)
+SIZES = (1, 2, 3, 4, 5, 7, 8)
+
+
+def kind(name):
+    """The NumPy dtype of a name."""
+    return numpy.dtype(getattr(ml_dtypes, name)) if hasattr(ml_dtypes, name) else numpy.dtype(name)
+
+
+def legal(op, name):
+    """Whether the contract defines `op` on the dtype."""
+    if name.startswith("complex"):
+        return op in ("sum", "prod", "avg")
+    if "float" in name:
+        return op not in ("band", "bor", "bxor")
+    return op != "avg"
+
+
+def values(op, name, rank, count):
+    """What `rank` contributes: small enough that every result and every partial result is exact in the dtype."""
+    index = numpy.arange(count, dtype=numpy.int64)
+    if op == "prod":  # at most three twos among eight ranks
+        plain = numpy.where((index + rank) % 3 == 0, 2, 1)
+    elif op in ("land", "lor", "lxor"):
+        plain = (index + rank) % 3
+    elif op in ("band", "bor", "bxor"):
+        plain = (index * 37 + rank * 11) % 128
+    elif op in ("min", "max"):
+        plain = (index * 5 + rank * 3) % 7
+    else:
+        plain = (index * 7 + rank) % (2 if name.startswith("float8") else 4)
+    if name.startswith("complex"):
+        return (plain * 1j if (rank + count) % 2 else plain).astype(kind(name))
+    return (plain % 2 if name == "bool" else plain).astype(kind(name))
+
+
+def reduced(op, name, contributions):
+    """The reduction of a list of arrays, in rank order, formed wide and rounded at the end."""
+    wide = [x.astype(numpy.complex128 if x.dtype.kind == "c" else numpy.float64 if "float" in name else x.dtype)
+            for x in contributions]
+    total = wide[0].copy()
+    for x in wide[1:]:
+        total = PAIRS[op](total, x)
+    if op == "avg":
+        total = total.astype(numpy.complex64 if name == "complex64" else
+                             numpy.float64 if name == "float64" else
+                             numpy.complex128 if name == "complex128" else numpy.float32) / len(wide)
+    if op in ("land", "lor", "lxor"):
+        total = total != 0
+    return total.astype(kind(name))
+
+
+PAIRS = {
+    "sum": lambda a, b: a | b if a.dtype == bool else a + b,
+    "avg": lambda a, b: a + b,
+    "prod": lambda a, b: a & b if a.dtype == bool else a * b,
+    "min": lambda a, b: numpy.where(a < b, a, b),
+    "max": lambda a, b: numpy.where(a > b, a, b),
+    "band": lambda a, b: a & b,
+    "bor": lambda a, b: a | b,
+    "bxor": lambda a, b: a ^ b,
+    "land": lambda a, b: (a != 0) & (b != 0),
+    "lor": lambda a, b: (a != 0) | (b != 0),
+    "lxor": lambda a, b: (a != 0) ^ (b != 0),
+}
+
+
+def same_bits(a, b):
+    """Whether two arrays have the same shape, dtype and bytes; zeros of both signs are one."""
+    return a.shape == b.shape and a.dtype == b.dtype and (a.tobytes() == b.tobytes() or bool((a == b).all()))
