@@ -44,6 +44,7 @@ class Communicator:
         from mpi4py.MPI import THREAD_MULTIPLE, Exception, Query_thread
 
         self.mpi = mpi.Dup()
+        self._wire = mpi.Dup()  # the executors' own: no message of a user's can meet one of ours
         self._options = options
         self._place = bootstrap.place(self.mpi)
         self._waits = Waits(options.timeout, foreign=(Exception,), threads=Query_thread() == THREAD_MULTIPLE,
@@ -161,7 +162,7 @@ class Communicator:
             raise ArgumentError(f"{task.collective}: algorithm {task.algorithm!r} runs on executor {name}, but "
                                 f"executor={self.executor!r} was asked for", code="GC-EXECUTOR")
         if name not in self._executors:
-            self._executors[name] = _make_executor(name, self.mpi)
+            self._executors[name] = _make_executor(name, self._wire)
         return self._executors[name]
 
     def _operation(self, executor: Executor, task: Task, call: Prepared) -> Operation:
@@ -190,6 +191,7 @@ class Communicator:
         if self._waits.failure is None:
             for executor in self._executors.values():
                 executor.close()
+            self._wire.Free()
             self.mpi.Free()
 
     def __enter__(self) -> Self:

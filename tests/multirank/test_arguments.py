@@ -1,0 +1,144 @@
+"""Every wrong argument: a typed error on the rank that is wrong, nothing moved, nothing written, the communicator usable."""
+
+import numpy
+import pytest
+
+import gpucoll as gc
+
+
+def read_only(size):
+    array = numpy.zeros(4)
+    array.flags.writeable = False
+    return array
+
+
+FOUR = numpy.arange(4.0)
+MEMORY = numpy.arange(9.0)
+# name of the case: (collective, arguments made from the communicator's size, error, code, words)
+CASES = {
+    "scalar": ("all_reduce", lambda n: (3.0,), gc.ArgumentError, "GC-ARRAY", "float"),
+    "list": ("all_reduce", lambda n: ([1, 2],), gc.ArgumentError, "GC-ARRAY", "numpy.asarray"),
+    "numpy scalar": ("all_reduce", lambda n: (numpy.float64(1),), gc.ArgumentError, "GC-ARRAY", "float64"),
+    "object": ("all_reduce", lambda n: (numpy.array([None]),), gc.DtypeError, "GC-DTYPE", "object"),
+    "string": ("all_gather", lambda n: (numpy.array(["a"]),), gc.DtypeError, "GC-DTYPE", "U1"),
+    "structured": ("all_gather", lambda n: (numpy.zeros(2, [("a", "f4")]),), gc.DtypeError, "GC-DTYPE", "supported"),
+    "long double": ("all_reduce", lambda n: (numpy.zeros(2, numpy.longdouble),), gc.DtypeError, "GC-DTYPE", "float128"),
+    "big endian": ("all_reduce", lambda n: (numpy.zeros(2, ">f4"),), gc.DtypeError, "GC-DTYPE", "byte order"),
+    "unknown op": ("all_reduce", lambda n: (FOUR, None, "summ"), gc.ArgumentError, "GC-OP", "did you mean sum"),
+    "op is None": ("all_reduce", lambda n: (FOUR, None, None), gc.ArgumentError, "GC-OP", "known: sum"),
+    "band on floats": ("all_reduce", lambda n: (FOUR, None, "band"), gc.DtypeError, "GC-OP-DTYPE", "float64"),
+    "max on complex": ("reduce", lambda n: (FOUR * 1j, None, "max"), gc.DtypeError, "GC-OP-DTYPE", "complex128"),
+    "avg on integers": ("all_reduce", lambda n: (numpy.arange(3), None, "avg"), gc.DtypeError, "GC-OP-DTYPE", "avg"),
+    "avg on bool": ("all_reduce", lambda n: (FOUR > 1, None, "avg"), gc.DtypeError, "GC-OP-DTYPE", "bool"),
+    "out of other shape": ("all_reduce", lambda n: (FOUR, numpy.zeros(5)), gc.ArgumentError, "GC-SHAPE", r"\(5,\)"),
+    "out too small": ("all_gather", lambda n: (FOUR, numpy.zeros(4)), gc.ArgumentError, "GC-SHAPE", "expected"),
+    "out of other dtype": ("all_reduce", lambda n: (FOUR, numpy.zeros(4, "f4")), gc.DtypeError, "GC-DTYPE", "float32"),
+    "out is a list": ("all_reduce", lambda n: (FOUR, [0] * 4), gc.ArgumentError, "GC-ARRAY", "list"),
+    "out read-only": ("all_reduce", lambda n: (FOUR, read_only(n)), gc.ArgumentError, "GC-READONLY", "read-only"),
+    "out with shared elements": ("all_reduce", lambda n: (FOUR, numpy.lib.stride_tricks.as_strided(
+        numpy.zeros(1), (4,), (0,))), gc.ArgumentError, "GC-OVERLAP", "stride of 0"),
+    "overlap in part": ("all_reduce", lambda n: (MEMORY[:8], MEMORY[1:]), gc.ArgumentError, "GC-OVERLAP", "in part"),
+    "reversed in place": ("all_reduce", lambda n: (MEMORY, MEMORY[::-1]), gc.ArgumentError, "GC-OVERLAP", "in part"),
+    "root too large": ("reduce", lambda n: (FOUR, None, "sum", n), gc.ArgumentError, "GC-ROOT", "not in 0"),
+    "root negative": ("broadcast", lambda n: (FOUR.copy(), -1), gc.ArgumentError, "GC-ROOT", "-1"),
+    "root bool": ("broadcast", lambda n: (FOUR.copy(), True), gc.ArgumentError, "GC-ROOT", "True"),
+    "root float": ("broadcast", lambda n: (FOUR.copy(), 0.0), gc.ArgumentError, "GC-ROOT", "0.0"),
+    "root None": ("broadcast", lambda n: (FOUR.copy(), None), gc.ArgumentError, "GC-ROOT", "None"),
+    "blocks missing": ("reduce_scatter", lambda n: (numpy.zeros((n + 1, 2)),), gc.ArgumentError, "GC-SHAPE", "first axis"),
+    "no blocks at all": ("reduce_scatter", lambda n: (numpy.array(1.0),), gc.ArgumentError, "GC-SHAPE", "first axis"),
+    "dtype of other width": ("all_reduce", lambda n: (FOUR, None, "sum", {"dtype": "float32"}), gc.DtypeError, "GC-DTYPE",
+                             "float32"),
+    "unknown algorithm": ("all_reduce", lambda n: (FOUR, None, "sum", {"algorithm": "rng"}), gc.ArgumentError, "GC-ALGO",
+                          "did you mean ring"),
+    "algorithm of another collective": ("all_gather", lambda n: (FOUR, None, {"algorithm": "tree"}), gc.ArgumentError,
+                                        "GC-ALGO", "known: ring"),
+    "algorithm is a number": ("barrier", lambda n: ({"algorithm": 3},), gc.ArgumentError, "GC-ALGO", "3"),
+}
+COLLECTIVE_CASES = sorted(CASES)
+
+
+def call(comm, collective, arguments):
+    options = arguments[-1] if arguments and isinstance(arguments[-1], dict) else {}
+    return getattr(comm, collective)(*arguments[:len(arguments) - bool(options)], **options)
+
+
+def wrong_everywhere(mpi, case):
+    """Every rank is wrong: every rank has the same error, its arrays are as they were, the next call works."""
+    collective, make, error, code, words = CASES[case]
+    with gc.Communicator.from_mpi(mpi, timeout=20) as comm:
+        arguments = make(comm.size)
+        arrays = [argument for argument in arguments if isinstance(argument, numpy.ndarray)]
+        before = [(array.dtype, array.tobytes()) for array in arrays]
+        with pytest.raises(error, match=words) as refused:
+            call(comm, collective, arguments)
+        assert refused.value.code == code
+        assert collective in str(refused.value) or code in ("GC-DTYPE", "GC-OP", "GC-OP-DTYPE", "GC-ALGO")
+        assert [(array.dtype, array.tobytes()) for array in arrays] == before
+        assert comm.all_reduce(numpy.array([1]))[0] == comm.size
+    return code
+
+
+def wrong_on_one(mpi):
+    """One rank is wrong: it knows at once and can go on; its peers reach the deadline and are told what to look for."""
+    comm = gc.Communicator.from_mpi(mpi, timeout=1.0)
+    if comm.rank == 1:
+        with pytest.raises(gc.ArgumentError):
+            comm.all_reduce([1.0])
+    else:
+        x = numpy.ones(3)
+        with pytest.raises(gc.CollectiveTimeout, match="is every rank in the same call") as late:
+            comm.all_reduce(x, algorithm="ring")
+        assert late.value.code == "GC-TIMEOUT"
+        with pytest.raises(gc.RevokedError, match="failed earlier"):
+            comm.all_reduce(x)
+    comm.close()
+    with pytest.raises(gc.ClosedError):
+        comm.barrier()
+    comm.close()
+    return True
+
+
+@pytest.mark.parametrize("case", COLLECTIVE_CASES)
+def test_a_wrong_argument_is_refused_before_data_moves(ranks, case):
+    ranks(wrong_everywhere, 2, case)
+
+
+def test_one_wrong_rank_does_not_hang_the_others(ranks):
+    ranks(wrong_on_one, 3, timeout=30)
+
+
+def options_program(mpi, options, environment_checks):
+    with gc.Communicator.from_mpi(mpi, **options) as comm:
+        found = (comm.timeout, comm.check, comm.executor)
+        comm.all_reduce(numpy.ones(3))
+        comm.barrier()
+    return found
+
+
+def test_options_and_their_environment(ranks):
+    environment = {"GPUCOLL_TIMEOUT": "7", "GPUCOLL_CHECK": "deferred", "GPUCOLL_EXECUTOR": "mpi"}
+    assert ranks(options_program, 2, {}, None, env=environment) == [(7.0, "deferred", "mpi")] * 2
+    assert ranks(options_program, 2, {"timeout": 3, "executor": "native"}, None, env=environment) == \
+        [(3.0, "deferred", "native")] * 2
+    assert ranks(options_program, 2, {}, None) == [(300.0, None, None)] * 2
+
+
+def named_executor(mpi):
+    with gc.Communicator.from_mpi(mpi, executor="native") as comm:
+        with pytest.raises(gc.ArgumentError, match="executor mpi") as refused:
+            comm.all_reduce(numpy.ones(3), algorithm="ring")
+        assert refused.value.code == "GC-EXECUTOR"
+        assert comm.all_reduce(numpy.ones(3))[0] == comm.size
+    with gc.Communicator.from_mpi(mpi, executor="mpi") as comm:
+        with pytest.raises(gc.ArgumentError, match="GC-EXECUTOR"):
+            comm.all_reduce(numpy.ones(3), algorithm="native")
+        for x in (numpy.ones(3), numpy.ones(1 << 17)):
+            assert comm.all_reduce(x)[0] == comm.size
+            comm.broadcast(x)
+            assert comm.all_gather(x).shape == (comm.size, len(x))
+            comm.barrier()
+    return True
+
+
+def test_an_executor_by_name_or_an_error(ranks):
+    ranks(named_executor, 3)

@@ -1,0 +1,163 @@
+"""Start and end: one world, places, launchers of another MPI, GPUs claimed and shared, uncaught errors."""
+
+import sys
+import types
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll import bootstrap
+
+PLACE = """
+import sys
+import gpucoll as gc
+assert "mpi4py.MPI" not in sys.modules and "cupy" not in sys.modules, "import gpucoll starts MPI"
+comm = gc.init(timeout=20)
+assert gc.init() is comm and gc.init(timeout=20) is comm
+try:
+    gc.init(timeout=21)
+except gc.UsageError as error:
+    assert error.code == "GC-INIT"
+else:
+    raise SystemExit("init took other options")
+with comm:
+    assert comm.mpi is not None and comm.mpi.size == comm.size
+    facts = comm.rank, comm.size, comm.local_rank, comm.local_size, comm.node, comm.nodes
+again = gc.init(timeout=5)
+assert again is not comm and again.timeout == 5
+again.barrier()
+again.close()
+sys.stdout.write(" ".join(map(str, facts)) + "\\n")
+"""
+
+
+def test_init_is_one_object_and_knows_its_place(mpiexec):
+    job = mpiexec(3, sys.executable, "-c", PLACE, timeout=60)
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.split("\n")[:3]) == ["0 3 0 3 0 1", "1 3 1 3 0 1", "2 3 2 3 0 1"]
+
+
+def test_a_lone_process_is_a_world_of_one(launcher):
+    import subprocess
+
+    script = "import gpucoll as gc; comm = gc.init(); print(comm.size, comm.all_reduce(__import__('numpy').ones(2)))"
+    job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert job.stdout == "1 [1. 1.]\n", job.stderr
+
+
+def test_a_launcher_of_another_mpi_is_one_clear_error(launcher):
+    import os
+    import subprocess
+
+    from mpi4py import get_config  # noqa: F401 (mpi4py is there; MPI itself is not started in this process)
+
+    for variable, words in (("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"), ("SLURM_STEP_NUM_TASKS", "Slurm's srun")):
+        job = subprocess.run([sys.executable, "-W", "ignore", "-c", "import gpucoll as gc; gc.init()"],
+                             env={**os.environ, variable: "4"}, capture_output=True, text=True, timeout=60)
+        assert job.returncode != 0
+        assert f"GC-LAUNCHER] {words} started 4 ranks" in job.stderr
+
+
+UNCAUGHT = """
+import numpy, gpucoll as gc
+comm = gc.init(timeout=120)
+if comm.rank == 1:
+    raise KeyError("a bug on rank 1")
+comm.all_reduce(numpy.ones(3))
+"""
+
+
+def test_an_uncaught_error_ends_all_ranks(mpiexec):
+    job = mpiexec(3, sys.executable, "-c", UNCAUGHT, timeout=60)
+    assert job.returncode != 0
+    assert job.stderr.count("KeyError: 'a bug on rank 1'") == 1
+
+
+def claim(mpi, same, share):
+    """Claim GPUs that CuPy would describe; ranks on one GPU are refused, by name, on every rank."""
+    bus = "0000:01:00.0" if same else f"0000:0{mpi.rank + 1}:00.0"
+    described, bootstrap.describe_gpu = bootstrap.describe_gpu, lambda ordinal: bootstrap.Gpu(ordinal, bus, "H200")
+    try:
+        return bootstrap.claim_gpu(mpi, mpi.rank, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
+    finally:
+        bootstrap.describe_gpu = described
+
+
+def test_two_ranks_on_one_gpu_are_named(ranks):
+    assert [gpu.ordinal for gpu in ranks(claim, 3, False, False)] == [0, 1, 2]
+    assert [gpu.pci for gpu in ranks(claim, 2, True, True)] == ["0000:01:00.0"] * 2
+    for outcome, error in ranks(claim, 3, True, False, allow_errors=True):
+        assert outcome == "error"
+        assert isinstance(error, gc.UsageError)
+        assert error.ranks == (0, 1, 2)
+        assert "H200 at 0000:01:00.0" in str(error)
+    for _, error in ranks(bootstrap.claim_gpu, 2, None, allow_errors=True):
+        assert isinstance(error, gc.BackendError)
+        assert error.ranks == (0, 1)
+
+
+def exchange_id(mpi, fails):
+    """The id of rank 0's NCCL, whatever its type; here a stand-in for the library that needs a network and a driver."""
+    def get_unique_id():
+        if fails:
+            raise RuntimeError("no NCCL here")
+        return bytes([mpi.rank]) * 128
+
+    stand_in = types.ModuleType("cupy.cuda")
+    stand_in.nccl = types.SimpleNamespace(get_unique_id=get_unique_id)
+    kept = {name: sys.modules.get(name) for name in ("cupy", "cupy.cuda")}
+    sys.modules["cupy"], sys.modules["cupy.cuda"] = types.ModuleType("cupy"), stand_in
+    try:
+        return bootstrap.nccl_id(mpi)
+    finally:
+        for name, module in kept.items():
+            sys.modules.pop(name)
+            sys.modules.update({name: module} if module else {})
+
+
+def test_the_nccl_id_is_rank_0s_everywhere(ranks):
+    assert ranks(exchange_id, 3, False) == [bytes(128)] * 3
+    for _, error in ranks(exchange_id, 3, True, allow_errors=True):
+        assert isinstance(error, gc.BackendError)
+        assert "no NCCL here" in str(error)
+
+
+def real_nccl_id(mpi):
+    return bootstrap.nccl_id(mpi)
+
+
+def test_the_nccl_id_of_the_real_library(ranks):
+    pytest.importorskip("cupy", reason="CuPy is not installed: pip install gpucoll[cuda13]")
+    found = ranks(real_nccl_id, 2, allow_errors=True)
+    assert len({str(value) for _, value in found}) == 1
+
+
+def many(mpi):
+    """Communicators made and closed leak nothing that MPI would run out of."""
+    for _ in range(300):
+        with gc.Communicator.from_mpi(mpi) as comm:
+            assert comm.all_reduce(numpy.array([1]), algorithm="ring")[0] == comm.size
+    return True
+
+
+@pytest.mark.slow
+def test_a_thousand_communicators(ranks):
+    for _ in range(4):
+        ranks(many, 2, timeout=120)
+
+
+def no_communicator(mpi):
+    for wrong in (None, 3, "world"):
+        with pytest.raises(gc.ArgumentError, match="intracommunicator"):
+            gc.Communicator.from_mpi(wrong)
+    with pytest.raises(TypeError, match="speed"):
+        gc.Communicator.from_mpi(mpi, speed=11)
+    for wrong in ({"timeout": 0}, {"timeout": "soon"}, {"check": "some"}, {"executor": "mpl"}):
+        with pytest.raises(gc.ArgumentError):
+            gc.Communicator.from_mpi(mpi, **wrong)
+    return True
+
+
+def test_what_is_no_communicator_is_refused(ranks):
+    ranks(no_communicator, 1)
