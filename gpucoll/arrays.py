@@ -20,6 +20,7 @@ from gpucoll.ops import LOGICAL, Op
 Array: TypeAlias = numpy.ndarray[Any, Any]
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
 
+OVERLAP_WORK = 100_000  # the exact answer can take exponential time; from there on: they overlap
 BLOCK = 1 << 14  # elements that are widened at a time, so that they stay in the nearest cache
 
 
@@ -60,7 +61,7 @@ def same_memory(x: Array, out: Array) -> bool:
 
 def _overlap(x: Array, out: Array) -> bool:
     try:
-        return numpy.shares_memory(x, out, max_work=100_000)
+        return numpy.shares_memory(x, out, max_work=OVERLAP_WORK)  # type: ignore[arg-type] # any number is allowed
     except numpy.exceptions.TooHardError:
         return True
 
@@ -101,6 +102,13 @@ def view_as(x: Array, dtype: object, name: str) -> numpy.dtype:
         raise DtypeError(f"{name}: dtype={row.name} cannot be read from an array of {x.dtype}; "
                          f"pass x.astype(...) or an unsigned array of {row.itemsize} bytes an element")
     return numpy_dtype(row.name)
+
+
+def check_op(name: str, op: Op, dtype: Dtype) -> None:
+    """Raise DtypeError where `op` is not defined for `dtype`."""
+    if dtype.kind not in op.kinds:
+        raise DtypeError(f"{name}: op {op.name} is not defined for {dtype.name}, only for {', '.join(op.kinds)}",
+                         code="GC-OP-DTYPE")
 
 
 @functools.lru_cache(maxsize=256)
@@ -187,11 +195,10 @@ def _block_shape(row: Collective, x: Array, size: int) -> tuple[int, ...]:
 
 
 def _prepare_target(row: Collective, x: Array, out: object, shape: tuple[int, ...], is_root: bool) -> Target | None:
-    if out is not None:
-        out = check_output(row.name, out, shape, x.dtype, x)
+    result = None if out is None else check_output(row.name, out, shape, x.dtype, x)
     if row.output.where == "root" and not is_root:
         return None
-    return target(numpy.empty(shape, x.dtype) if out is None else out)  # type: ignore[arg-type]
+    return target(numpy.empty(shape, x.dtype) if result is None else result)
 
 
 def _prepare_broadcast(x: Array, *, is_root: bool) -> Prepared:

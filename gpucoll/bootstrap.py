@@ -47,12 +47,12 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     if unknown:
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
     names = {"timeout": "GPUCOLL_TIMEOUT", "check": "GPUCOLL_CHECK", "executor": "GPUCOLL_EXECUTOR"}
-    chosen = {name: environment[variable] for name, variable in names.items() if environment.get(variable)}
+    chosen: dict[str, Any] = {name: environment.get(variable) or None for name, variable in names.items()}
     chosen |= {name: value for name, value in given.items() if value is not None}
-    _check_choice("check", chosen.get("check"), CHECKS)
-    _check_choice("executor", chosen.get("executor"), EXECUTORS)
-    return Options(**{**chosen, "timeout": _seconds(chosen.get("timeout", Options().timeout)),
-                      "prefer": environment.get("GPUCOLL_ALGO", "")})
+    _check_choice("check", chosen["check"], CHECKS)
+    _check_choice("executor", chosen["executor"], EXECUTORS)
+    timeout = Options().timeout if chosen["timeout"] is None else _seconds(chosen["timeout"])
+    return Options(**{**chosen, "timeout": timeout, "prefer": environment.get("GPUCOLL_ALGO", "")})
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -158,10 +158,10 @@ def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str
 def check_gpus(everyone: Sequence[tuple[str, Gpu | None]], *, share: bool) -> None:
     """Raise where a rank has no GPU or, unless they `share`, two have the same; one entry (host, gpu) a rank.
 
-    >>> check_gpus([("a", Gpu(0, "01:00.0", "H200")), ("a", Gpu(0, "01:00.0", "H200"))], share=False)
+    >>> check_gpus(  # doctest: +ELLIPSIS
+    ...     [("a", Gpu(0, "01:00.0", "H200"))] * 2, share=False)
     Traceback (most recent call last):
-    gpucoll.errors.UsageError: [GC-SHARED-GPU] ranks 0, 1 share the H200 at 01:00.0 of a; start no more ranks than GPUs, \
-or set GPUCOLL_SHARE_GPU=1
+    gpucoll.errors.UsageError: [GC-SHARED-GPU] ranks 0, 1 share the H200 at 01:00.0 of a; set GPUCOLL_SHARE_GPU=1 ...
     """
     without = tuple(rank for rank, (_, gpu) in enumerate(everyone) if gpu is None)
     if without:
@@ -174,7 +174,7 @@ or set GPUCOLL_SHARE_GPU=1
         if len(ranks) > 1 and not share:
             gpu = everyone[ranks[0]][1]
             raise UsageError(f"ranks {_names(ranks)} share the {gpu.name if gpu else 'GPU'} at {pci} of {host}; "
-                             "start no more ranks than GPUs, or set GPUCOLL_SHARE_GPU=1",
+                             "set GPUCOLL_SHARE_GPU=1 if they shall, or start no more ranks than there are GPUs",
                              code="GC-SHARED-GPU", ranks=tuple(ranks))
 
 

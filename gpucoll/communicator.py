@@ -16,14 +16,13 @@ import numpy
 
 from gpucoll import bootstrap, tuner
 from gpucoll.algorithms import find, schedule
-from gpucoll.arrays import Prepared, finish, prepare
+from gpucoll.arrays import Prepared, check_op, finish, prepare
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import ArgumentError, ClosedError, UsageError
 from gpucoll.executors import Executor, Plan, Task, resolve
 from gpucoll.ops import Op, op_of
-from gpucoll.ops import check as check_op
 from gpucoll.waits import Operation, Waits, Work
 
 if TYPE_CHECKING:
@@ -43,6 +42,7 @@ class Communicator:
     def __init__(self, mpi: MPI.Intracomm, options: bootstrap.Options) -> None:
         from mpi4py.MPI import THREAD_MULTIPLE, Exception, Query_thread
 
+        tuner.rules(options.prefer)  # refused here, not at the first call
         self.mpi = mpi.Dup()
         self._wire = mpi.Dup()  # the executors' own: no message of a user's can meet one of ours
         self._options = options
@@ -129,7 +129,7 @@ class Communicator:
         call = NOTHING if name == "barrier" else prepare(
             row, x, out, rank=self.rank, size=self.size, root=root, dtype=dtype)
         if reduction is not None:
-            check_op(reduction, call.dtype)
+            check_op(name, reduction, call.dtype)
         executor, task = self._resolve(row, call, reduction, root, algorithm)
         operation = self._operation(executor, task, call)
         result = None if call.target is None else x if name == "broadcast" else call.target.out
@@ -212,7 +212,8 @@ def _make_executor(name: str, mpi: MPI.Intracomm) -> Executor:
     from gpucoll.executors.mpi import MpiExecutor
     from gpucoll.executors.native import NativeExecutor
 
-    return {"mpi": MpiExecutor, "native": NativeExecutor}[name](mpi)
+    made: Executor = MpiExecutor(mpi) if name == "mpi" else NativeExecutor(mpi)
+    return made
 
 
 _world: Communicator | None = None

@@ -9,8 +9,7 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-from gpucoll.dtypes import Dtype, row_of
-from gpucoll.errors import ArgumentError, DtypeError, nearest
+from gpucoll.errors import ArgumentError, nearest
 
 
 class Op(NamedTuple):
@@ -74,19 +73,3 @@ def op_of(op: object) -> Op:
     if isinstance(name, str) and name in OPS:
         return OPS[name]
     raise ArgumentError(f"no reduce op is named {op!r}{nearest(op, OPS)}", code="GC-OP")
-
-
-def check(op: Op, dtype: Dtype) -> None:
-    """Raise DtypeError where `op` is not defined for `dtype`."""
-    if dtype.kind not in op.kinds:
-        defined = ", ".join(op.kinds)
-        raise DtypeError(f"op {op.name} is not defined for {dtype.name}; it is defined for {defined}", code="GC-OP-DTYPE")
-
-
-def applies(op: object, dtype: object, collective: str) -> bool:
-    """Return whether `collective` may reduce by `op` on `dtype`; None stands for any."""
-    if op is None:
-        return True
-    row = op_of(op)
-    forbidden = row.name == "avg" and collective in ("scan", "exscan")
-    return not forbidden and (dtype is None or row_of(dtype).kind in row.kinds)

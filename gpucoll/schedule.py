@@ -19,7 +19,7 @@ class Slice(NamedTuple):
 
     buffer: Buffer
     first: int
-    count: int = 1
+    count: int = 1  # type: ignore[assignment] # the contract's name, though tuples have a method of it
 
 
 class Send(NamedTuple):

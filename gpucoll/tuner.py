@@ -7,7 +7,12 @@ NumPy combines faster than MPI does and a ring moves the fewest bytes.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
+
+from gpucoll.algorithms import algorithms
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.errors import ArgumentError, nearest
 
 SEGMENT = 1 << 22  # bytes of a ring's message
 PIPELINE = 1 << 16  # bytes of a tree's message
@@ -23,21 +28,73 @@ class Choice(NamedTuple):
     segments: int
 
 
+class Rule(NamedTuple):
+    """What GPUCOLL_ALGO says of a collective: only these names, the first that exists, or none of these."""
+
+    names: tuple[str, ...]
+    excluded: bool
+
+
 def choose(collective: str, algorithm: str, nbytes: int, size: int, *, executor: str | None = None,
            prefer: str = "") -> Choice:
-    """Return `algorithm` with its segments; "auto" is the choice for `nbytes` on `size` ranks and `executor`."""
+    """Return `algorithm` with its segments; "auto" is the choice for `nbytes` on `size` ranks and `executor`.
+
+    `prefer` overrides "auto": see `rules`.
+    """
     if algorithm == "auto":
         algorithm = _automatic(collective, nbytes, size, executor)
+        rule = rules(prefer).get(collective)
+        algorithm = algorithm if rule is None else _obey(rule, collective, algorithm, executor)
     return Choice(algorithm, segments(algorithm, nbytes, size))
 
 
 def _automatic(collective: str, nbytes: int, size: int, executor: str | None) -> str:
-    if executor == "native":
-        return "native"
     small = size == 1 or nbytes < RING_FROM.get(collective, nbytes + 1)
-    if executor is None and small:
+    if executor == "native" or (executor is None and small):
         return "native"
     return SCHEDULED.get(collective, "ring") if small else "ring"
+
+
+def _obey(rule: Rule, collective: str, choice: str, executor: str | None) -> str:
+    """Return the choice under `rule`; where the rule leaves nothing for this collective, the choice stands."""
+    there = [*algorithms(collective)] if executor != "native" else []
+    there += ["native"] if executor in (None, "native") else []
+    allowed = [name for name in (there if rule.excluded else rule.names)
+               if name in there and (name in rule.names) != rule.excluded]
+    return choice if choice in allowed and rule.excluded or not allowed else allowed[0]
+
+
+@functools.lru_cache(maxsize=16)
+def rules(text: str) -> dict[str, Rule]:
+    """Return the rules of GPUCOLL_ALGO by collective, in NCCL_ALGO's grammar; ArgumentError for unknown names.
+
+    >>> rules("AllReduce:tree,ring;broadcast:^tree")
+    {'all_reduce': Rule(names=('tree', 'ring'), excluded=False), 'broadcast': Rule(names=('tree',), excluded=True)}
+    """
+    found: dict[str, Rule] = {}
+    for part in filter(None, text.replace(" ", "").lower().split(";")):
+        head, colon, names = part.rpartition(":")
+        rule = _rule(names)
+        found |= dict.fromkeys([_collective(head)] if colon else COLLECTIVES, rule)
+    return found
+
+
+def _rule(text: str) -> Rule:
+    names = tuple(text.removeprefix("^").split(","))
+    known = {name for collective in COLLECTIVES for name in algorithms(collective)} | {"native"}
+    for name in names:
+        if name not in known:
+            raise ArgumentError(f"GPUCOLL_ALGO: no algorithm is named {name!r}{nearest(name, sorted(known))}",
+                                code="GC-ALGO")
+    return Rule(names, text.startswith("^"))
+
+
+def _collective(text: str) -> str:
+    """Return the collective of NCCL's spelling, e.g. allreduce or reducescatter, or of our own."""
+    for name in COLLECTIVES:
+        if text in (name, name.replace("_", "")):
+            return name
+    raise ArgumentError(f"GPUCOLL_ALGO: no collective is named {text!r}{nearest(text, COLLECTIVES)}", code="GC-ALGO")
 
 
 def segments(algorithm: str, nbytes: int, size: int) -> int:

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.collectives import collective as collective_row
+from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.ops import applies
+from gpucoll.ops import op_of
 from gpucoll.schedule import Copy, Round, Schedule, Slice
 
 
@@ -92,10 +93,10 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     >>> algorithms("reduce_scatter")
     ('ring',)
     """
-    row = collective_row(collective)
-    if row.reduces and not applies(op, dtype, collective):
+    kind = None if dtype is None else row_of(dtype).kind
+    if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):
         return ()
-    return tuple(name for kind, name in registry() if kind == collective)
+    return tuple(name for row, name in registry() if row == collective)
 
 
 def find(collective: str, name: str) -> Algorithm:

@@ -45,7 +45,7 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 @algorithm("reduce_scatter", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
            received="(P - 1) * N / P", reduced="(P - 1) * N / P")
 def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
-    """Leave block `rank`, reduced over all inputs, on every rank; sums on their way take turns in two scratch blocks."""
+    """Leave block `rank`, reduced over all inputs, on every rank; sums on their way use two scratch blocks in turn."""
     def formed(hop: int, segment: int) -> Slice:
         last = hop == size - 1
         return Slice("output", segment) if last else Slice("scratch", hop % 2 * segments + segment)

@@ -3,10 +3,9 @@
 The master-worker all-reduce, the yardstick of the others: two rounds, but (P - 1) N bytes
 into and as many out of one rank, so that it wins for few ranks and small arrays only.
 
-        1   2   3                    1   2   3
-         ╲  │  ╱      then            ▲  ▲  ▲
-          ▼ ▼ ▼                        ╲ │ ╱
-            0                            0
+        1 ──►┐                     ┌──► 1
+        2 ──►├── 0    then    0 ───├──► 2
+        3 ──►┘                     └──► 3
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ class _Rank:
 
     def error(self, step: Step | None, why: str) -> ScheduleError:
         """Return the error that names rank, round and step."""
-        return ScheduleError(f"{self.row.name}: rank {self.rank}, round {self.round}: {step}: {why}", ranks=(self.rank,))
+        where = f"{self.row.name}: rank {self.rank}, round {self.round}"
+        return ScheduleError(f"{where}: {step}: {why}", ranks=(self.rank,))
 
     def begin(self, steps: Round) -> None:
         """Begin a round: check it, and read what it reads before anything is written."""

@@ -71,7 +71,8 @@ class _Run:
             "input": source, "output": task.output,
             "scratch": room("scratch", plan.scratch * dtype.itemsize).view(dtype),
             "staging": room("staging", plan.staging * dtype.itemsize).view(dtype)}
-        self._bytes = {name: None if row is None else row.view(numpy.uint8) for name, row in self._elements.items()}
+        self._bytes: dict[str, Any] = {
+            name: None if row is None else row.view(numpy.uint8) for name, row in self._elements.items()}
         self._width = dtype.itemsize
         self._combine = None if task.op is None else combiner(task.op, task.dtype)
 

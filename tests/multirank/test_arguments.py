@@ -1,4 +1,4 @@
-"""Every wrong argument: a typed error on the rank that is wrong, nothing moved, nothing written, the communicator usable."""
+"""Every wrong argument: a typed error on the rank that is wrong, nothing moved or written, the communicator usable."""
 
 import numpy
 import pytest
@@ -44,12 +44,13 @@ CASES = {
     "root bool": ("broadcast", lambda n: (FOUR.copy(), True), gc.ArgumentError, "GC-ROOT", "True"),
     "root float": ("broadcast", lambda n: (FOUR.copy(), 0.0), gc.ArgumentError, "GC-ROOT", "0.0"),
     "root None": ("broadcast", lambda n: (FOUR.copy(), None), gc.ArgumentError, "GC-ROOT", "None"),
-    "blocks missing": ("reduce_scatter", lambda n: (numpy.zeros((n + 1, 2)),), gc.ArgumentError, "GC-SHAPE", "first axis"),
+    "blocks missing": ("reduce_scatter", lambda n: (numpy.zeros((n + 1, 2)),), gc.ArgumentError, "GC-SHAPE",
+                       "first axis"),
     "no blocks at all": ("reduce_scatter", lambda n: (numpy.array(1.0),), gc.ArgumentError, "GC-SHAPE", "first axis"),
-    "dtype of other width": ("all_reduce", lambda n: (FOUR, None, "sum", {"dtype": "float32"}), gc.DtypeError, "GC-DTYPE",
-                             "float32"),
-    "unknown algorithm": ("all_reduce", lambda n: (FOUR, None, "sum", {"algorithm": "rng"}), gc.ArgumentError, "GC-ALGO",
-                          "did you mean ring"),
+    "dtype of other width": ("all_reduce", lambda n: (FOUR, None, "sum", {"dtype": "float32"}), gc.DtypeError,
+                             "GC-DTYPE", "float32"),
+    "unknown algorithm": ("all_reduce", lambda n: (FOUR, None, "sum", {"algorithm": "rng"}), gc.ArgumentError,
+                          "GC-ALGO", "did you mean ring"),
     "algorithm of another collective": ("all_gather", lambda n: (FOUR, None, {"algorithm": "tree"}), gc.ArgumentError,
                                         "GC-ALGO", "known: ring"),
     "algorithm is a number": ("barrier", lambda n: ({"algorithm": 3},), gc.ArgumentError, "GC-ALGO", "3"),
@@ -72,7 +73,7 @@ def wrong_everywhere(mpi, case):
         with pytest.raises(error, match=words) as refused:
             call(comm, collective, arguments)
         assert refused.value.code == code
-        assert collective in str(refused.value) or code in ("GC-DTYPE", "GC-OP", "GC-OP-DTYPE", "GC-ALGO")
+        assert collective in str(refused.value) or code in ("GC-DTYPE", "GC-OP", "GC-ALGO")
         assert [(array.dtype, array.tobytes()) for array in arrays] == before
         assert comm.all_reduce(numpy.array([1]))[0] == comm.size
     return code

@@ -1,0 +1,55 @@
+"""The public surface is the agreed one, and importing it starts nothing."""
+
+import subprocess
+import sys
+
+import gpucoll as gc
+
+# API.md: parts 1, 2, 3 and 5, as far as they are built.
+NAMES = """ArgumentError BackendError ClosedError CollectiveTimeout Communicator DtypeError GpucollError MismatchError
+PeerError RankFailedError ReduceOp RevokedError UsageError Work algorithms init schedule""".split()
+METHODS = "all_gather all_reduce barrier broadcast close from_mpi reduce reduce_scatter".split()
+ATTRIBUTES = "check device executor local_rank local_size mpi node nodes rank size timeout".split()
+
+
+def test_the_names_are_the_agreed_ones():
+    assert sorted(gc.__all__) == sorted(NAMES)
+    assert all(getattr(gc, name) is not None for name in NAMES)
+    public = {name for name in vars(gc.Communicator) if not name.startswith("_")}
+    assert public == set(METHODS) | set(ATTRIBUTES) - {"mpi"}  # mpi is set by each object
+
+
+def test_every_public_name_is_documented():
+    for name in NAMES:
+        assert getattr(gc, name).__doc__, name
+    for name in METHODS + sorted(set(ATTRIBUTES) - {"mpi"}):
+        assert getattr(gc.Communicator, name).__doc__, name
+
+
+def test_the_errors_are_the_contracts():
+    bases = {gc.ArgumentError: ValueError, gc.DtypeError: TypeError, gc.CollectiveTimeout: TimeoutError}
+    for kind, base in bases.items():
+        assert issubclass(kind, base)
+        assert issubclass(kind, gc.GpucollError)
+    assert issubclass(gc.GpucollError, RuntimeError)
+    error = gc.PeerError("rank 3 refused", ranks=(3,))
+    assert (error.code, error.ranks) == ("GC-PEER", (3,))
+
+
+def test_errors_survive_pickling():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(gc.ArgumentError("no", code="GC-ROOT", ranks=(1,))))
+    assert (type(error), str(error), error.code, error.ranks) == (gc.ArgumentError, "[GC-ROOT] no", "GC-ROOT", (1,))
+
+
+def test_import_starts_neither_mpi_nor_cupy():
+    script = "import sys, gpucoll; print(sorted({'cupy', 'mpi4py.MPI', 'ml_dtypes'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_proofs_need_no_mpi():
+    script = ("import sys; sys.modules['mpi4py'] = None; from gpucoll.analysis.verify import verify; "
+              "verify('all_reduce', 'tree', 7)")
+    subprocess.run([sys.executable, "-c", script], check=True)

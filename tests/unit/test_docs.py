@@ -1,0 +1,53 @@
+"""Doctests and README's examples run, and README's generated parts are what the code generates."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpucoll
+from gpucoll.algorithms import registry
+from gpucoll.collectives import COLLECTIVES
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gpucoll.")
+           if not module.name.endswith(("__main__", "executors.mpi", "executors.native"))]
+
+
+@pytest.mark.parametrize("name", ["gpucoll", *MODULES])
+def test_doctests(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("block", blocks("python"))
+def test_readme_examples_run(block, tmp_path):
+    """Alone each example is a world of one; tests/multirank/test_readme.py runs them on several ranks."""
+    (tmp_path / "example.py").write_text(block)
+    job = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert job.returncode == 0, job.stderr
+
+
+def table():
+    """README's table of collectives x algorithms, from the registry."""
+    lines = ["| collective | algorithm | rounds | bytes on the longest path | most bytes sent | received |",
+             "|---|---|---|---|---|---|"]
+    for collective in COLLECTIVES:
+        for (kind, name), found in registry().items():
+            if kind == collective:
+                figures = " | ".join(f"`{formula}`" for formula in found.cost[:4])
+                lines.append(f"| {kind} | {name} | {figures} |")
+    return "\n".join(lines)
+
+
+def test_readmes_table_is_generated():
+    assert table() in README, f"put this into README.md:\n{table()}"

@@ -1,0 +1,139 @@
+"""Options, launchers, GPUs and command lines: what needs no MPI."""
+
+import argparse
+import subprocess
+import sys
+
+import pytest
+
+from gpucoll import arguments, bootstrap, tuner
+from gpucoll.cli import main
+from gpucoll.errors import ArgumentError, BackendError, UsageError
+
+H200 = bootstrap.Gpu(0, "01:00.0", "H200")
+
+
+def test_arguments_win_over_the_environment():
+    environment = {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off", "GPUCOLL_EXECUTOR": "mpi"}
+    assert bootstrap.options({}, environment)[:3] == (9.0, "off", "mpi")
+    assert bootstrap.options({"timeout": 1, "check": "full", "executor": "native"}, environment)[:3] == \
+        (1.0, "full", "native")
+    assert bootstrap.options({"timeout": None}, {}).timeout == 300
+    for wrong in ({"timeout": -1}, {"timeout": "x"}, {"check": "fast"}, {"executor": "mpy"}):
+        with pytest.raises(ArgumentError):
+            bootstrap.options(wrong, {})
+    with pytest.raises(ArgumentError, match="did you mean native"):
+        bootstrap.options({}, {"GPUCOLL_EXECUTOR": "natve"})
+
+
+@pytest.mark.parametrize(("variable", "size", "refused"), [
+    ("PMI_SIZE", 1, True), ("OMPI_COMM_WORLD_SIZE", 1, True), ("PMI_SIZE", 4, False), ("NOTHING", 1, False)])
+def test_many_worlds_of_one_are_refused(variable, size, refused):
+    if refused:
+        with pytest.raises(UsageError, match="sees only itself") as error:
+            bootstrap.check_launcher(size, "Some MPI 1.0\nmore", {variable: "4"})
+        assert error.value.code == "GC-LAUNCHER"
+        assert "Some MPI 1.0," in str(error.value)
+    else:
+        bootstrap.check_launcher(size, "Some MPI", {variable: "4"})
+
+
+def test_gpus_are_owned_by_one_rank_of_a_host():
+    bootstrap.check_gpus([("a", H200), ("b", H200)], share=False)
+    bootstrap.check_gpus([("a", H200), ("a", H200)], share=True)
+    with pytest.raises(UsageError) as error:
+        bootstrap.check_gpus([("a", H200), ("b", H200), ("a", H200)], share=False)
+    assert error.value.ranks == (0, 2)
+    with pytest.raises(BackendError) as missing:
+        bootstrap.check_gpus([("a", H200), ("a", None)], share=True)
+    assert missing.value.ranks == (1,)
+
+
+def test_a_name_or_the_reason_why_not(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "pip install 'gpucoll[nvml]'" in bootstrap.gpu_name("01:00.0")
+
+
+def test_sizes_and_ranks_of_command_lines():
+    assert arguments.size_range("1..3,8") == [1, 2, 3, 8]
+    for wrong in ("", "0", "3..1", "a", "1..2..3", "1,,2"):
+        with pytest.raises(argparse.ArgumentTypeError):
+            arguments.size_range(wrong)
+    assert arguments.launched_rank({"OMPI_COMM_WORLD_RANK": "5"}) == 5
+    assert arguments.launched_rank({}) == 0
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    (["verify", "--ranks", "x"], "--ranks"), (["dance"], "dance"), (["verify", "--algorithm", "rng"], "rng"),
+    ([], "verb")])
+def test_wrong_arguments_are_one_line_and_exit_code_2(given, words, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(given)
+    assert end.value.code == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert words in error
+
+
+def test_other_ranks_are_silent(capsys, monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "1")
+    with pytest.raises(SystemExit) as end:
+        main(["dance"])
+    assert (end.value.code, capsys.readouterr().err) == (2, "")
+
+
+def test_verify_proves_the_registry(capsys):
+    import json
+
+    assert main(["verify", "--ranks", "1..5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].endswith("no faults")
+    assert main(["verify", "--ranks", "3", "--algorithm", "ring", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["faults"] == 0
+    assert {row["algorithm"] for row in found["algorithms"]} == {"ring"}
+
+
+def test_the_command_runs_as_a_module():
+    job = subprocess.run([sys.executable, "-m", "gpucoll", "verify", "--ranks", "2"], capture_output=True, text=True)
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.mark.mutant
+def test_verify_reports_a_fault(capsys, monkeypatch):
+    """A ring that forgets its last round."""
+    from gpucoll.algorithms import registry
+
+    whole = registry()["all_reduce", "ring"]
+    broken = whole._replace(make=lambda rank, size, segments=1: list(whole.make(rank, size, segments))[:-1])
+    monkeypatch.setitem(registry(), ("all_reduce", "ring"), broken)
+    assert main(["verify", "--ranks", "2..3", "--algorithm", "ring", "--collective", "all_reduce"]) == 1
+    assert "size 2, root 0" in capsys.readouterr().out
+
+
+def test_the_choice_of_auto():
+    assert tuner.choose("all_reduce", "auto", 8, 4).algorithm == "native"
+    assert tuner.choose("all_reduce", "auto", 1 << 24, 4).algorithm == "ring"
+    assert tuner.choose("all_reduce", "auto", 1 << 24, 1).algorithm == "native"
+    assert tuner.choose("all_reduce", "auto", 8, 4, executor="mpi").algorithm == "tree"
+    assert tuner.choose("barrier", "auto", 0, 4, executor="mpi").algorithm == "dissemination"
+    assert tuner.choose("broadcast", "auto", 1 << 24, 4, executor="native").algorithm == "native"
+    assert tuner.choose("all_reduce", "tree", 1 << 20, 4).segments == 16
+    assert tuner.choose("all_reduce", "ring", 100, 4).segments == 1
+
+
+@pytest.mark.parametrize(("text", "collective", "nbytes", "chosen"), [
+    ("tree", "all_reduce", 1 << 24, "tree"), ("tree", "all_gather", 1 << 24, "ring"),
+    ("AllReduce:Star;broadcast:^native", "all_reduce", 8, "star"),
+    ("allreduce:star;broadcast:^native", "broadcast", 8, "tree"),
+    ("all_reduce:^ring", "all_reduce", 1 << 24, "star"), ("^ring", "all_reduce", 8, "native"),
+    ("reducescatter:ring", "reduce_scatter", 8, "ring"), ("", "all_reduce", 8, "native")])
+def test_gpucoll_algo_overrides_auto(text, collective, nbytes, chosen):
+    assert tuner.choose(collective, "auto", nbytes, 4, prefer=text).algorithm == chosen
+    assert tuner.choose(collective, "native", nbytes, 4, prefer=text).algorithm == "native"
+
+
+@pytest.mark.parametrize("text", ["rng", "all_reduce:tree,", "allreduc:ring", ":ring", "^"])
+def test_a_wrong_gpucoll_algo_is_refused(text):
+    with pytest.raises(ArgumentError, match="GPUCOLL_ALGO"):
+        tuner.rules(text)

@@ -1,0 +1,75 @@
+"""The house's budgets, lint, types and layers."""
+
+import ast
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("gpucoll", "bench", "kernels", "scripts")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def without_docstring(node):
+    return node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+
+
+def functions(node):
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield child
+        elif isinstance(child, ast.ClassDef):
+            yield from functions(child)
+
+
+def lengths():
+    for path in SOURCES:
+        for function in functions(ast.parse(path.read_text())):
+            body = without_docstring(function)
+            yield body[-1].end_lineno - body[0].lineno + 1, f"{path.name}:{function.name}"
+
+
+def code_lines(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    skipped = {line for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node)
+               for line in range(node.body[0].lineno, node.body[0].end_lineno + 1)}
+    return sum(bool(line.strip()) for number, line in enumerate(text.splitlines(), 1) if number not in skipped)
+
+
+def test_functions_are_short():
+    found = sorted(lengths())
+    lines = [length for length, _ in found]
+    assert found[-1][0] <= 40, found[-3:]
+    assert statistics.median(lines) <= 7
+    assert lines[int(0.9 * len(lines))] < 20, [name for length, name in found if length >= 20]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_fit_their_rooms(path):
+    assert code_lines(path) <= 300
+
+
+def tool(*command):
+    if shutil.which(command[0], path=str(Path(sys.executable).parent)) is None:
+        pytest.skip(f"{command[0]} is not installed beside this Python: pip install gpucoll[test]")
+    job = subprocess.run([str(Path(sys.executable).parent / command[0]), *command[1:]], cwd=ROOT, capture_output=True,
+                         text=True, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"})
+    assert job.returncode == 0, job.stdout + job.stderr
+
+
+def test_lint():
+    tool("ruff", "check", ".")
+
+
+def test_types():
+    tool("mypy")
+
+
+def test_layers():
+    tool("lint-imports")

@@ -1,0 +1,117 @@
+"""Waits: deadline, hooks, order, failures; no MPI."""
+
+import threading
+
+import pytest
+
+from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
+from gpucoll.waits import Waits, Work
+
+
+def after(polls, done, value=None):
+    """An operation that may go on at its `polls`-th question and then notes `value`."""
+    left = iter(range(polls))
+    yield lambda: next(left, None) is None
+    done.append(value)
+
+
+def test_an_operation_is_driven_to_its_end():
+    done = []
+    Waits(10).run(after(5, done, "end"), "test")
+    assert done == ["end"]
+
+
+def test_the_deadline_ends_a_wait_and_revokes():
+    waits = Waits(0.01)
+    with pytest.raises(CollectiveTimeout, match=r"test: waited 0\.01 s"):
+        waits.run(iter([lambda: False]), "test")
+    with pytest.raises(RevokedError):
+        waits.run(iter([]), "next")
+    with pytest.raises(RevokedError):
+        waits.submit(Work(waits, iter([]), "next", None))
+
+
+def test_hooks_are_called_between_polls_and_may_end_the_wait():
+    waits, calls = Waits(10), []
+    waits.hooks.append(lambda: calls.append(1))
+    waits.run(after(3, []), "test")
+    assert len(calls) == 3
+
+    def give_up():
+        raise BackendError("the peer is gone")
+
+    waits.hooks.append(give_up)
+    with pytest.raises(BackendError, match="gone"):
+        waits.run(iter([lambda: False]), "test")
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_works_run_in_order_with_and_without_a_thread(threads):
+    waits, done = Waits(10, threads=threads), []
+    works = [waits.submit(Work(waits, after(20, done, i), "test", i)) for i in range(5)]
+    waits.run(after(2, done, "blocking"), "test")
+    assert [work.wait() for work in works] == list(range(5))
+    assert done == [0, 1, 2, 3, 4, "blocking"]
+    waits.close()
+
+
+def test_progress_without_the_caller():
+    """Nobody asks: the thread alone brings it to its end."""
+    waits, ended = Waits(10), threading.Event()
+
+    def operation():
+        yield from after(10, [])
+        ended.set()
+
+    waits.submit(Work(waits, operation(), "test", None))
+    assert ended.wait(10)
+    waits.close()
+
+
+def test_threads_take_turns():
+    waits, inside, most = Waits(30), [], []
+
+    def operation():
+        inside.append(1)
+        most.append(len(inside))
+        yield from after(50, [])
+        inside.pop()
+
+    threads = [threading.Thread(target=waits.run, args=(operation(), "test")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1, 1]
+
+
+def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
+    waits = Waits(10, foreign=(OSError,))
+
+    def broken():
+        yield lambda: True
+        raise OSError("truncated")
+
+    with pytest.raises(BackendError, match="truncated"):
+        waits.run(broken(), "test")
+    waits = Waits(10)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        waits.run(iter([interrupted]), "test")
+    with pytest.raises(RevokedError):
+        waits.check()
+
+
+def test_a_failed_work_raises_what_happened_and_the_next_is_revoked():
+    waits = Waits(0.01, threads=False)
+    first = waits.submit(Work(waits, iter([lambda: False]), "first", None))
+    second = waits.submit(Work(waits, iter([]), "second", None))
+    with pytest.raises(CollectiveTimeout):
+        first.wait()
+    with pytest.raises(RevokedError):
+        second.wait()
+    assert first.is_completed()
+    assert second.is_completed()
