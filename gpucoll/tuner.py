@@ -61,7 +61,7 @@ def _obey(rule: Rule, collective: str, choice: str, executor: str | None) -> str
     there += ["native"] if executor in (None, "native") else []
     allowed = [name for name in (there if rule.excluded else rule.names)
                if name in there and (name in rule.names) != rule.excluded]
-    return choice if choice in allowed and rule.excluded or not allowed else allowed[0]
+    return choice if (choice in allowed and rule.excluded) or not allowed else allowed[0]
 
 
 @functools.lru_cache(maxsize=16)

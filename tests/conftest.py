@@ -1,0 +1,48 @@
+"""What the tests share: ranks to run programs on, and the mark of the tests that need them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+if str(HERE) not in sys.path:
+    sys.path.insert(0, str(HERE))  # pytest's "importlib" mode does not: tests import `ranks` and `grids`
+
+from ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402 (the path comes first)
+
+
+def pytest_report_header():
+    launcher = find_launcher()
+    return f"mpi: {launcher.version} ({launcher.path})" if launcher else f"mpi: {INSTALL_HINT}"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.is_relative_to(HERE / "multirank"):
+            item.add_marker("multirank")
+
+
+@pytest.fixture(scope="session")
+def launcher():
+    """The mpiexec in use; the test is skipped where there is none."""
+    return find_launcher() or pytest.skip(INSTALL_HINT)
+
+
+@pytest.fixture(scope="session")
+def rank_pool(launcher):
+    """The pool of eight ranks that serves the whole session."""
+    with RankPool() as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def ranks(rank_pool):
+    """`ranks(program, size, *args, timeout=...)`: the results of `program(comm, *args)`, one per rank."""
+    return rank_pool.run
+
+
+@pytest.fixture(scope="session")
+def mpiexec(launcher):
+    """`mpiexec(ranks, *argv, timeout=...)`: the `subprocess.CompletedProcess` of a job of its own."""
+    return launch
