@@ -26,6 +26,12 @@ BLOCK = 1 << 14  # elements that are widened at a time, so that they stay in the
 
 def check_input(name: str, x: object) -> Array:
     """Return `x` if it is a host array of a supported dtype; raise ArgumentError or DtypeError."""
+    if hasattr(x, "__cuda_array_interface__"):
+        raise ArgumentError(f"{name}: x is a GPU array ({type(x).__module__}), for which there is no executor yet; "
+                            "pass a copy on the host, cupy.asnumpy(x)", code="GC-ARRAY")
+    if isinstance(x, numpy.ma.MaskedArray):
+        raise ArgumentError(f"{name}: x is a masked array, whose mask would be lost; pass x.filled(value)",
+                            code="GC-ARRAY")
     if not isinstance(x, numpy.ndarray):
         raise ArgumentError(f"{name}: x is a {type(x).__name__}, not an array; pass numpy.asarray(x)", code="GC-ARRAY")
     row_of(x.dtype)

@@ -12,6 +12,12 @@ def read_only(size):
     return array
 
 
+class GpuArray:
+    """What any array on a GPU shows of itself."""
+
+    __cuda_array_interface__ = {"shape": (4,), "typestr": "<f8", "data": (0, False), "version": 3}  # noqa: RUF012
+
+
 FOUR = numpy.arange(4.0)
 MEMORY = numpy.arange(9.0)
 # name of the case: (collective, arguments made from the communicator's size, error, code, words)
@@ -19,6 +25,8 @@ CASES = {
     "scalar": ("all_reduce", lambda n: (3.0,), gc.ArgumentError, "GC-ARRAY", "float"),
     "list": ("all_reduce", lambda n: ([1, 2],), gc.ArgumentError, "GC-ARRAY", "numpy.asarray"),
     "numpy scalar": ("all_reduce", lambda n: (numpy.float64(1),), gc.ArgumentError, "GC-ARRAY", "float64"),
+    "masked": ("all_reduce", lambda n: (numpy.ma.masked_equal(FOUR, 2),), gc.ArgumentError, "GC-ARRAY", "mask"),
+    "on a GPU": ("all_reduce", lambda n: (GpuArray(),), gc.ArgumentError, "GC-ARRAY", "GPU array"),
     "object": ("all_reduce", lambda n: (numpy.array([None]),), gc.DtypeError, "GC-DTYPE", "object"),
     "string": ("all_gather", lambda n: (numpy.array(["a"]),), gc.DtypeError, "GC-DTYPE", "U1"),
     "structured": ("all_gather", lambda n: (numpy.zeros(2, [("a", "f4")]),), gc.DtypeError, "GC-DTYPE", "supported"),

@@ -5,12 +5,12 @@ import hashlib
 import itertools
 
 import numpy
-import oracle
 import pytest
-from grids import sampled
 
 import gpucoll as gc
+import oracle
 from gpucoll.algorithms import registry
+from grids import sampled
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 

@@ -1,0 +1,23 @@
+"""README's examples on several ranks."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_examples_run_on_four_ranks(mpiexec, tmp_path, example):
+    (tmp_path / "example.py").write_text(example)
+    job = mpiexec(4, sys.executable, "example.py", cwd=tmp_path)
+    assert job.returncode == 0, job.stderr
+
+
+def test_the_first_example_prints_what_readme_says(mpiexec, tmp_path):
+    promised = re.search(r"python example\.py\s+# (.*)", README).group(1)
+    (tmp_path / "example.py").write_text(EXAMPLES[0])
+    assert mpiexec(4, sys.executable, "example.py", cwd=tmp_path).stdout == promised + "\n"
