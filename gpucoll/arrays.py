@@ -49,7 +49,7 @@ def check_output(name: str, out: object, shape: tuple[int, ...], dtype: numpy.dt
         raise DtypeError(f"{name}: out has dtype {out.dtype}, expected {dtype}")
     if not out.flags.writeable:
         raise ArgumentError(f"{name}: out is read-only; pass a writable array or a copy", code="GC-READONLY")
-    if any(stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
+    if out.size and any(stride == 0 and length > 1 for stride, length in zip(out.strides, out.shape, strict=True)):
         raise ArgumentError(f"{name}: out has elements that share memory (a stride of 0); pass out.copy()",
                             code="GC-OVERLAP")
     if x is not None and not same_memory(x, out) and _overlap(x, out):

@@ -17,7 +17,7 @@ from gpucoll.errors import ArgumentError, nearest
 SEGMENT = 1 << 22  # bytes of a ring's message
 PIPELINE = 1 << 16  # bytes of a tree's message
 MOST_SEGMENTS = 64
-RING_FROM = {"all_reduce": 1 << 18, "reduce_scatter": 1 << 18, "all_gather": 1 << 20}
+RING_FROM = {"all_reduce": 1 << 20, "reduce_scatter": 1 << 20, "all_gather": 1 << 20}
 SCHEDULED = {"all_reduce": "tree", "reduce": "tree", "broadcast": "tree", "barrier": "dissemination"}
 
 

@@ -20,8 +20,8 @@ from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, Revoke
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
 
-SPINS = 5000  # polls that only yield the processor; a wait that lasts longer also sleeps
-CROWDED_SPINS = 20  # the same where ranks outnumber processors: who waits must leave them to who computes
+SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
+CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 NAP = 20e-6  # seconds
 
 
@@ -42,7 +42,7 @@ class Waits:
         self._abandoned: Operation | None = None
         self._foreign = foreign
         self._threads = threads
-        self._spins = CROWDED_SPINS if crowded else SPINS
+        self._spin = CROWDED_SPIN if crowded else SPIN
         self._queue: collections.deque[Work] = collections.deque()
         self._stepping = threading.Lock()
         self._more = threading.Event()
@@ -67,14 +67,16 @@ class Waits:
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
-        spins = 0
+        if done():
+            return
+        patience = time.monotonic() + self._spin
         while not done():
             for hook in self.hooks:
                 hook()
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 raise self.late(name)
-            spins += 1
-            os.sched_yield() if spins < self._spins else time.sleep(NAP)
+            os.sched_yield() if now < patience else time.sleep(NAP)
 
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""

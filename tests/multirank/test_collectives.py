@@ -140,6 +140,9 @@ def shapes_of_the_others(comm):
     comm.broadcast(gaps[::2, ::2], root=comm.size - 1)
     assert (gaps[::2, ::2] == comm.size + 4).all()
     assert gaps.sum() == 4 * (comm.size + 4)
+    for empty in (numpy.empty((comm.size, 0)), numpy.empty((comm.size, 3, 0))):  # NumPy gives these strides of 0
+        assert comm.all_gather(empty[0], out=empty) is empty
+        assert comm.all_reduce(empty, out=empty) is empty
     fixed = numpy.arange(5)
     fixed.flags.writeable = comm.rank != 0
     check(comm.broadcast(fixed, root=0), numpy.arange(5))
