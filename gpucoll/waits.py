@@ -67,8 +67,6 @@ class Waits:
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
-        if done():
-            return
         patience = time.monotonic() + self._spin
         while not done():
             for hook in self.hooks:
