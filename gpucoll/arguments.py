@@ -5,27 +5,49 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Mapping
 from typing import NoReturn
 
-# The launchers' names for a rank, known before MPI starts.
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+# What each launcher tells a process before MPI starts: how many ranks there are, and which one it is.
+LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "Open MPI's mpiexec"),
+             ("PMI_SIZE", "PMI_RANK", "MPICH's mpiexec"),
+             ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "Slurm's srun"))
+PATIENCE = 10.0  # seconds that a rank which refuses waits for the others to refuse as well
 
 
-def launched_rank(environment: Mapping[str, str] = os.environ) -> int:
-    """Return the rank that the launcher gave this process; 0 without a launcher.
+def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the size and the rank that the launcher gave this process; (1, 0) without a launcher.
 
-    >>> launched_rank({"PMI_RANK": "3"})
-    3
+    >>> launched({"PMI_SIZE": "4", "PMI_RANK": "3"})
+    (4, 3)
     """
-    return next((int(environment[name]) for name in RANKS if environment.get(name, "").isdigit()), 0)
+    for size, rank, _ in LAUNCHERS:
+        if environment.get(size, "").isdigit() and environment.get(rank, "").isdigit():
+            return int(environment[size]), int(environment[rank])
+    return 1, 0
 
 
 def refuse(program: str, message: str) -> NoReturn:
     """End with exit code 2; rank 0 says why, in one line."""
-    if launched_rank() == 0:
+    size, rank = launched()
+    if rank == 0:
         sys.stderr.write(f"{program}: {' '.join(message.split())}\n")
+        sys.stderr.flush()
+    if size > 1:
+        _leave_together()
     raise SystemExit(2)
+
+
+def _leave_together() -> None:
+    """Wait for the other ranks: a launcher that sees one leave with an error ends those that have not spoken yet."""
+    from mpi4py import MPI
+
+    everyone, deadline = MPI.COMM_WORLD.Ibarrier(), time.monotonic() + PATIENCE
+    while not everyone.Test():
+        if time.monotonic() > deadline:
+            os._exit(2)  # the others go on: leaving by way of MPI would wait for them
+        os.sched_yield()
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: object = None) -> None:
         """Print the help, once."""
-        if launched_rank() == 0:
+        if launched()[1] == 0:
             super().print_help()
 
 

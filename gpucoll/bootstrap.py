@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpucoll.arguments import LAUNCHERS
 from gpucoll.errors import ArgumentError, BackendError, UsageError, nearest
 
 if TYPE_CHECKING:
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
 CHECKS = ("full", "deferred", "off")
 EXECUTORS = ("mpi", "native")
-
-# Each launcher's name for the number of ranks that it started.
-LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"), ("PMI_SIZE", "MPICH's mpiexec"),
-             ("SLURM_STEP_NUM_TASKS", "Slurm's srun"))
 
 
 class Options(NamedTuple):
@@ -92,7 +89,7 @@ def world() -> MPI.Intracomm:
 
 def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
     """Raise UsageError where `size` is 1 although a launcher started more: it belongs to another MPI."""
-    for variable, launcher in LAUNCHERS:
+    for variable, _, launcher in LAUNCHERS:
         started = int(environment.get(variable) or 1)
         if size == 1 and started > 1:
             raise UsageError(

@@ -20,7 +20,7 @@ from gpucoll.arrays import Prepared, check_op, finish, prepare
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.dtypes import DTYPES
-from gpucoll.errors import ArgumentError, ClosedError, UsageError
+from gpucoll.errors import ArgumentError, ClosedError, GpucollError, UsageError
 from gpucoll.executors import Executor, Plan, Task, resolve
 from gpucoll.ops import Op, op_of
 from gpucoll.waits import Operation, Waits, Work
@@ -148,7 +148,11 @@ class Communicator:
             plan = self._plan(row, choice, root, call.elements, call.in_place)
         output = None if call.target is None else call.target.row
         task = Task(row.name, choice.algorithm, plan, call.input, output, call.dtype, op, root)
-        return self._executor("native" if plan is None else "mpi", task), task
+        name = "native" if plan is None else "mpi"
+        if self.executor not in (None, name):
+            raise ArgumentError(f"{row.name}: algorithm {choice.algorithm!r} runs on executor {name}, but "
+                                f"executor={self.executor!r} was asked for", code="GC-EXECUTOR")
+        return self._executor(name), task
 
     def _make_plan(self, row: Collective, choice: tuner.Choice, root: int, elements: int, in_place: bool) -> Plan:
         rounds = schedule(row.name, choice.algorithm, rank=self.rank, size=self.size, root=root,
@@ -156,11 +160,7 @@ class Communicator:
         per_block = rounds.chunks // self.size if row.blocks else rounds.chunks
         return resolve(rounds, Layout(elements, per_block), in_place=in_place)
 
-    def _executor(self, name: str, task: Task) -> Executor:
-        """Return the executor for `task`; ArgumentError where another one was asked for."""
-        if self.executor not in (None, name):
-            raise ArgumentError(f"{task.collective}: algorithm {task.algorithm!r} runs on executor {name}, but "
-                                f"executor={self.executor!r} was asked for", code="GC-EXECUTOR")
+    def _executor(self, name: str) -> Executor:
         if name not in self._executors:
             self._executors[name] = _make_executor(name, self._wire)
         return self._executors[name]
@@ -183,16 +183,30 @@ class Communicator:
         self._waits.check()
 
     def close(self) -> None:
-        """Give back what the communicator holds; idempotent. A collective call unless it has failed."""
+        """Give back what the communicator holds; idempotent. A collective call unless it has failed.
+
+        What is still under way is completed first. Where the other ranks do not come within the timeout, MPI's
+        communicators stay: to free them on some ranks only would let late messages reach the next ones.
+        """
         if self._closed:
             return
         self._closed = True
+        together = self._all_close()
         self._waits.close()
-        if self._waits.failure is None:
-            for executor in self._executors.values():
-                executor.close()
+        for executor in self._executors.values():
+            executor.close()
+        if together:
             self._wire.Free()
             self.mpi.Free()
+
+    def _all_close(self) -> bool:
+        """Return whether every rank has come to close, none having failed."""
+        try:
+            task = Task("barrier", "native", None, None, None, NOTHING.dtype)
+            self._waits.run(self._executor("native").run(task), "close")
+        except GpucollError:
+            return False
+        return True
 
     def __enter__(self) -> Self:
         return self

@@ -59,8 +59,8 @@ def test_sizes_and_ranks_of_command_lines():
     for wrong in ("", "0", "3..1", "a", "1..2..3", "1,,2"):
         with pytest.raises(argparse.ArgumentTypeError):
             arguments.size_range(wrong)
-    assert arguments.launched_rank({"OMPI_COMM_WORLD_RANK": "5"}) == 5
-    assert arguments.launched_rank({}) == 0
+    assert arguments.launched({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5"}) == (8, 5)
+    assert arguments.launched({}) == (1, 0)
 
 
 @pytest.mark.parametrize(("given", "words"), [
@@ -76,7 +76,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(given, words, capsys):
 
 
 def test_other_ranks_are_silent(capsys, monkeypatch):
-    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setattr(arguments, "launched", lambda: (1, 1))
     with pytest.raises(SystemExit) as end:
         main(["dance"])
     assert (end.value.code, capsys.readouterr().err) == (2, "")
