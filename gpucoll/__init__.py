@@ -1,6 +1,7 @@
 """gpucoll: collective communication for NumPy and CuPy programs under MPI.
 
     communicator                one method per collective
+    links                       what joins ranks: MPI between processes, memory between threads
     bootstrap, tuner            who am I; which algorithm
     executors                   run a schedule: MPI messages, MPI's own collectives
     arrays, waits               flat views and NumPy's reductions; deadlines and progress
@@ -11,7 +12,7 @@
 """
 
 from gpucoll.algorithms import algorithms, schedule
-from gpucoll.communicator import Communicator, init
+from gpucoll.communicator import Communicator, init, init_local
 from gpucoll.errors import (
     ArgumentError,
     BackendError,
@@ -25,12 +26,12 @@ from gpucoll.errors import (
     RevokedError,
     UsageError,
 )
-from gpucoll.ops import ReduceOp
+from gpucoll.ops import ReduceOp, elementwise_op, premul_sum
 from gpucoll.waits import Work
 
 __version__ = "0.1.0"
 __all__ = [
     "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "DtypeError", "GpucollError",
     "MismatchError", "PeerError", "RankFailedError", "ReduceOp", "RevokedError", "UsageError", "Work", "algorithms",
-    "init", "schedule",
+    "elementwise_op", "init", "init_local", "premul_sum", "schedule",
 ]

@@ -6,6 +6,8 @@ chunks never differ by more than one element.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -45,3 +47,26 @@ class Layout(NamedTuple):
     def span(self, first: int, count: int) -> tuple[int, int]:
         """Return the half-open range of elements of `count` chunks from `first`."""
         return self.start(first), self.start(first + count)
+
+
+class Ragged(NamedTuple):
+    """How a buffer of blocks that are not alike is cut: block i is one chunk, from `starts[i]` to `starts[i + 1]`.
+
+    >>> Ragged.of([2, 0, 3]).span(1, 2)
+    (2, 5)
+    """
+
+    starts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, lengths: Iterable[int]) -> Ragged:
+        """Return the layout of blocks of these lengths, one after the other."""
+        return cls((0, *itertools.accumulate(lengths)))
+
+    def start(self, chunk: int) -> int:
+        """Return the first element of `chunk`."""
+        return self.starts[chunk]
+
+    def span(self, first: int, count: int) -> tuple[int, int]:
+        """Return the half-open range of elements of `count` chunks from `first`."""
+        return self.starts[first], self.starts[first + count]

@@ -32,7 +32,11 @@ class Piece(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """One row: see the module's text. `result` maps (rank, size, root, per_block, i) to output chunk i."""
+    """One row: see the module's text. `result` maps (rank, size, root, per_block, i) to output chunk i.
+
+    `ragged` is what the length of a block depends on where blocks are not alike: the rank it comes from, the rank it
+    goes to, or both.
+    """
 
     name: str
     input: Side
@@ -41,6 +45,7 @@ class Collective(NamedTuple):
     rooted: bool
     busbw: str
     result: Callable[[int, int, int, int, int], Piece]
+    ragged: Literal["source", "target", "pair"] | None = None
 
     @property
     def blocks(self) -> bool:
@@ -64,8 +69,25 @@ def _own_block(rank: int, size: int, root: int, per_block: int, index: int) -> P
     return Piece(rank * per_block + index, frozenset(range(size)))
 
 
+def _block_from_each(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(rank * per_block + index % per_block, frozenset({index // per_block}))
+
+
+def _block_from_root(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(rank * per_block + index, frozenset({root}))
+
+
+def _up_to_rank(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(index, frozenset(range(rank + 1)))
+
+
+def _before_rank(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+    return Piece(index, frozenset(range(rank)))
+
+
 _ARRAY, _BLOCKS = Side(), Side(blocks=True)
-_ROOT, _NOWHERE = Side(where="root"), Side(where="nowhere")
+_ROOT, _ROOTS_BLOCKS, _NOWHERE = Side(where="root"), Side(blocks=True, where="root"), Side(where="nowhere")
+_SHARE = "(P - 1) / P"
 
 COLLECTIVES: dict[str, Collective] = {
     row.name: row
@@ -73,8 +95,18 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("all_reduce", _ARRAY, _ARRAY, True, False, "2 * (P - 1) / P", _everyone),
         Collective("reduce", _ARRAY, _ROOT, True, True, "1", _everyone),
         Collective("broadcast", _ROOT, _ARRAY, False, True, "1", _from_root),
-        Collective("all_gather", _ARRAY, _BLOCKS, False, False, "(P - 1) / P", _block_of_each),
-        Collective("reduce_scatter", _BLOCKS, _ARRAY, True, False, "(P - 1) / P", _own_block),
+        Collective("all_gather", _ARRAY, _BLOCKS, False, False, _SHARE, _block_of_each),
+        Collective("gather", _ARRAY, _ROOTS_BLOCKS, False, True, _SHARE, _block_of_each),
+        Collective("scatter", _ROOTS_BLOCKS, _ARRAY, False, True, _SHARE, _block_from_root),
+        Collective("reduce_scatter", _BLOCKS, _ARRAY, True, False, _SHARE, _own_block),
+        Collective("all_to_all", _BLOCKS, _BLOCKS, False, False, _SHARE, _block_from_each),
+        Collective("scan", _ARRAY, _ARRAY, True, False, "1", _up_to_rank),
+        Collective("exscan", _ARRAY, _ARRAY, True, False, "1", _before_rank),
+        Collective("all_gather_v", _ARRAY, _BLOCKS, False, False, _SHARE, _block_of_each, "source"),
+        Collective("gather_v", _ARRAY, _ROOTS_BLOCKS, False, True, _SHARE, _block_of_each, "source"),
+        Collective("scatter_v", _ROOTS_BLOCKS, _ARRAY, False, True, _SHARE, _block_from_root, "target"),
+        Collective("reduce_scatter_v", _BLOCKS, _ARRAY, True, False, _SHARE, _own_block, "target"),
+        Collective("all_to_all_v", _BLOCKS, _BLOCKS, False, False, _SHARE, _block_from_each, "pair"),
         Collective("barrier", _NOWHERE, _NOWHERE, False, False, "1", _everyone),
     )
 }

@@ -6,22 +6,30 @@ and `min` are `land`: NumPy's own add, multiply, maximum and minimum do just tha
 
 from __future__ import annotations
 
+import ast
 import enum
-from typing import NamedTuple
+import sys
+from numbers import Number
+from typing import Any, NamedTuple
 
 from gpucoll.errors import ArgumentError, nearest
 
 
 class Op(NamedTuple):
-    """One row: `kinds` are the dtypes' kinds on which the op is defined."""
+    """One row: `kinds` are the dtypes' kinds on which the op is defined.
+
+    Ops of the user's own have a `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
+    """
 
     name: str
     numpy: str
     cuda: str
     nccl: str | None
     mpi: str
-    identity: str
+    identity: Any
     kinds: tuple[str, ...]
+    factor: Any = None
+    expression: str = ""
 
 
 _ALL = ("bool", "int", "float", "complex")
@@ -45,6 +53,12 @@ OPS: dict[str, Op] = {
     )
 }
 LOGICAL = ("land", "lor", "lxor")
+NOT_IN = {"scan": ("avg",), "exscan": ("avg",)}  # ops that a collective does not take
+# What an expression of the user's may call: the NumPy function of that meaning, and how many arguments it has.
+FUNCTIONS = {"min": ("minimum", 2), "max": ("maximum", 2), "abs": ("abs", 1), "fabs": ("abs", 1), "sqrt": ("sqrt", 1),
+             "exp": ("exp", 1), "log": ("log", 1), "pow": ("power", 2)}
+OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift, ast.USub,
+             ast.UAdd, ast.Invert)
 
 
 class ReduceOp(enum.Enum):
@@ -64,12 +78,73 @@ class ReduceOp(enum.Enum):
 
 
 def op_of(op: object) -> Op:
-    """Return the row of `op`: a name or a `ReduceOp`; ArgumentError names the nearest.
+    """Return the row of `op`: a name, a `ReduceOp`, an mpi4py op of that meaning, or an op of the user's own.
+
+    Raises ArgumentError, naming the nearest.
 
     >>> op_of("max").mpi
     'MAX'
     """
+    if isinstance(op, Op):
+        return op
     name = op.value if isinstance(op, ReduceOp) else op
+    if type(op).__module__ == "mpi4py.MPI":  # whoever has such an op has imported the module
+        mpi = sys.modules["mpi4py.MPI"]
+        name = next((row.name for row in OPS.values() if op == getattr(mpi, row.mpi)), op)
     if isinstance(name, str) and name in OPS:
         return OPS[name]
     raise ArgumentError(f"no reduce op is named {op!r}{nearest(op, OPS)}", code="GC-OP")
+
+
+def premul_sum(factor: Any) -> Op:
+    """Return the op that adds up every rank's input times its `factor`, a number; on integers an integer.
+
+    Each rank gives its own factor, as with NCCL's ``ncclRedOpCreatePreMulSum``. Raises ArgumentError.
+
+    >>> premul_sum(0.5).factor
+    0.5
+    """
+    if isinstance(factor, bool) or not isinstance(factor, Number):
+        raise ArgumentError(f"premul_sum: the factor {factor!r} is no number", code="GC-OP")
+    return OPS["sum"]._replace(name="premul_sum", nccl="premul", kinds=_ALL[1:], factor=factor)
+
+
+def elementwise_op(expression: str, identity: Any = 0) -> Op:
+    """Return the op that combines `a` and `b` by an expression, valid as CUDA C++ and as NumPy.
+
+    Numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow. It must be associative
+    and commutative; `identity` is what exscan leaves on rank 0. Raises ArgumentError.
+
+    >>> elementwise_op("a + b - a*b").expression
+    'a + b - a*b'
+    """
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, AttributeError, ValueError) as error:
+        raise ArgumentError(f"elementwise_op: {expression!r} is no expression: {error}", code="GC-OP") from None
+    _check_node(expression, tree.body)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    if not used >= {"a", "b"}:
+        raise ArgumentError(f"elementwise_op: {expression!r} must use both a and b", code="GC-OP")
+    return Op("elementwise", "", expression, None, "", identity, _ALL, expression=expression.strip())
+
+
+def _check_node(expression: str, node: ast.AST) -> None:
+    """Let pass what means the same in Python and in C++, and nothing else."""
+    match node:
+        case ast.BinOp(left, operator, right) if isinstance(operator, OPERATORS):
+            parts = [left, right]
+        case ast.UnaryOp(operator, operand) if isinstance(operator, OPERATORS):
+            parts = [operand]
+        case ast.Call(ast.Name(name), arguments, []) if FUNCTIONS.get(name, ("", -1))[1] == len(arguments):
+            parts = arguments
+        case ast.Name("a" | "b"):
+            parts = []
+        case ast.Constant(number) if type(number) in (int, float):
+            parts = []
+        case _:
+            part = ast.get_source_segment(expression.strip(), node) if isinstance(node, ast.expr) else node
+            raise ArgumentError(f"elementwise_op: {part!r} in {expression!r} does not mean the same in NumPy and C++",
+                                code="GC-OP")
+    for part in parts:
+        _check_node(expression, part)

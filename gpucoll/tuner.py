@@ -18,7 +18,10 @@ SEGMENT = 1 << 22  # bytes of a ring's message
 PIPELINE = 1 << 16  # bytes of a tree's message
 MOST_SEGMENTS = 64
 RING_FROM = {"all_reduce": 1 << 20, "reduce_scatter": 1 << 20, "all_gather": 1 << 20}
-SCHEDULED = {"all_reduce": "tree", "reduce": "tree", "broadcast": "tree", "barrier": "dissemination"}
+# Where there is no native collective, or none that serves better: the schedule for small arrays.
+SCHEDULED = {"all_reduce": "tree", "reduce": "tree", "broadcast": "tree", "all_gather": "ring",
+             "reduce_scatter": "ring", "gather": "linear", "scatter": "linear", "all_to_all": "direct",
+             "scan": "linear", "exscan": "linear", "barrier": "dissemination"}
 
 
 class Choice(NamedTuple):
@@ -50,9 +53,9 @@ def choose(collective: str, algorithm: str, nbytes: int, size: int, *, executor:
 
 def _automatic(collective: str, nbytes: int, size: int, executor: str | None) -> str:
     small = size == 1 or nbytes < RING_FROM.get(collective, nbytes + 1)
-    if executor == "native" or (executor is None and small):
-        return "native"
-    return SCHEDULED.get(collective, "ring") if small else "ring"
+    schedule = SCHEDULED.get(collective, "direct") if small else "ring"
+    native = executor == "native" or (executor is None and small and collective in SCHEDULED)
+    return "native" if native else schedule
 
 
 def _obey(rule: Rule, collective: str, choice: str, executor: str | None) -> str:

@@ -44,6 +44,7 @@ class Waits:
         self._threads = threads
         self._spin = CROWDED_SPIN if crowded else SPIN
         self._queue: collections.deque[Work] = collections.deque()
+        self._alone: list[Work] = []
         self._stepping = threading.Lock()
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
@@ -111,11 +112,22 @@ class Waits:
             self._start_thread()
         return work
 
+    def start(self, work: Work) -> Work:
+        """Run `work` beside those submitted, in no order with them: messages between two ranks."""
+        self.check()
+        self._alone.append(work)
+        self.advance()
+        if self._threads and self._alone:
+            self._start_thread()
+        return work
+
     def advance(self) -> None:
-        """Take every queued operation as far as it goes now; of several threads one does it."""
+        """Take every operation as far as it goes now; of several threads one does it."""
         if not self._stepping.acquire(blocking=False):
             return
         try:
+            for work in [work for work in self._alone if self._step(work)]:
+                self._alone.remove(work)
             while self._queue and self._step(self._queue[0]):
                 self._queue.popleft()
         finally:
@@ -141,7 +153,7 @@ class Waits:
         while self._thread is not None:
             self._more.wait()
             self._more.clear()
-            while self._queue and self._thread is not None:
+            while (self._queue or self._alone) and self._thread is not None:
                 self.advance()
                 time.sleep(NAP)
 

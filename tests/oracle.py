@@ -58,6 +58,20 @@ def reduced(op, name, contributions):
     return total.astype(kind(name))
 
 
+def identity(op, name):
+    """What reducing nothing gives."""
+    if op in ("min", "max"):
+        if name == "bool":
+            return op == "min"
+        if "int" in name:
+            return numpy.iinfo(name).max if op == "min" else numpy.iinfo(name).min
+        limit = 448 if name == "float8_e4m3fn" else numpy.inf  # which has no infinity
+        return limit if op == "min" else -limit
+    if op == "band":
+        return ~numpy.zeros(1, kind(name))[0]
+    return 1 if op in ("prod", "land") else 0
+
+
 PAIRS = {
     "sum": lambda a, b: a | b if a.dtype == bool else a + b,
     "avg": lambda a, b: a + b,

@@ -91,7 +91,7 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     Raises ArgumentError for an unknown collective, op or dtype.
 
     >>> algorithms("reduce_scatter")
-    ('ring',)
+    ('direct', 'ring')
     """
     kind = None if dtype is None else row_of(dtype).kind
     if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):

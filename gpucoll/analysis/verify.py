@@ -130,9 +130,19 @@ class _Rank:
                 raise self.error(step, "an earlier step of the round writes there")
             written[key] = target
 
-    def lengths(self, part: Slice) -> list[int]:
-        """Return the length classes of the chunks: chunk i is as long as chunk i of the first block."""
-        return [(part.first + i) % self.chunks % self.per_block for i in range(part.count)]
+    def lengths(self, part: Slice) -> list[object]:
+        """Return the length classes of the chunks: those of chunk i of all blocks are one, unless they are ragged."""
+        chunks = range(part.first, part.first + part.count)
+        if self.row.ragged is None:
+            return [chunk % self.chunks % self.per_block for chunk in chunks]
+        return [self._ragged(part.buffer, chunk) for chunk in chunks]
+
+    def _ragged(self, buffer: str, chunk: int) -> object:
+        """Return what the length of a chunk depends on; a side that is one array depends on its own rank only."""
+        side = self.row.input if buffer == "input" else self.row.output
+        other = chunk if side.blocks else None
+        source, target = (self.rank, other) if buffer == "input" else (other, self.rank)
+        return {"source": source, "target": target, "pair": (source, target)}[self.row.ragged or "pair"]
 
     def _read(self, step: Step, part: Slice) -> list[Content]:
         try:
@@ -163,7 +173,7 @@ class _Rank:
             piece = self.row.result(self.rank, self.size, self.root, self.per_block, index)
             wanted = (piece.chunk, _once(piece.ranks))
             found = self.content.get(("output", index))
-            if found != wanted:
+            if piece.ranks and found != wanted:
                 raise self.error(None, f"at the end output chunk {index} holds {_words(found, self.size)}, "
                                        f"not {_words(wanted, self.size)}")
 

@@ -14,16 +14,21 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from gpucoll.chunks import Layout
+from gpucoll.chunks import Layout, Ragged
 from gpucoll.dtypes import Dtype
 from gpucoll.ops import Op
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 from gpucoll.waits import Operation
+
+PIECE = 1 << 26  # elements of at most 16 bytes
 
 
 @dataclass
 class Task:
-    """One collective on one rank: flat buffers (None where this rank has none) and what to do with them."""
+    """One collective on one rank: flat buffers (None where this rank has none) and what to do with them.
+
+    `lengths` are those of the blocks of input and output, in elements, where blocks are not alike.
+    """
 
     collective: str
     algorithm: str
@@ -33,6 +38,7 @@ class Task:
     dtype: Dtype
     op: Op | None = None
     root: int = 0
+    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     stream: Any = None
 
 
@@ -97,15 +103,27 @@ class Plan(NamedTuple):
     copy_input: bool
 
 
-def resolve(schedule: Schedule, layout: Layout, *, in_place: bool) -> Plan:
-    """Return the plan of `schedule` on buffers cut by `layout`; input is output where `in_place`."""
+class Layouts(NamedTuple):
+    """How the buffers are cut; scratch is cut like `input` where blocks are alike, and not used where they are not."""
+
+    input: Layout | Ragged
+    output: Layout | Ragged
+
+    def span(self, part: Slice) -> tuple[int, int]:
+        """Return the range of elements of `part`."""
+        layout = self.output if part.buffer == "output" else self.input
+        return layout.span(part.first, part.count)
+
+
+def resolve(schedule: Schedule, layouts: Layouts, *, in_place: bool) -> Plan:
+    """Return the plan of `schedule` on buffers cut by `layouts`; input is output where `in_place`."""
     rounds = list(schedule)
     copy_input = in_place and _reads_overwritten(rounds)
     alias = in_place and not copy_input
-    planned = tuple(_Planner(layout, alias).plan(steps) for steps in rounds)
-    scratch = max((s.first + s.count for steps in rounds for s in _slices(steps) if s.buffer == "scratch"), default=0)
+    planned = tuple(_Planner(layouts, alias).plan(steps) for steps in rounds)
+    scratch = max((layouts.span(s)[1] for steps in rounds for s in _slices(steps) if s.buffer == "scratch"), default=0)
     staging = max((m.stop for r in planned for m in _staged(r)), default=0)
-    return Plan(planned, layout.start(scratch), staging, copy_input)
+    return Plan(planned, scratch, staging, copy_input)
 
 
 def _slices(steps: Round) -> Iterator[Slice]:
@@ -136,8 +154,8 @@ def _reads_overwritten(rounds: Iterable[Round]) -> bool:
 class _Planner:
     """Plans one round."""
 
-    def __init__(self, layout: Layout, alias: bool) -> None:
-        self._layout = layout
+    def __init__(self, layouts: Layouts, alias: bool) -> None:
+        self._layouts = layouts
         self._alias = alias
         self._staging = 0
         self._receives: list[Message] = []
@@ -146,7 +164,8 @@ class _Planner:
 
     def plan(self, steps: Round) -> PlannedRound:
         """Return the planned round; the steps of one destination become one write."""
-        sends = tuple(Message(step.peer, self._span(step.src)) for step in steps if isinstance(step, Send))
+        sends = tuple(Message(step.peer, piece) for step in steps if isinstance(step, Send)
+                      for piece in _pieces(self._span(step.src)))
         targets = [self._span(step.dst) for step in steps if not isinstance(step, Send) and not self._is_nothing(step)]
         sources = [self._span(step.src) for step in steps if isinstance(step, Send | Copy | Reduce)]
         for step in steps:
@@ -172,7 +191,7 @@ class _Planner:
 
     def _receive(self, peer: int, dst: Span, *, direct: bool) -> Span:
         span = dst if direct else self._stage(dst)
-        self._receives.append(Message(peer, span))
+        self._receives += [Message(peer, piece) for piece in _pieces(span)]
         return span
 
     def _local(self, src: Slice, dst: Span, targets: list[Span]) -> Span:
@@ -192,11 +211,17 @@ class _Planner:
         return Span("staging", start, self._staging)
 
     def _span(self, part: Slice) -> Span:
-        buffer: Buffer = "output" if self._alias and part.buffer == "input" else part.buffer
-        return Span(buffer, *self._layout.span(part.first, part.count))
+        buffer = "output" if self._alias and part.buffer == "input" else part.buffer
+        return Span(buffer, *self._layouts.span(part))
 
     def _is_nothing(self, step: Step) -> bool:
         return isinstance(step, Copy) and self._span(step.src) == self._span(step.dst)
+
+
+def _pieces(span: Span) -> list[Span]:
+    """Return `span` in pieces of at most PIECE elements: MPI counts bytes in 31 bits. An empty span is one piece."""
+    starts = range(span.start, span.stop, PIECE) or [span.start]
+    return [Span(span.buffer, start, min(start + PIECE, span.stop)) for start in starts]
 
 
 def _meet(a: Span, b: Span) -> bool:

@@ -1,4 +1,6 @@
-"""The `mpi` executor: MPI's messages and NumPy; any number of hosts.
+"""The `mpi` executor: messages and NumPy; any number of hosts.
+
+It needs of its communicator only what mpi4py's has: `Isend` and `Irecv` of a buffer, and requests with `Test`.
 
 A round posts its receives and sends, and forms each result as soon as its operands have come,
 so that one segment is combined while the next is on its way.
@@ -10,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
-from mpi4py import MPI
 
 from gpucoll.arrays import Array, combiner
 from gpucoll.executors import Message, Plan, PlannedRound, Span, Task, Write
 from gpucoll.waits import Operation
 
+BYTES = "B"  # MPI's unsigned char
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
 
 
@@ -27,7 +29,7 @@ class MpiExecutor:
 
     name = "mpi"
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._calls = 0
         self._rooms: dict[str, Array] = {}
@@ -61,7 +63,7 @@ class MpiExecutor:
 class _Run:
     """One task under way: its buffers by name, as elements and as bytes."""
 
-    def __init__(self, comm: MPI.Intracomm, tag: int, task: Task, plan: Plan,
+    def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
                  room: Callable[[str, int], Array]) -> None:
         self._comm, self._tag = comm, tag
         some = task.output if task.output is not None else task.input
@@ -105,13 +107,16 @@ class _Run:
 
     def _buffer(self, message: Message) -> list[Any]:
         span, width = message.span, self._width
-        return [self._bytes[span.buffer][span.start * width:span.stop * width], MPI.BYTE]
+        return [self._bytes[span.buffer][span.start * width:span.stop * width], BYTES]
 
 
-def _all(requests: list[MPI.Request]) -> Operation:
+def _all(requests: list[Any]) -> Operation:
     """Wait for `requests`, unless they have ended already."""
-    if not requests:
-        return
-    done = requests[0].Test if len(requests) == 1 else lambda: MPI.Request.Testall(requests)
-    if not done():
+    left = [request for request in requests if not request.Test()]
+
+    def done() -> bool:
+        left[:] = [request for request in left if not request.Test()]
+        return not left
+
+    if left:
         yield done

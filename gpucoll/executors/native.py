@@ -31,7 +31,9 @@ class NativeExecutor:
         self._comm = comm
 
     def serves(self, task: Task) -> str | None:
-        """Every collective that MPI has."""
+        """Every collective and op that MPI has."""
+        if task.op is not None and task.op.expression:
+            return "MPI has no op for an expression"
         return None if hasattr(self, f"_{task.collective}") else f"MPI has no {task.collective}"
 
     def run(self, task: Task) -> Operation:
@@ -56,21 +58,63 @@ class NativeExecutor:
 
     def _all_gather(self, task: Task) -> MPI.Request:
         # Of one rank, input and output may be the same memory.
-        source = MPI.IN_PLACE if _in_place(task) else [task.input.view(numpy.uint8), MPI.BYTE]
-        return self._comm.Iallgather(source, [task.output.view(numpy.uint8), MPI.BYTE])
+        return self._comm.Iallgather(MPI.IN_PLACE if _in_place(task) else _moved(task.input), _moved(task.output))
+
+    def _gather(self, task: Task) -> MPI.Request:
+        return self._comm.Igather(_moved(task.input), _moved(task.output), task.root)
+
+    def _scatter(self, task: Task) -> MPI.Request:
+        return self._comm.Iscatter(_moved(task.input), _moved(task.output), task.root)
+
+    def _all_to_all(self, task: Task) -> MPI.Request:
+        return self._comm.Ialltoall(_moved(task.input.copy() if _in_place(task) else task.input), _moved(task.output))
+
+    def _scan(self, task: Task) -> MPI.Request:
+        return self._comm.Iscan(_source(task), _buffer(task.output, task.dtype), _op(task))
+
+    def _exscan(self, task: Task) -> MPI.Request:
+        return self._comm.Iexscan(_source(task), _buffer(task.output, task.dtype), _op(task))
+
+    def _all_gather_v(self, task: Task) -> MPI.Request:
+        return self._comm.Iallgatherv(_moved(task.input), _ragged(task, 1))
+
+    def _gather_v(self, task: Task) -> MPI.Request:
+        return self._comm.Igatherv(_moved(task.input), _ragged(task, 1) if task.output is not None else None, task.root)
+
+    def _scatter_v(self, task: Task) -> MPI.Request:
+        return self._comm.Iscatterv(None if task.input is None else _ragged(task, 0), _moved(task.output), task.root)
+
+    def _all_to_all_v(self, task: Task) -> MPI.Request:
+        return self._comm.Ialltoallv(_ragged(task, 0), _ragged(task, 1))
+
+    def _reduce_scatter_v(self, task: Task) -> MPI.Request:
+        assert task.lengths is not None
+        source, target = _buffer(task.input, task.dtype), _buffer(task.output, task.dtype)
+        return self._comm.Ireduce_scatter(source, target, task.lengths[0], _op(task))
 
     def _broadcast(self, task: Task) -> MPI.Request:
         if task.input is not None and not _in_place(task):
             numpy.copyto(task.output, task.input)
-        return self._comm.Ibcast([task.output.view(numpy.uint8), MPI.BYTE], task.root)
+        return self._comm.Ibcast(_moved(task.output), task.root)
 
     def _barrier(self, task: Task) -> MPI.Request:
         return self._comm.Ibarrier()
 
 
+def _moved(row: Any) -> Any:
+    """Return mpi4py's spelling of a row whose values do not matter; None where there is none."""
+    return None if row is None else [row.view(numpy.uint8), MPI.BYTE]
+
+
+def _ragged(task: Task, side: int) -> list[Any]:
+    """Return mpi4py's spelling of the blocks of one side: bytes and their counts."""
+    assert task.lengths is not None
+    row = task.output if side else task.input
+    return [row.view(numpy.uint8), [length * row.dtype.itemsize for length in task.lengths[side]], MPI.BYTE]
+
+
 def _in_place(task: Task) -> bool:
-    address = "__array_interface__"
-    return getattr(task.input, address)["data"][0] == getattr(task.output, address)["data"][0]
+    return bool(task.input.ctypes.data == task.output.ctypes.data)
 
 
 def _source(task: Task) -> Any:

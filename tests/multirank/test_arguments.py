@@ -60,7 +60,7 @@ CASES = {
     "unknown algorithm": ("all_reduce", lambda n: (FOUR, None, "sum", {"algorithm": "rng"}), gc.ArgumentError,
                           "GC-ALGO", "did you mean ring"),
     "algorithm of another collective": ("all_gather", lambda n: (FOUR, None, {"algorithm": "tree"}), gc.ArgumentError,
-                                        "GC-ALGO", "known: ring"),
+                                        "GC-ALGO", "known: direct, ring"),
     "algorithm is a number": ("barrier", lambda n: ({"algorithm": 3},), gc.ArgumentError, "GC-ALGO", "3"),
 }
 COLLECTIVE_CASES = sorted(CASES)

@@ -12,7 +12,9 @@ import oracle
 from gpucoll.algorithms import registry
 from grids import sampled
 
-REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v")
+MOVEMENTS = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v",
+             "all_to_all_v")
 
 
 def algorithms(collective):
@@ -54,21 +56,37 @@ def check(found, expected, *context):
 
 def reduction(comm, collective, algorithm, op, name, count, in_place=False):
     """One call of a reduction on exact data, held against the oracle."""
-    shape = (comm.size, count) if collective == "reduce_scatter" else (count,)
+    if op == "avg" and "scan" in collective:
+        return
+    root, rows = count % comm.size, [(count + rank) % 3 for rank in range(comm.size)]
+    shape = {"reduce_scatter": (comm.size, count), "reduce_scatter_v": (sum(rows), 5)}.get(collective, (count,))
     everyone = inputs(op, name, comm.size, shape)
     mine = everyone[comm.rank].copy()
-    out = mine if in_place and collective != "reduce_scatter" else None
-    root = count % comm.size
     arguments = {"op": op, "algorithm": algorithm} | ({"root": root} if collective == "reduce" else {})
-    found = getattr(comm, collective)(mine, out if collective != "reduce" or comm.rank == root else None, **arguments)
-    expected = oracle.reduced(op, name, everyone)
+    if collective == "reduce_scatter_v":
+        found = comm.reduce_scatter_v(mine, rows, **arguments)
+    else:
+        if in_place and collective != "reduce_scatter" and (collective != "reduce" or comm.rank == root):
+            arguments["out"] = mine
+        found = getattr(comm, collective)(mine, **arguments)
+    expected = expected_reduction(comm, collective, op, name, everyone, rows)
     if collective == "reduce" and comm.rank != root:
         assert found is None
     else:
-        check(found, expected[comm.rank] if collective == "reduce_scatter" else expected, op, name, count)
-        assert out is None or found is out
-    if out is None or found is None:
+        check(found, expected, op, name, count)
+        assert found is arguments.get("out", found)
+    if "out" not in arguments:
         check(mine, everyone[comm.rank], "the input has changed", op, name, count)
+
+
+def expected_reduction(comm, collective, op, name, everyone, rows):
+    if collective == "exscan":
+        return oracle.reduced(op, name, everyone[:comm.rank]) if comm.rank else \
+            numpy.full(everyone[0].shape, oracle.identity(op, name), oracle.kind(name))
+    total = oracle.reduced(op, name, everyone[:comm.rank + 1] if collective == "scan" else everyone)
+    first = sum(rows[:comm.rank])
+    return {"reduce_scatter": lambda: total[comm.rank],
+            "reduce_scatter_v": lambda: total[first:first + rows[comm.rank]]}.get(collective, lambda: total)()
 
 
 @program
@@ -88,15 +106,82 @@ def every_count(comm, collective, algorithm):
 @program
 def copies(comm, collective, algorithm):
     for name, count in itertools.product(("uint8", "bfloat16", "complex128"), (*counts(comm.size), 65537)):
-        everyone = inputs("sum", name, comm.size, (count,))
-        if collective == "all_gather":
-            found = comm.all_gather(everyone[comm.rank], algorithm=algorithm)
-            check(found, numpy.stack(everyone), name, count)
-        else:
-            for root in {0, comm.size // 2, comm.size - 1}:
-                x = everyone[comm.rank].copy()
-                assert comm.broadcast(x, root, algorithm=algorithm) is x
-                check(x, everyone[root], name, count, root)
+        for root in {0, comm.size // 2, comm.size - 1}:
+            MOVED[collective](comm, algorithm, name, count, root)
+
+
+def broadcast(comm, algorithm, name, count, root):
+    everyone = inputs("sum", name, comm.size, (count,))
+    x = everyone[comm.rank].copy()
+    assert comm.broadcast(x, root, algorithm=algorithm) is x
+    check(x, everyone[root], name, count, root)
+
+
+def gathered(comm, algorithm, name, count, root, collective="gather"):
+    everyone = inputs("sum", name, comm.size, (count,))
+    out = numpy.empty((comm.size, count), oracle.kind(name)) if count % 2 and comm.rank == root else None
+    options = {"root": root} if collective == "gather" else {}
+    found = getattr(comm, collective)(everyone[comm.rank], out, algorithm=algorithm, **options)
+    if collective == "gather" and comm.rank != root:
+        assert found is None
+    else:
+        check(found, numpy.stack(everyone), name, count)
+        assert out is None or found is out
+
+
+def scattered(comm, algorithm, name, count, root):
+    x = oracle.values("sum", name, root, comm.size * count).reshape(comm.size, count)
+    out = numpy.empty(count, oracle.kind(name)) if count % 2 else None
+    found = comm.scatter(x if comm.rank == root else None, out, root, algorithm=algorithm)
+    check(found, x[comm.rank].copy(), name, count)
+    assert out is None or found is out
+
+
+def exchanged(comm, algorithm, name, count, root):
+    everyone = inputs("sum", name, comm.size, (comm.size, count))
+    x = everyone[comm.rank].copy()
+    found = comm.all_to_all(x, x if count % 2 else None, algorithm=algorithm)
+    check(found, numpy.stack([one[comm.rank] for one in everyone]), name, count)
+    assert (found is x) == bool(count % 2)
+
+
+def ragged(rank, peer, name, count):
+    """An array whose length differs for every pair of ranks; some are empty."""
+    return oracle.values("sum", name, rank, (rank * 3 + peer * 5 + count) % 7 * 2).reshape(-1, 2)
+
+
+def gathered_v(comm, algorithm, name, count, root, collective="gather_v"):
+    options = {"root": root} if collective == "gather_v" else {}
+    found = getattr(comm, collective)(ragged(comm.rank, 0, name, count), algorithm=algorithm, **options)
+    if collective == "gather_v" and comm.rank != root:
+        assert found is None
+    else:
+        check_list(found, [ragged(rank, 0, name, count) for rank in range(comm.size)])
+
+
+def scattered_v(comm, algorithm, name, count, root):
+    xs = [ragged(root, peer, name, count) for peer in range(comm.size)]
+    check(comm.scatter_v(xs if comm.rank == root else None, root, algorithm=algorithm), xs[comm.rank], name, count)
+
+
+def exchanged_v(comm, algorithm, name, count, root):
+    found = comm.all_to_all_v([ragged(comm.rank, peer, name, count) for peer in range(comm.size)], algorithm=algorithm)
+    check_list(found, [ragged(rank, comm.rank, name, count) for rank in range(comm.size)])
+
+
+def check_list(found, expected):
+    assert isinstance(found, list)
+    assert len(found) == len(expected)
+    for one, wanted in zip(found, expected, strict=True):
+        check(one, wanted)
+
+
+MOVED = {
+    "broadcast": broadcast, "gather": gathered, "all_gather": functools.partial(gathered, collective="all_gather"),
+    "scatter": scattered, "all_to_all": exchanged, "gather_v": gathered_v,
+    "all_gather_v": functools.partial(gathered_v, collective="all_gather_v"), "scatter_v": scattered_v,
+    "all_to_all_v": exchanged_v,
+}
 
 
 @program
@@ -201,18 +286,18 @@ def segmented(comm, collective, algorithm):
 # --- tests -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(grid(REDUCTIONS), keep=30, seed=2))
+@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(grid(REDUCTIONS), keep=40, seed=2))
 def test_every_op_and_dtype(ranks, collective, algorithm, size):
     ranks(every_op_and_dtype, size, collective, algorithm, timeout=120)
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(grid(REDUCTIONS), keep=30, seed=3))
+@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(grid(REDUCTIONS), keep=40, seed=3))
 def test_every_count(ranks, collective, algorithm, size):
     ranks(every_count, size, collective, algorithm, timeout=120)
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "size"),
-                         sampled(grid(("broadcast", "all_gather")), keep=20, seed=4))
+                         sampled(grid(MOVEMENTS), keep=60, seed=4))
 def test_copies(ranks, collective, algorithm, size):
     ranks(copies, size, collective, algorithm, timeout=120)
 

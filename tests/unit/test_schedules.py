@@ -94,19 +94,15 @@ def copy_for_reduce(random_, plans, size):
 
 def receive_after_reduction(random_, plans, size):
     """A Recv on a chunk that the round has reduced into: message and sender are there, the order is wrong."""
-    place = pick(random_, plans, RecvReduce)
+    place = pick(random_, plans, RecvReduce | Reduce)
     if place is None:
         return False
     steps, index = place
-    receive = steps[index]
-    steps.insert(index + 1, Recv(receive.dst, receive.peer))
     owner = next(rank for rank, plan in enumerate(plans) if any(one is steps for one in plan))
-    for sent in (one for plan in plans[receive.peer:receive.peer + 1] for one in plan):
-        for at, step in enumerate(sent):
-            if isinstance(step, Send) and step.peer == owner:
-                sent.insert(at, step)
-                return True
-    return False
+    peer, target = (owner + 1) % size, steps[index].dst
+    steps.insert(index + 1, Recv(target, peer))
+    plans[peer].insert(0, [Send(Slice("input", target.first), owner)])
+    return True
 
 
 FAULTS = [drop, wrong_peer, twice, copy_for_reduce, receive_after_reduction]
@@ -138,6 +134,8 @@ ONE = Slice("output", 0)
 @pytest.mark.parametrize(("plans", "words"), [
     ([[(Copy(ONE, Slice("input", 0)),)], []], "writes to input"),
     ([[(Copy(Slice("input", 1), ONE),)], []], "not in the 1 chunks"),
+    ([[(Copy(Slice("input", 0), ONE), RecvReduce(ONE, 1), Recv(ONE, 1))],
+      [(Send(Slice("input", 0), 0), Send(Slice("input", 0), 0))]], "earlier step of the round"),
     ([[(Send(Slice("scratch", 0), 1),)], [(Recv(ONE, 0),)]], "nobody has written"),
     ([[(RecvReduce(ONE, 1),)], [(Send(Slice("input", 0), 0),)]], "combines chunk 0 into nothing"),
     ([[(Recv(ONE, 1),), (Send(ONE, 1),)], [(Recv(ONE, 0),), (Send(ONE, 0),)]], "waits for ever"),
@@ -146,6 +144,14 @@ ONE = Slice("output", 0)
 def test_a_fault_is_named(plans, words):
     with pytest.raises(ScheduleError, match=words):
         prove("all_reduce", plans, chunks=1)
+
+
+@pytest.mark.mutant
+def test_ragged_blocks_may_not_be_mixed_up():
+    """Blocks of the v-variants have lengths of their own: rank 1's may not arrive as rank 0's."""
+    plans = [[(Copy(Slice("input", 0), Slice("output", 1)),)], []]
+    with pytest.raises(ScheduleError, match="lengths"):
+        prove("all_gather_v", plans, chunks=2)
 
 
 @pytest.mark.mutant

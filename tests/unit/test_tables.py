@@ -5,12 +5,12 @@ import itertools
 import numpy
 import pytest
 
-from gpucoll.arrays import check_op, combiner, finish
+from gpucoll.arrays import check_op, combiner, fill_identity, finish, premultiplied
 from gpucoll.chunks import Layout, bound
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
-from gpucoll.ops import OPS, ReduceOp, op_of
+from gpucoll.ops import OPS, ReduceOp, elementwise_op, op_of, premul_sum
 
 CONTRACT = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
             "complex128 float8_e4m3fn float8_e5m2").split()
@@ -123,6 +123,51 @@ def test_ops_by_name_and_by_member():
     for wrong in ("summ", 3, None, sum):
         with pytest.raises(ArgumentError):
             op_of(wrong)
+
+
+@pytest.mark.parametrize("dtype", CONTRACT)
+@pytest.mark.parametrize("op", [op for op in OPS if op != "avg"])
+def test_the_identity_is_what_reducing_nothing_gives(op, dtype):
+    row, kind = DTYPES[dtype], numpy_dtype(dtype)
+    if not legal(op, row):
+        return
+    values = numpy.array([0, 1, 1, 0]).astype(kind)
+    identity, result = numpy.empty_like(values), numpy.empty_like(values)
+    fill_identity(OPS[op], identity)
+    combiner(OPS[op], row)(result, values, [identity])
+    assert result.tobytes() == values.tobytes()
+    if op in ("min", "max") and row.kind == "float" and dtype != "float8_e4m3fn":
+        assert numpy.isinf(identity.astype("f4")).all()
+
+
+def test_a_factor_is_applied_once_and_rounded_once():
+    row = numpy.array([1, 3], numpy.float16)
+    assert premultiplied(premul_sum(1 / 3), row).tolist() == (numpy.float32([1, 3]) / 3).astype("f2").tolist()
+    assert premultiplied(OPS["sum"], row) is row
+    with pytest.raises(DtypeError):
+        check_op("all_reduce", premul_sum(0.5), DTYPES["int32"])
+    check_op("all_reduce", premul_sum(2), DTYPES["int32"])
+    with pytest.raises(ArgumentError):
+        premul_sum("two")
+
+
+@pytest.mark.parametrize("expression", [
+    "a", "a ** b", "a % b", "a // b", "a if b else a", "a and b", "a < b", "a.real + b", "open(a, b)", "max(a)",
+    "c + a + b", "a + b; a", "(lambda: a)() + b", "a + b + 1j", "a + b + True", "", "__import__('os')", 3])
+def test_an_expression_that_means_something_else_in_cuda_is_refused(expression):
+    with pytest.raises(ArgumentError) as refused:
+        elementwise_op(expression)
+    assert refused.value.code == "GC-OP"
+
+
+def test_an_expression_is_evaluated_and_its_dtype_checked():
+    a, b = numpy.array([3, 5]), numpy.array([4, 1])
+    result = numpy.empty(2, numpy.int64)
+    combiner(elementwise_op("max(a, b) + (a & b) - -1"), DTYPES["int64"])(result, a, [b])
+    assert result.tolist() == [4 + 0 + 1, 5 + 1 + 1]
+    with pytest.raises(DtypeError, match="does not give int64"):
+        check_op("all_reduce", elementwise_op("a / b"), DTYPES["int64"])
+    check_op("all_reduce", elementwise_op("sqrt(a * a + b * b)"), DTYPES["float16"])
 
 
 def test_collectives_say_where_their_sides_are():

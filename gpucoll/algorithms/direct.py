@@ -1,0 +1,72 @@
+"""Direct: every rank exchanges with every other in one round.
+
+The fewest rounds there are, and no byte moves twice: the choice where links join all pairs.
+Blocks need not be alike, so that the v-variants run on it.
+
+    rank 0 ⇄ rank 1
+       ⇅ and both diagonals ⇅      each rank: P - 1 sends and P - 1 receives at once
+    rank 2 ⇄ rank 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice
+
+# One round of P - 1 messages of N / P bytes each way.
+EXCHANGE = {"chunks": "P", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P", "sent": "(P - 1) * N / P",
+            "received": "(P - 1) * N / P", "reduced": "0"}
+
+
+def _others(rank: int, size: int) -> Iterable[int]:
+    """The other ranks, nearest to the right first, so that not all begin with the same one."""
+    return [(rank + distance) % size for distance in range(1, size)]
+
+
+@algorithm("all_gather_v", **EXCHANGE)
+@algorithm("all_gather", **EXCHANGE)
+def direct_all_gather(rank: int, size: int) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on every rank."""
+    own, others = Slice("input", 0), _others(rank, size)
+    yield (Copy(own, Slice("output", rank)), *(Send(own, peer) for peer in others),
+           *(Recv(Slice("output", peer), peer) for peer in others))
+
+
+@algorithm("gather_v", **(EXCHANGE | {"sent": EXCHANGE["path"]}))
+def direct_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on `root`."""
+    own = Slice("input", 0)
+    if rank != root:
+        yield (Send(own, root),)
+    else:
+        yield (Copy(own, Slice("output", rank)), *(Recv(Slice("output", peer), peer) for peer in _others(rank, size)))
+
+
+@algorithm("scatter_v", **(EXCHANGE | {"received": EXCHANGE["path"]}))
+def direct_scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave block `rank` of the root's input on every rank."""
+    own = Slice("output", 0)
+    if rank != root:
+        yield (Recv(own, root),)
+    else:
+        yield (Copy(Slice("input", rank), own), *(Send(Slice("input", peer), peer) for peer in _others(rank, size)))
+
+
+@algorithm("all_to_all_v", **EXCHANGE)
+@algorithm("all_to_all", **EXCHANGE)
+def direct_all_to_all(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank` of every rank's input, in rank order, on every rank."""
+    others = _others(rank, size)
+    yield (Copy(Slice("input", rank), Slice("output", rank)), *(Send(Slice("input", peer), peer) for peer in others),
+           *(Recv(Slice("output", peer), peer) for peer in others))
+
+
+@algorithm("reduce_scatter_v", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
+@algorithm("reduce_scatter", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
+def direct_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank`, reduced over all inputs, on every rank; each rank adds up in an order of its own."""
+    own, others = Slice("output", 0), _others(rank, size)
+    yield (*(Send(Slice("input", peer), peer) for peer in others), Copy(Slice("input", rank), own),
+           *(RecvReduce(own, peer) for peer in others))

@@ -1,0 +1,80 @@
+"""Linear: the root deals with every other rank by itself; one rank follows another in scans.
+
+The yardstick for the rooted collectives: one round, and all bytes through the root's link.
+
+    gather    1 ──►┐        scatter      ┌──► 1        scan   0 ──► 1 ──► 2 ──► 3
+              2 ──►├── 0             0 ──├──► 2
+              3 ──►┘                     └──► 3
+
+A scan is pipelined: a rank passes segment k on while it takes segment k + 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+
+
+@algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",
+           received="(P - 1) * N / P", reduced="0")
+def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on `root`."""
+    own = Slice("input", 0, segments)
+    if rank != root:
+        yield (Send(own, root),)
+    else:
+        yield (Copy(own, Slice("output", rank * segments, segments)),
+               *(Recv(Slice("output", peer * segments, segments), peer) for peer in range(size) if peer != root))
+
+
+@algorithm("scatter", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="(P - 1) * N / P",
+           received="min(1, P - 1) * N / P", reduced="0")
+def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave block `rank` of the root's input on every rank."""
+    own = Slice("output", 0, segments)
+    if rank != root:
+        yield (Recv(own, root),)
+    else:
+        yield (Copy(Slice("input", rank * segments, segments), own),
+               *(Send(Slice("input", peer * segments, segments), peer) for peer in range(size) if peer != root))
+
+
+@algorithm("scan", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N",
+           received="(P > 1) * N", reduced="(P > 1) * N")
+def linear_scan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of the inputs of ranks 0 to `rank` on every rank."""
+    for time in range(segments + 1):
+        steps: list[Step] = []
+        if rank + 1 < size and time > 0:
+            steps.append(Send(Slice("output", time - 1), rank + 1))
+        if time < segments:
+            steps += _add_up(rank, Slice("input", time), Slice("output", time))
+        if steps:
+            yield tuple(steps)
+
+
+def _add_up(rank: int, own: Slice, total: Slice) -> list[Step]:
+    return [Copy(own, total), RecvReduce(total, rank - 1)] if rank else [Copy(own, total)]
+
+
+@algorithm("exscan", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",
+           sent="(P > 1) * N", received="(P > 1) * N", reduced="(P > 2) * N")
+def linear_exscan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of the inputs of ranks 0 to `rank` - 1 on every rank but the first, whose output stays.
+
+    What is passed on is formed in scratch: what came from the left, and this rank's own.
+    """
+    for time in range(segments + 1):
+        came, own = Slice("output", time), Slice("input", time)
+        steps: list[Step] = []
+        if rank + 1 < size and time > 0:
+            steps.append(Send(Slice("scratch", time - 1) if rank else Slice("input", time - 1), rank + 1))
+        if rank and time < segments:
+            steps.append(Recv(came, rank - 1))
+        if steps:
+            yield tuple(steps)
+        if 0 < rank < size - 1 and time < segments:
+            passed = Slice("scratch", time)
+            yield (Copy(came, passed), Reduce(own, passed))

@@ -1,0 +1,121 @@
+"""Reductions by NumPy: one function for each op and dtype, alike for every executor on the host."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy
+
+from gpucoll.arrays.accept import Array
+from gpucoll.dtypes import Dtype, numpy_dtype, row_of
+from gpucoll.errors import DtypeError
+from gpucoll.ops import FUNCTIONS, LOGICAL, Op
+
+Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
+Pair: TypeAlias = Callable[..., Any]
+
+BLOCK = 1 << 14  # elements that are widened at a time, so that they stay in the nearest cache
+
+
+def check_op(name: str, op: Op, dtype: Dtype) -> None:
+    """Raise DtypeError where `op` is not defined for `dtype`."""
+    if dtype.kind not in op.kinds:
+        raise DtypeError(f"{name}: op {op.name} is not defined for {dtype.name}, only for {', '.join(op.kinds)}",
+                         code="GC-OP-DTYPE")
+    if op.expression or op.factor is not None:
+        _rehearse(name, op, dtype)
+
+
+def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
+    """Try an op of the user's own on one element, before anything moves."""
+    one = numpy.ones(1, numpy_dtype(dtype.name))
+    try:
+        combiner(op, dtype)(one.copy(), premultiplied(op, one), [one])
+    except (TypeError, ValueError) as error:
+        raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
+                         code="GC-OP-DTYPE") from error
+
+
+@functools.lru_cache(maxsize=256)
+def combiner(op: Op, dtype: Dtype) -> Combine:
+    """Return ``combine(dst, base, operands)``: dst = op(...op(base, operands[0])..., operands[-1]).
+
+    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap, NaN wins.
+    """
+    pair = _expression(op.expression) if op.expression else getattr(numpy, op.numpy)
+    if dtype.wide is None:
+        return functools.partial(_combine, pair)
+    return functools.partial(_combine_wide, pair, numpy.dtype(dtype.wide))
+
+
+def _expression(text: str) -> Pair:
+    """Return the checked expression of `gpucoll.elementwise_op` in the form of a NumPy function of two arrays."""
+    code = compile(text, "<elementwise_op>", "eval")
+    known = {"__builtins__": {}} | {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
+
+    def pair(a: Array, b: Array, out: Array) -> None:
+        numpy.copyto(out, eval(code, known, {"a": a, "b": b}), casting="same_kind")
+
+    return pair
+
+
+def _combine(pair: Pair, dst: Array, base: Array, operands: Sequence[Array]) -> None:
+    with numpy.errstate(all="ignore"):  # overflow and NaN are the contract's, not a surprise
+        for operand in operands:
+            pair(base, operand, out=dst)
+            base = dst
+
+
+def _combine_wide(pair: Pair, wide: numpy.dtype, dst: Array, base: Array, operands: Sequence[Array]) -> None:
+    with numpy.errstate(all="ignore"):
+        for start in range(0, len(dst), BLOCK):
+            block = slice(start, start + BLOCK)
+            total = base[block].astype(wide)
+            for operand in operands:
+                pair(total, operand[block].astype(wide), out=total)
+            dst[block] = total.astype(dst.dtype)
+
+
+def premultiplied(op: Op, row: Array) -> Array:
+    """Return what a rank contributes: `row`, or its product with the factor of `gpucoll.premul_sum`."""
+    if op.factor is None:
+        return row
+    wide = row_of(row.dtype).wide
+    with numpy.errstate(all="ignore"):
+        product = (row if wide is None else row.astype(wide)) * op.factor
+    return product.astype(row.dtype, casting="same_kind" if wide is None else "unsafe")
+
+
+def finish(op: Op, row: Array, contributions: int) -> None:
+    """Apply what an op does once, at the end: avg divides; a lone logical contribution becomes 0 or 1."""
+    if op.name == "avg":
+        wide = row_of(row.dtype).wide
+        with numpy.errstate(all="ignore"):
+            row[...] = ((row if wide is None else row.astype(wide)) / contributions).astype(row.dtype)
+    elif op.name in LOGICAL and contributions == 1:
+        row[...] = (row != 0).astype(row.dtype)
+
+
+def fill_identity(op: Op, row: Array) -> None:
+    """Write the op's identity, the result of reducing nothing."""
+    identity = op.identity
+    if identity in ("lowest", "highest"):
+        row[...] = _extreme(row.dtype, highest=identity == "highest")
+    elif identity == "all ones":
+        row[...] = numpy.invert(numpy.zeros(1, row.dtype))
+    else:
+        row[...] = numpy.asarray(identity if op.expression else int(identity)).astype(row.dtype)
+
+
+def _extreme(dtype: numpy.dtype, *, highest: bool) -> Any:
+    if dtype.kind == "b":
+        return highest
+    if row_of(dtype).kind == "int":
+        return numpy.iinfo(dtype).max if highest else numpy.iinfo(dtype).min
+    limit = numpy.float32(numpy.inf if highest else -numpy.inf).astype(dtype)
+    if numpy.isinf(limit.astype(numpy.float32)):
+        return limit
+    # float8_e4m3fn has no infinity
+    return numpy.array(0x7E if highest else 0xFE, numpy.uint8).view(dtype)

@@ -1,0 +1,69 @@
+"""The communicator: one method per collective, all of one shape.
+
+    core           what a call goes through: checked, resolved, run at once or behind a `Work`
+    collectives    the calls whose shapes are alike on all ranks
+    ragged         the v-variants
+    points         messages between two ranks, groups of calls, splits
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll import bootstrap
+from gpucoll.communicator.collectives import Collectives
+from gpucoll.communicator.points import Points
+from gpucoll.communicator.ragged import Ragged
+from gpucoll.errors import ArgumentError, UsageError
+from gpucoll.links import LocalLink, MpiLink
+
+
+class Communicator(Collectives, Ragged, Points):
+    """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
+
+    ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or
+    None, ``mpi`` the duplicated mpi4py communicator, ``timeout check executor`` the options.
+    """
+
+    @classmethod
+    def from_mpi(cls, mpi: Any, **options: Any) -> Communicator:
+        """Return a communicator of the ranks of an mpi4py intracommunicator, which is duplicated.
+
+        A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else.
+        """
+        wanted = bootstrap.options(options)
+        return cls(MpiLink.of(mpi), wanted)
+
+
+_world: Communicator | None = None
+
+
+def init(**options: Any) -> Communicator:
+    """Return the communicator of all ranks: MPI's COMM_WORLD, duplicated; again, the same object.
+
+    Options: `timeout` in seconds, the deadline of every wait (default 300); `check` "full", "deferred" or "off";
+    `executor` a name or None; `deterministic`. GPUCOLL_TIMEOUT, GPUCOLL_CHECK and GPUCOLL_EXECUTOR say what is left
+    open. Raises UsageError for other options than before, and under a launcher of another MPI.
+    """
+    global _world
+    wanted = bootstrap.options(options)
+    if _world is None or _world.closed:
+        _world = Communicator(MpiLink(bootstrap.world()), wanted)
+    elif options and _world.options != wanted:
+        raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "
+                         "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
+    return _world
+
+
+def init_local(n: int, **options: Any) -> list[Communicator]:
+    """Return `n` communicators of one process, one for each of `n` threads; no MPI is started.
+
+    Options as in `init`. Every thread uses its own as a rank would. Raises ArgumentError.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-COMM")
+    wanted = bootstrap.options(options)
+    if wanted.executor == "native":
+        raise ArgumentError("init_local: threads have no native executor; executor='mpi' runs the same schedules "
+                            "over memory", code="GC-EXECUTOR")
+    return [Communicator(link, wanted) for link in LocalLink.all(n)]

@@ -1,0 +1,111 @@
+"""The collectives whose shapes are alike on all ranks. All have the options of `Collectives.all_reduce`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scatter
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.communicator.core import How
+from gpucoll.communicator.headers import Headers, header_of
+from gpucoll.dtypes import numpy_dtype
+from gpucoll.errors import ArgumentError, GpucollError
+
+
+class Collectives(Headers):
+    """Methods of `Communicator`."""
+
+    def all_reduce(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
+                   stream: Any = None, async_op: bool = False) -> Any:
+        """Return the reduction of all ranks' `x` (shape s) on every rank.
+
+        `out` (shape s; ``out=x`` is in place) takes the result, else it is allocated. `op`: sum prod min max avg
+        band bor bxor land lor lxor, a `ReduceOp`, an mpi4py op, `premul_sum` or `elementwise_op`. `dtype` reads an
+        unsigned carrier as another dtype. `algorithm`: a name of ``gpucoll.algorithms("all_reduce")``, "native" or
+        "auto". `async_op` returns a `Work`. Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.6.
+        """
+        return self._reduction("all_reduce", x, out, op, dtype, How(algorithm, async_op))
+
+    def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
+               algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
+        """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
+        return self._reduction("reduce", x, out, op, dtype, How(algorithm, async_op), root)
+
+    def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
+                  async_op: bool = False) -> Any:
+        """Overwrite every rank's `x` (shape s) with the root's and return it. MPI-5.0, 6.4."""
+        return self._movement("broadcast", x, None, How(algorithm, async_op), root)
+
+    def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                   async_op: bool = False) -> Any:
+        """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
+        return self._movement("all_gather", x, out, How(algorithm, async_op))
+
+    def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
+               async_op: bool = False) -> Any:
+        """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
+        return self._movement("gather", x, out, How(algorithm, async_op), root)
+
+    def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
+                async_op: bool = False) -> Any:
+        """Return block `rank` (shape s) of the root's `x` (shape (size, \\*s); None elsewhere). MPI-5.0, 6.6.
+
+        One host message tells the other ranks shape and dtype, or that the root refuses its own arguments: PeerError.
+        """
+        who = self._sizes("scatter", root)
+        source: Any = None
+        news: dict[str, Any] = {}
+        if self.rank == who.root:
+            source, news = self._root_blocks(x)
+        told = self._told_by(who.root, news, "scatter")
+        call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who)
+        return self._run("scatter", call, How(algorithm, async_op), root=who.root)
+
+    def _root_blocks(self, x: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the root's array and what is told of it; an error of its own is told, and then raised."""
+        try:
+            source = check_input("scatter", x)
+            if source.ndim == 0 or source.shape[0] != self.size:
+                raise ArgumentError(f"scatter: x has shape {source.shape}; its first axis must be {self.size}, a block "
+                                    "for each rank", code="GC-SHAPE")
+        except GpucollError as error:
+            self._told_by(self.rank, {"error": str(error)}, "scatter", mine=error)
+        return source, header_of(source)
+
+    def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
+                       stream: Any = None, async_op: bool = False) -> Any:
+        """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
+        return self._reduction("reduce_scatter", x, out, op, dtype, How(algorithm, async_op))
+
+    def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                   async_op: bool = False) -> Any:
+        """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
+        return self._movement("all_to_all", x, out, How(algorithm, async_op))
+
+    def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
+             stream: Any = None, async_op: bool = False) -> Any:
+        """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
+        return self._reduction("scan", x, out, op, dtype, How(algorithm, async_op))
+
+    def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
+               stream: Any = None, async_op: bool = False) -> Any:
+        """Return the reduction of the `x` (shape s) of ranks 0 to `rank` - 1, the op's identity on rank 0.
+
+        MPI-5.0, 6.11.2, where rank 0's result is undefined.
+        """
+        return self._reduction("exscan", x, out, op, dtype, How(algorithm, async_op))
+
+    def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
+        """Return when every rank has called it. MPI-5.0, 6.3."""
+        self._check_usable()
+        return self._run("barrier", NOTHING, How(algorithm, async_op))
+
+    def _reduction(self, name: str, x: Any, out: Any, op: Any, dtype: Any, how: How, root: Any = 0) -> Any:
+        who = self._sizes(name, root)
+        call = prepare(COLLECTIVES[name], x, out, who, dtype)
+        return self._run(name, call, how, self._check_op(name, op, call), who.root)
+
+    def _movement(self, name: str, x: Any, out: Any, how: How, root: Any = 0) -> Any:
+        who = self._sizes(name, root)
+        call: Prepared = prepare(COLLECTIVES[name], x, out, who)
+        return self._run(name, call, how, root=who.root)

@@ -1,0 +1,73 @@
+"""Host messages: what ranks must tell each other of shapes before data can move."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy
+
+from gpucoll.arrays import Array, Prepared, prepare
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.communicator.core import Core, How
+from gpucoll.dtypes import row_of
+from gpucoll.errors import GpucollError, MismatchError, PeerError
+
+News: TypeAlias = dict[str, Any]
+
+ROOM, ROOM_PER_RANK = 1024, 24  # bytes of a host message: the same on all ranks
+
+
+def header_of(x: Array) -> News:
+    """Return what the other ranks must know of an array."""
+    return {"shape": list(x.shape), "dtype": row_of(x.dtype).name}
+
+
+class Headers(Core):
+    """Exchanges of small JSON objects, by the communicator's own schedules: with a deadline like every wait."""
+
+    def _told_by(self, root: int, news: News, name: str, mine: GpucollError | None = None) -> News:
+        """Return the root's news on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""
+        row = self._row(news)
+        self._exchange("broadcast", prepare(COLLECTIVES["broadcast"], row, None, self._sizes(name, root)), name, root)
+        return self._heard([_read(row)], name, mine, first=root)[0]
+
+    def _told_by_all(self, news: News, name: str, mine: GpucollError | None = None) -> list[News]:
+        """Return everybody's news on every rank; an error of any rank is raised on all."""
+        call = prepare(COLLECTIVES["all_gather"], self._row(news), None, self._sizes(name))
+        self._exchange("all_gather", call, name)
+        return self._heard([_read(row) for row in call.result], name, mine)
+
+    def _exchange(self, collective: str, call: Prepared, name: str, root: int = 0) -> None:
+        executor, task = self._resolve(COLLECTIVES[collective], call, How(), None, root)
+        self._waits.run(self._operation(executor, task, call), name)
+
+    def _heard(self, news: list[News], name: str, mine: GpucollError | None, first: int = 0) -> list[News]:
+        if mine is not None:
+            raise mine
+        refused = {first + rank: one["error"] for rank, one in enumerate(news) if "error" in one}
+        if refused:
+            rank, words = next(iter(refused.items()))
+            raise PeerError(f"{name}: rank {rank} refused its arguments: {words}", ranks=tuple(refused))
+        return news
+
+    def _row(self, news: News) -> Array:
+        row = numpy.zeros(ROOM + ROOM_PER_RANK * self.size, numpy.uint8)
+        short = {key: value[:ROOM // 2] if isinstance(value, str) else value for key, value in news.items()}
+        text = json.dumps(short).encode()
+        row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
+        return row
+
+
+def _read(row: Array) -> News:
+    found: News = json.loads(row.tobytes().rstrip(b"\0"))
+    return found
+
+
+def check_alike(name: str, news: Sequence[News], key: str, code: str) -> None:
+    """Raise MismatchError, on every rank alike, where ranks differ in `key` of what all of them have told."""
+    differ = tuple(rank for rank, one in enumerate(news) if one[key] != news[0][key])
+    if differ:
+        raise MismatchError(f"{name}: rank 0 has {key} {news[0][key]}, ranks {', '.join(map(str, differ))} have "
+                            f"{news[differ[0]][key]}; it must be the same on all ranks", code=code, ranks=differ)

@@ -1,0 +1,114 @@
+"""The v-variants: blocks that differ in their first axis. Counts are discovered by one host message.
+
+What is wrong on one rank is raised on every rank: the host message carries the refusal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from gpucoll.arrays import Array, check_blocks, check_rows, flat, prepare_blocks
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.communicator.core import How
+from gpucoll.communicator.headers import Headers, News, check_alike
+from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.errors import ArgumentError, GpucollError
+
+
+class Ragged(Headers):
+    """Methods of `Communicator`."""
+
+    def all_gather_v(self, x: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
+        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7."""
+        return self._gather_v("all_gather_v", x, 0, How(algorithm, async_op))
+
+    def gather_v(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
+                 async_op: bool = False) -> Any:
+        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5."""
+        return self._gather_v("gather_v", x, root, How(algorithm, async_op))
+
+    def _gather_v(self, name: str, x: Any, root: Any, how: How) -> Any:
+        who = self._sizes(name, root)
+        source, news = self._agree(name, lambda: check_rows(name, x), lambda row: {"counts": [len(row)]})
+        counts = [one["counts"][0] for one in news]
+        row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
+        call = prepare_blocks(row, flat(source), ((len(source),), counts if here else ()), source.shape[1:],
+                              source.dtype, has_output=here)
+        return self._run(name, call, how, root=who.root)
+
+    def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
+                  async_op: bool = False) -> Any:
+        """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6."""
+        who = self._sizes("scatter_v", root)
+        here = self.rank == who.root
+        blocks, mine = _attempt(lambda: check_blocks("scatter_v", xs, self.size)) if here else (None, None)
+        news: News = {"error": str(mine)} if mine else _news(blocks, _counts) if blocks else {}
+        told = self._told_by(who.root, news, "scatter_v", mine)
+        counts, tail, dtype = told["counts"], tuple(told["tail"]), numpy_dtype(told["dtype"])
+        source = None if blocks is None else _joined(blocks)
+        call = prepare_blocks(COLLECTIVES["scatter_v"], source, (counts if here else (), (counts[self.rank],)), tail,
+                              dtype)
+        return self._run("scatter_v", call, How(algorithm, async_op), root=who.root)
+
+    def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
+        """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
+        name = "all_to_all_v"
+        self._check_usable()
+        blocks, news = self._agree(name, lambda: check_blocks(name, xs, self.size), _counts)
+        counts = [one["counts"][self.rank] for one in news]
+        call = prepare_blocks(COLLECTIVES[name], _joined(blocks), ([len(block) for block in blocks], counts),
+                              blocks[0].shape[1:], blocks[0].dtype)
+        return self._run(name, call, How(algorithm, async_op))
+
+    def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
+                         algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
+        """Return rows of the reduction of all ranks' `x` (shape (sum(counts), \\*s)): `counts[rank]` of them.
+
+        `counts` is the same on all ranks. MPI-5.0, 6.10.2.
+        """
+        name = "reduce_scatter_v"
+        self._check_usable()
+        source = check_rows(name, x)
+        lengths = self._check_counts(name, counts, len(source))
+        call = prepare_blocks(COLLECTIVES[name], flat(source), (lengths, (lengths[self.rank],)), source.shape[1:],
+                              source.dtype)
+        return self._run(name, call, How(algorithm, async_op), self._check_op(name, op, call))
+
+    def _check_counts(self, name: str, counts: Any, rows: int) -> list[int]:
+        whole = isinstance(counts, Sequence | numpy.ndarray) and all(
+            isinstance(count, int | numpy.integer) and not isinstance(count, bool) and count >= 0 for count in counts)
+        if not whole or len(counts) != self.size or sum(counts) != rows:
+            raise ArgumentError(f"{name}: counts {counts!r} must be {self.size} numbers whose sum is {rows}, the "
+                                "length of x's first axis", code="GC-COUNTS")
+        return [int(count) for count in counts]
+
+    def _agree(self, name: str, check: Callable[[], Any], told: Callable[[Any], News]) -> tuple[Any, list[News]]:
+        """Return this rank's checked argument and everybody's news; raise alike everywhere what is wrong anywhere."""
+        checked, mine = _attempt(check)
+        everyone = self._told_by_all({"error": str(mine)} if mine else _news(checked, told), name, mine)
+        check_alike(name, everyone, "dtype", "GC-DTYPE")
+        check_alike(name, everyone, "tail", "GC-SHAPE")
+        return checked, everyone
+
+
+def _attempt(check: Callable[[], Any]) -> tuple[Any, GpucollError | None]:
+    try:
+        return check(), None
+    except GpucollError as error:
+        return None, error
+
+
+def _news(checked: Any, told: Callable[[Any], News]) -> News:
+    some = checked[0] if isinstance(checked, list) else checked
+    return {"dtype": row_of(some.dtype).name, "tail": list(some.shape[1:]), **told(checked)}
+
+
+def _counts(blocks: list[Array]) -> News:
+    return {"counts": [len(block) for block in blocks]}
+
+
+def _joined(blocks: list[Array]) -> Array:
+    return numpy.concatenate([flat(block) for block in blocks])

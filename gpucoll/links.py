@@ -1,0 +1,187 @@
+"""What joins the ranks of a communicator: MPI between processes, memory between threads."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy
+
+from gpucoll import bootstrap
+from gpucoll.bootstrap import Place
+from gpucoll.errors import ArgumentError, BackendError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Link(Protocol):
+    """What a communicator needs of the world below it.
+
+    `wire` and `points` send and receive as mpi4py's communicators do: `wire` is the executors', so that no message of
+    a user's can meet one of ours; `points` carries the user's. `mpi` is the mpi4py communicator, if it is one.
+    """
+
+    place: Place
+    mpi: Any
+    wire: Any
+    points: Any
+    threads: bool  # whether several threads may call it
+    foreign: tuple[type[Exception], ...]  # what it raises
+
+    def split(self, color: int | None, key: int) -> Link | None:
+        """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
+
+    def free(self) -> None:
+        """Give back what it holds. A collective call."""
+
+
+class MpiLink:
+    """Ranks are processes, joined by MPI; two duplicates of the communicator that it is made of."""
+
+    def __init__(self, mpi: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        self.mpi = self.points = mpi.Dup()
+        self.wire = mpi.Dup()
+        self.place = bootstrap.place(self.mpi)
+        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
+
+    @classmethod
+    def of(cls, mpi: Any) -> MpiLink:
+        """Return the link of an mpi4py intracommunicator; ArgumentError for anything else."""
+        if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
+            raise ArgumentError(f"from_mpi: {mpi!r} is no mpi4py intracommunicator", code="GC-COMM")
+        return cls(mpi)
+
+    def split(self, color: int | None, key: int) -> MpiLink | None:
+        from mpi4py import MPI
+
+        part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
+        if color is None:
+            return None
+        link = MpiLink.of(part)
+        part.Free()
+        return link
+
+    def free(self) -> None:
+        self.wire.Free()
+        self.mpi.Free()
+
+
+class LocalLink:
+    """Ranks are threads of one process; a message is copied once, from the sender's array into the receiver's."""
+
+    def __init__(self, rank: int, hub: _Hub) -> None:
+        self.place = Place(rank, hub.size, rank, hub.size, (0,) * hub.size)
+        self.mpi = None
+        self.wire, self.points = (_Endpoint(rank, mail) for mail in hub.mail)
+        self.threads = True
+        self.foreign: tuple[type[Exception], ...] = ()
+        self._hub = hub
+        self._splits = 0
+
+    @classmethod
+    def all(cls, size: int) -> list[LocalLink]:
+        """Return the links of `size` ranks."""
+        hub = _Hub(size)
+        return [cls(rank, hub) for rank in range(size)]
+
+    def split(self, color: int | None, key: int) -> LocalLink | None:
+        self._splits += 1
+        everyone = self._hub.gather(self._splits, self.place.rank, (color, key))
+        if color is None:
+            return None
+        ranks = sorted((other, rank) for rank, (shade, other) in everyone.items() if shade == color)
+        numbers = [rank for _, rank in ranks]
+        return LocalLink(numbers.index(self.place.rank), self._hub.part(self._splits, color, len(numbers)))
+
+    def free(self) -> None:
+        """Nothing to give back."""
+
+
+class _Hub:
+    """What the threads of one `init_local` share: mail, and what splits tell each other."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.mail = (_Mail(), _Mail())
+        self._news = threading.Condition()
+        self._told: dict[int, dict[int, Any]] = collections.defaultdict(dict)
+        self._parts: dict[tuple[int, int], _Hub] = {}
+
+    def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> Mapping[int, Any]:
+        """Return the values of all ranks for the `number`-th split."""
+        with self._news:
+            told = self._told[number]
+            told[rank] = value
+            self._news.notify_all()
+            if not self._news.wait_for(lambda: len(told) == self.size, timeout):
+                raise BackendError(f"split: only ranks {sorted(told)} of {self.size} came within {timeout:g} s")
+            return told
+
+    def part(self, number: int, color: int, size: int) -> _Hub:
+        """Return the hub of one color of a split, made by who comes first."""
+        with self._news:
+            return self._parts.setdefault((number, color), _Hub(size))
+
+
+class _Message:
+    """One end of a message that waits for the other; also the request that its owner tests."""
+
+    def __init__(self, row: numpy.ndarray[Any, Any]) -> None:
+        self.row = row
+        self.length: int | None = None  # of what came, once it has
+
+    def Test(self, status: Any = None) -> bool:
+        """Return whether the message has been copied; as mpi4py's requests do."""
+        return self.length is not None
+
+
+class _Mail:
+    """The messages under way between the threads: the k-th send from a to b with a tag meets the k-th receive."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: dict[Any, collections.deque[_Message]] = {}
+
+    def post(self, mine: _Message, here: Any, there: Any) -> _Message | None:
+        """Return the other end if it waits already under the key `there`, else leave `mine` under `here`."""
+        with self._lock:
+            if there not in self._waiting:
+                self._waiting.setdefault(here, collections.deque()).append(mine)
+                return None
+            other = self._waiting[there].popleft()
+            if not self._waiting[there]:
+                del self._waiting[there]
+            return other
+
+
+class _Endpoint:
+    """One rank's side of the mail, with the two calls of mpi4py's communicators that executors use."""
+
+    def __init__(self, rank: int, mail: _Mail) -> None:
+        self._rank, self._mail = rank, mail
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> _Message:
+        """Begin to send ``[bytes, "B"]`` to rank `dest`."""
+        mine, key = _Message(buffer[0]), (self._rank, dest, tag)
+        other = self._mail.post(mine, (*key, "send"), (*key, "receive"))
+        return _deliver(mine, other, mine) if other else mine
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> _Message:
+        """Begin to receive from rank `source` into ``[bytes, "B"]``."""
+        mine, key = _Message(buffer[0]), (source, self._rank, tag)
+        other = self._mail.post(mine, (*key, "receive"), (*key, "send"))
+        return _deliver(other, mine, mine) if other else mine
+
+
+def _deliver(sent: _Message, received: _Message, mine: _Message) -> _Message:
+    """Copy what both have room for; the lengths tell each whether that was all."""
+    count = min(len(sent.row), len(received.row))
+    numpy.copyto(received.row[:count], sent.row[:count])
+    received.length, sent.length = len(sent.row), len(sent.row)
+    return mine
