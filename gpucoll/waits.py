@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RevokedError
 
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
@@ -95,6 +95,8 @@ class Waits:
         """
         try:
             yield
+        except MismatchError:  # of a message that has ended: nothing is under way
+            raise
         except self._foreign as error:
             self.failure = BackendError(f"{name}: {error}")
             raise self.failure from error

@@ -8,6 +8,7 @@ from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scat
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, header_of
+from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import ArgumentError, GpucollError
 
@@ -15,6 +16,7 @@ from gpucoll.errors import ArgumentError, GpucollError
 class Collectives(Headers):
     """Methods of `Communicator`."""
 
+    @shaped(Reducing)
     def all_reduce(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                    stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all ranks' `x` (shape s) on every rank.
@@ -26,21 +28,25 @@ class Collectives(Headers):
         """
         return self._reduction("all_reduce", x, out, op, dtype, How(algorithm, async_op))
 
+    @shaped(ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
         return self._reduction("reduce", x, out, op, dtype, How(algorithm, async_op), root)
 
+    @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's and return it. MPI-5.0, 6.4."""
         return self._movement("broadcast", x, None, How(algorithm, async_op), root)
 
+    @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
         return self._movement("all_gather", x, out, How(algorithm, async_op))
 
+    @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
@@ -72,21 +78,25 @@ class Collectives(Headers):
             self._told_by(self.rank, {"error": str(error)}, "scatter", mine=error)
         return source, header_of(source)
 
+    @shaped(Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
         return self._reduction("reduce_scatter", x, out, op, dtype, How(algorithm, async_op))
 
+    @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
         return self._movement("all_to_all", x, out, How(algorithm, async_op))
 
+    @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
         return self._reduction("scan", x, out, op, dtype, How(algorithm, async_op))
 
+    @shaped(Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank` - 1, the op's identity on rank 0.

@@ -66,8 +66,8 @@ class Points(Core):
         if not ended():
             yield ended
         if ended.length != row.nbytes:
-            raise MismatchError(f"recv: rank {src} sent {ended.length} bytes, out has {row.nbytes}", code="GC-SHAPE",
-                                ranks=(src,))
+            sent = "more bytes" if ended.length is None else f"{ended.length} bytes"
+            raise MismatchError(f"recv: rank {src} sent {sent}, out has {row.nbytes}", code="GC-SHAPE", ranks=(src,))
         if not out.flags.c_contiguous:
             numpy.copyto(out, row.reshape(out.shape))
 
@@ -112,7 +112,7 @@ POINTS = ("send", "recv", "sendrecv")
 
 
 class _Counted:
-    """Asks whether a receive has ended, and keeps how many bytes came."""
+    """Asks whether a receive has ended, and keeps how many bytes came; None where they were more than there is room."""
 
     def __init__(self, request: Any, is_mpi: bool) -> None:
         self._request, self._is_mpi = request, is_mpi
@@ -125,9 +125,13 @@ class _Counted:
         from mpi4py import MPI
 
         status = MPI.Status()
-        ended = self._request.Test(status)
-        if ended and self.length is None:
-            self.length = status.Get_count(MPI.BYTE)
+        try:
+            ended = bool(self._request.Test(status))
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            return True
+        self.length = status.Get_count(MPI.BYTE) if ended else None
         return ended
 
 

@@ -1,0 +1,41 @@
+"""The calls keep the array's type; checked by the type checker itself."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+from typing import Any, assert_type
+
+import numpy
+from numpy.typing import NDArray
+
+import gpucoll as gc
+
+comm = gc.init()
+x: NDArray[numpy.float32] = numpy.ones(3, numpy.float32)
+assert_type(comm.all_reduce(x), NDArray[numpy.float32])
+assert_type(comm.all_reduce(x, op="max", algorithm="ring"), NDArray[numpy.float32])
+assert_type(comm.all_reduce(x, async_op=True), gc.Work)
+assert_type(comm.all_reduce([1], out=x), NDArray[numpy.float32])
+assert_type(comm.reduce(x, root=1), NDArray[numpy.float32] | None)
+assert_type(comm.broadcast(x), NDArray[numpy.float32])
+assert_type(comm.all_gather(x), NDArray[numpy.float32])
+assert_type(comm.gather(x), NDArray[numpy.float32] | None)
+assert_type(comm.scan(x, async_op=True), gc.Work)
+comm.all_reduce(x, opp="sum")  # type: ignore[call-overload]
+"""
+
+
+def test_the_type_checker_sees_the_arrays_type(tmp_path):
+    mypy = Path(sys.executable).with_name("mypy")
+    if shutil.which(mypy) is None:
+        pytest.skip("mypy is not installed beside this Python: pip install gpucoll[test]")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    job = subprocess.run([mypy, "--config-file=", "--warn-unused-ignores", "--follow-imports=silent", "program.py"],
+                         cwd=tmp_path, env={"MYPYPATH": str(ROOT)}, capture_output=True, text=True)
+    assert job.returncode == 0, job.stdout + job.stderr
