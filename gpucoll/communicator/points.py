@@ -54,20 +54,19 @@ class Points(Core):
         return work if async_op else work.wait()
 
     def _send(self, x: Array, dst: int, tag: int) -> Operation:
-        row = flat(x).view(numpy.uint8)
-        request = self._link.points.Isend([row, BYTES], dst, tag)
-        if not request.Test():
-            yield request.Test
+        requests = [self._link.points.Isend([piece, BYTES], dst, tag) for piece in _pieces(flat(x))]
+        yield lambda: all(request.Test() for request in requests)
 
     def _recv(self, out: Array, src: int, tag: int) -> Operation:
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
-        request = self._link.points.Irecv([row.view(numpy.uint8), BYTES], src, tag)
-        ended = _Counted(request, self.mpi is not None)
-        if not ended():
-            yield ended
-        if ended.length != row.nbytes:
-            sent = "more bytes" if ended.length is None else f"{ended.length} bytes"
-            raise MismatchError(f"recv: rank {src} sent {sent}, out has {row.nbytes}", code="GC-SHAPE", ranks=(src,))
+        pieces = _pieces(row)
+        ended = [_Counted(self._link.points.Irecv([piece, BYTES], src, tag), self.mpi is not None) for piece in pieces]
+        for piece, count in zip(pieces, ended, strict=True):
+            yield count
+            if count.length != len(piece):
+                sent = "more bytes" if count.length is None else f"{count.length} bytes"
+                raise MismatchError(f"recv: rank {src} sent {sent}, out has {len(piece)}", code="GC-SHAPE",
+                                    ranks=(src,))
         if not out.flags.c_contiguous:
             numpy.copyto(out, row.reshape(out.shape))
 
@@ -109,6 +108,7 @@ class Points(Core):
 
 
 POINTS = ("send", "recv", "sendrecv")
+PIECE = 1 << 30  # bytes
 
 
 class _Counted:
@@ -133,6 +133,12 @@ class _Counted:
             return True
         self.length = status.Get_count(MPI.BYTE) if ended else None
         return ended
+
+
+def _pieces(row: Array) -> list[Array]:
+    """Return the bytes of a row in pieces: MPI counts them in 31 bits. An empty row is one piece."""
+    everything = row.view(numpy.uint8)
+    return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]
 
 
 def _check_tag(name: str, tag: Any) -> int:

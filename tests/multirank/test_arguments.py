@@ -63,7 +63,77 @@ CASES = {
                                         "GC-ALGO", "known: direct, ring"),
     "algorithm is a number": ("barrier", lambda n: ({"algorithm": 3},), gc.ArgumentError, "GC-ALGO", "3"),
 }
+# What every call with an array, an op, a root or a list of blocks refuses alike.
+ROOTED = ("reduce", "broadcast", "gather", "scatter", "gather_v", "scatter_v")
+WITH_OP = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v")
+WITH_ARRAY = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "all_to_all",
+              "scan", "exscan", "all_gather_v", "gather_v")
+WITH_OUT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "scan", "exscan")
+WITH_LIST = ("scatter_v", "all_to_all_v")
+
+
+def blocks(n):
+    return numpy.arange(n * 4.0).reshape(n, 4)
+
+
+for name in (*WITH_ARRAY, *WITH_LIST, "scatter", "reduce_scatter_v"):
+    given = (lambda n: (blocks(n), [1] * n)) if name == "reduce_scatter_v" else (
+        lambda n: ([blocks(n)] * n,)) if name in WITH_LIST else lambda n: (blocks(n),)
+    CASES[f"{name}: unknown algorithm"] = (
+        name, lambda n, given=given: (*given(n), {"algorithm": "rng"}), gc.ArgumentError, "GC-ALGO", "known")
+    if name in ROOTED:
+        for wrong in (True, 1.0, None, -1, 99, "0"):
+            CASES[f"{name}: root {wrong!r}"] = (
+                name, lambda n, given=given, wrong=wrong: (*given(n), {"root": wrong}), gc.ArgumentError, "GC-ROOT",
+                "not in 0")
+for name in WITH_ARRAY:
+    for wrong, error, code in ((3, gc.ArgumentError, "GC-ARRAY"), ([1.0], gc.ArgumentError, "GC-ARRAY"),
+                               (numpy.array(["text"]), gc.DtypeError, "GC-DTYPE"),
+                               (numpy.zeros((2, 2), ">i4"), gc.DtypeError, "GC-DTYPE"),
+                               (GpuArray(), gc.ArgumentError, "GC-ARRAY")):
+        CASES[f"{name}: {type(wrong).__name__} {getattr(wrong, 'dtype', '')}"] = (
+            name, lambda n, wrong=wrong: (wrong,), error, code, "array|dtype")
+for name in WITH_OP:
+    counts = (lambda n: ([1] * n,)) if name == "reduce_scatter_v" else lambda n: ()
+    CASES[f"{name}: unknown op"] = (
+        name, lambda n, counts=counts: (blocks(n), *counts(n), {"op": "summ"}), gc.ArgumentError, "GC-OP", "mean sum")
+    CASES[f"{name}: band on floats"] = (
+        name, lambda n, counts=counts: (blocks(n), *counts(n), {"op": "band"}), gc.DtypeError, "GC-OP-DTYPE", "band")
+for name in ("scan", "exscan"):
+    CASES[f"{name}: avg"] = (name, lambda n: (blocks(n), {"op": "avg"}), gc.ArgumentError, "GC-OP", "prefix")
+for name in WITH_OUT:
+    CASES[f"{name}: out of other shape"] = (
+        name, lambda n: (blocks(n), numpy.zeros(3)), gc.ArgumentError, "GC-SHAPE", "expected")
+    CASES[f"{name}: out is text"] = (name, lambda n: (blocks(n), "out"), gc.ArgumentError, "GC-ARRAY", "str")
+CASES |= {
+    "list too short": ("all_to_all_v", lambda n: ([blocks(n)] * (n - 1),), gc.ArgumentError, "GC-COUNTS", "list of"),
+    "no list": ("all_to_all_v", lambda n: (3,), gc.ArgumentError, "GC-COUNTS", "list of"),
+    "shapes differ in a list": ("all_to_all_v", lambda n: ([blocks(n)] + [blocks(n)[:, :1]] * (n - 1),),
+                                gc.ArgumentError, "GC-SHAPE", "first axis"),
+    "dtypes differ in a list": ("all_to_all_v", lambda n: ([blocks(n)] + [blocks(n).astype("f4")] * (n - 1),),
+                                gc.DtypeError, "GC-DTYPE", "array 1"),
+    "no first axis": ("all_gather_v", lambda n: (numpy.array(1.0),), gc.ArgumentError, "GC-SHAPE", "0-dim"),
+    "counts do not add up": ("reduce_scatter_v", lambda n: (blocks(n), [3] * n), gc.ArgumentError, "GC-COUNTS", "sum"),
+    "counts too short": ("reduce_scatter_v", lambda n: (blocks(n), [n]), gc.ArgumentError, "GC-COUNTS", "numbers"),
+    "counts are no numbers": ("reduce_scatter_v", lambda n: (blocks(n), ["1"] * n), gc.ArgumentError, "GC-COUNTS",
+                              "numbers"),
+    "an mpi4py op of no such meaning": ("all_reduce", lambda n: (FOUR, None, mpi_op("MAXLOC")), gc.ArgumentError,
+                                        "GC-OP", "known"),
+    "factor on integers": ("all_reduce", lambda n: (numpy.arange(3), None, gc.premul_sum(0.5)), gc.DtypeError,
+                           "GC-OP-DTYPE", "int64"),
+    "expression of another dtype": ("all_reduce", lambda n: (numpy.arange(3), None, gc.elementwise_op("a / b")),
+                                    gc.DtypeError, "GC-OP-DTYPE", "a / b"),
+    "expression by MPI itself": ("all_reduce", lambda n: (FOUR, None, gc.elementwise_op("a + b"),
+                                                          {"algorithm": "native"}),
+                                 gc.ArgumentError, "GC-ALGO", "expression"),
+}
 COLLECTIVE_CASES = sorted(CASES)
+
+
+def mpi_op(name):
+    from mpi4py import MPI
+
+    return getattr(MPI, name)
 
 
 def call(comm, collective, arguments):
@@ -82,6 +152,7 @@ def wrong_everywhere(mpi, case):
             call(comm, collective, arguments)
         assert refused.value.code == code
         assert collective in str(refused.value) or code in ("GC-DTYPE", "GC-OP", "GC-ALGO")
+        assert not isinstance(refused.value, gc.PeerError)
         assert [(array.dtype, array.tobytes()) for array in arrays] == before
         assert comm.all_reduce(numpy.array([1]))[0] == comm.size
     return code
@@ -105,6 +176,49 @@ def wrong_on_one(mpi):
         comm.barrier()
     comm.close()
     return True
+
+
+def a_refusal_is_told(mpi):
+    """Where a host message goes before the data, it carries the refusal: the others have a PeerError at once."""
+    with gc.Communicator.from_mpi(mpi, timeout=30) as comm:
+        good, bad = [numpy.ones(2)] * comm.size, [numpy.ones(2)]
+        calls = {
+            "scatter": lambda wrong: comm.scatter(numpy.zeros(7) if wrong else numpy.zeros(comm.size), root=1),
+            "scatter_v": lambda wrong: comm.scatter_v(bad if wrong else good, root=1),
+            "all_to_all_v": lambda wrong: comm.all_to_all_v(bad if wrong else good),
+            "all_gather_v": lambda wrong: comm.all_gather_v(3 if wrong else numpy.ones(2)),
+            "gather_v": lambda wrong: comm.gather_v(numpy.array(1.0) if wrong else numpy.ones(2), root=0)}
+        for name, call in calls.items():
+            with pytest.raises(gc.GpucollError) as refused:
+                call(comm.rank == 1)
+            assert type(refused.value) is (gc.ArgumentError if comm.rank == 1 else gc.PeerError), name
+            assert comm.rank == 1 or refused.value.ranks == (1,)
+        with pytest.raises(gc.MismatchError) as differ:
+            comm.all_gather_v(numpy.ones((2, 3 + (comm.rank == 2))))
+        assert differ.value.ranks == (2,)
+        with pytest.raises(gc.MismatchError, match="float32"):
+            comm.all_to_all_v([numpy.ones(2, "f4" if comm.rank == 1 else "f8")] * comm.size)
+        assert comm.all_reduce(numpy.array([1]))[0] == comm.size
+    return True
+
+
+def test_a_refusal_is_told(ranks):
+    ranks(a_refusal_is_told, 3)
+
+
+def ops_of_mpi4py(mpi):
+    from mpi4py import MPI
+
+    with gc.Communicator.from_mpi(mpi) as comm:
+        for name, op in (("sum", MPI.SUM), ("max", MPI.MAX), ("bxor", MPI.BXOR), ("land", MPI.LAND)):
+            x = numpy.arange(4) + comm.rank
+            assert (comm.all_reduce(x, op=op) == comm.all_reduce(x, op=gc.ReduceOp(name))).all()
+            assert (comm.all_reduce(x, op=op) == comm.all_reduce(x, op=name)).all()
+    return True
+
+
+def test_ops_of_mpi4py(ranks):
+    ranks(ops_of_mpi4py, 2)
 
 
 @pytest.mark.parametrize("case", COLLECTIVE_CASES)

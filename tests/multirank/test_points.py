@@ -1,10 +1,10 @@
 """Messages between two ranks, groups of calls, splits."""
 
 import numpy
-import oracle
 import pytest
 
 import gpucoll as gc
+import oracle
 
 
 def messages(mpi):
@@ -17,7 +17,8 @@ def messages(mpi):
             assert comm.sendrecv(x, out, right, left) is out
             assert oracle.same_bits(out, oracle.values("sum", name, left, 11))
         gaps = numpy.zeros((4, 6), numpy.int32)
-        comm.sendrecv(numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32)), gaps[:, ::2], right, left, tag=7)
+        across = numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32))
+        comm.sendrecv(across, gaps[:, ::2], right, left, tag=7)
         assert (gaps[:, ::2] == left).all()
         assert not gaps[:, 1::2].any()
         assert comm.sendrecv(numpy.empty(0), numpy.empty(0), right, left).size == 0
@@ -31,7 +32,7 @@ def messages(mpi):
 
 
 def nonblocking(mpi):
-    """Each goes on by itself: receives may be asked for before what they wait for is sent, collectives may come between."""
+    """Each goes on by itself: receives may come before the sends that they wait for, collectives between them."""
     with gc.Communicator.from_mpi(mpi, timeout=30) as comm:
         peers = [peer for peer in range(comm.size) if peer != comm.rank]
         outs = {peer: numpy.zeros(50_000) for peer in peers}

@@ -21,7 +21,8 @@ def on_threads(size, program, **options):
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(gc.init_local(size, timeout=30, **options))]
+    ranks = enumerate(gc.init_local(size, timeout=30, **options))
+    threads = [threading.Thread(target=run, args=pair) for pair in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -80,7 +81,7 @@ def test_a_rank_that_never_comes_is_a_timeout():
 
 
 def test_no_mpi_is_started():
-    script = ("import sys, numpy, gpucoll as gc; comm, = gc.init_local(1); comm.all_reduce(numpy.ones(2)); comm.close(); "
-              "print('mpi4py.MPI' in sys.modules)")
+    script = ("import sys, numpy, gpucoll as gc; comm, = gc.init_local(1); comm.all_reduce(numpy.ones(2)); "
+              "comm.close(); print('mpi4py.MPI' in sys.modules)")
     job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert job.stdout == "False\n"
