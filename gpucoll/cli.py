@@ -17,6 +17,10 @@ def main(arguments: list[str] | None = None) -> int:
         from gpucoll.bench.__main__ import main as bench
 
         return bench(given[1:])
+    if given[:1] == ["run"]:  # what follows the script is the script's
+        from gpucoll.launch import main as launch
+
+        return launch(given[1:])
     options = _parser().parse_args(given)
     return options.run(options)
 
@@ -24,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> Parser:
     parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs under MPI.")
     verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
+    verbs.add_parser("run", help="launch a program under mpiexec with torchrun's variables", add_help=False)
     verbs.add_parser("bench", help="measure collectives (under mpiexec)", add_help=False)
     verify = verbs.add_parser("verify", help="prove every schedule")
     verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="sizes to prove")
