@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucoll.arguments import LAUNCHERS
-from gpucoll.errors import ArgumentError, BackendError, UsageError, nearest
+from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -82,9 +83,21 @@ def world() -> MPI.Intracomm:
     from mpi4py import MPI
 
     check_launcher(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
-    if MPI.COMM_WORLD.size > 1 and sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _abort_all
     return MPI.COMM_WORLD
+
+
+def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
+    """Wait until every rank of `comm` has come, at most `timeout` seconds; raise CollectiveTimeout.
+
+    From here on an uncaught exception on one rank ends all of them.
+    """
+    if comm.size > 1 and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _abort_all
+    everyone, deadline = comm.Ibarrier(), time.monotonic() + timeout
+    while not everyone.Test():
+        if time.monotonic() > deadline:
+            raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
+        time.sleep(1e-4)
 
 
 def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:

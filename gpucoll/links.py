@@ -41,9 +41,11 @@ class Link(Protocol):
 class MpiLink:
     """Ranks are processes, joined by MPI; two duplicates of the communicator that it is made of."""
 
-    def __init__(self, mpi: MPI.Intracomm) -> None:
+    def __init__(self, mpi: MPI.Intracomm, timeout: float) -> None:
         from mpi4py import MPI
 
+        self._timeout = timeout
+        bootstrap.gather_ranks(mpi, timeout)  # MPI's own calls below have no deadline
         self.mpi = self.points = mpi.Dup()
         self.wire = mpi.Dup()
         self.place = bootstrap.place(self.mpi)
@@ -51,11 +53,11 @@ class MpiLink:
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
 
     @classmethod
-    def of(cls, mpi: Any) -> MpiLink:
+    def of(cls, mpi: Any, timeout: float) -> MpiLink:
         """Return the link of an mpi4py intracommunicator; ArgumentError for anything else."""
         if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
             raise ArgumentError(f"from_mpi: {mpi!r} is no mpi4py intracommunicator", code="GC-COMM")
-        return cls(mpi)
+        return cls(mpi, timeout)
 
     def split(self, color: int | None, key: int) -> MpiLink | None:
         from mpi4py import MPI
@@ -63,7 +65,7 @@ class MpiLink:
         part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if color is None:
             return None
-        link = MpiLink.of(part)
+        link = MpiLink.of(part, self._timeout)
         part.Free()
         return link
 
@@ -139,6 +141,13 @@ class _Message:
     def Test(self, status: Any = None) -> bool:
         """Return whether the message has been copied; as mpi4py's requests do."""
         return self.length is not None
+
+    def Cancel(self) -> None:
+        """Let go of the memory: what comes later goes nowhere."""
+        self.row = self.row[:0].copy()
+
+    def Wait(self) -> None:
+        """Nothing to wait for after `Cancel`."""
 
 
 class _Mail:

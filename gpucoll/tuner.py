@@ -24,6 +24,9 @@ SCHEDULED = {"all_reduce": "tree", "reduce": "tree", "broadcast": "tree", "all_g
              "scan": "linear", "exscan": "linear", "barrier": "dissemination"}
 
 
+NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # understood, and not to be had here
+
+
 class Choice(NamedTuple):
     """An algorithm and its pipelining."""
 
@@ -32,10 +35,14 @@ class Choice(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What GPUCOLL_ALGO says of a collective: only these names, the first that exists, or none of these."""
+    """What GPUCOLL_ALGO says of a collective: only these names, the first that exists, or none of these.
+
+    `strict` where it names the collective: then it must be met.
+    """
 
     names: tuple[str, ...]
     excluded: bool
+    strict: bool = False
 
 
 def choose(collective: str, algorithm: str, nbytes: int, size: int, *, executor: str | None = None,
@@ -59,11 +66,14 @@ def _automatic(collective: str, nbytes: int, size: int, executor: str | None) ->
 
 
 def _obey(rule: Rule, collective: str, choice: str, executor: str | None) -> str:
-    """Return the choice under `rule`; where the rule leaves nothing for this collective, the choice stands."""
+    """Return the choice under `rule`; where a rule for all leaves nothing for this collective, the choice stands."""
     there = [*algorithms(collective)] if executor != "native" else []
     there += ["native"] if executor in (None, "native") else []
     allowed = [name for name in (there if rule.excluded else rule.names)
                if name in there and (name in rule.names) != rule.excluded]
+    if not allowed and rule.strict:
+        raise ArgumentError(f"GPUCOLL_ALGO leaves {collective} none of its algorithms: {', '.join(there)}",
+                            code="GC-ALGO")
     return choice if (choice in allowed and rule.excluded) or not allowed else allowed[0]
 
 
@@ -72,24 +82,28 @@ def rules(text: str) -> dict[str, Rule]:
     """Return the rules of GPUCOLL_ALGO by collective, in NCCL_ALGO's grammar; ArgumentError for unknown names.
 
     >>> rules("AllReduce:tree,ring;broadcast:^tree")
-    {'all_reduce': Rule(names=('tree', 'ring'), excluded=False), 'broadcast': Rule(names=('tree',), excluded=True)}
+    {'all_reduce': Rule(names=('tree', 'ring'), excluded=False, strict=True), \
+'broadcast': Rule(names=('tree',), excluded=True, strict=True)}
     """
-    found: dict[str, Rule] = {}
+    general: dict[str, Rule] = {}
+    named: dict[str, Rule] = {}
     for part in filter(None, text.replace(" ", "").lower().split(";")):
         head, colon, names = part.rpartition(":")
-        rule = _rule(names)
-        found |= dict.fromkeys([_collective(head)] if colon else COLLECTIVES, rule)
-    return found
+        if colon:
+            named[_collective(head)] = _rule(names, strict=True)
+        else:
+            general = dict.fromkeys(COLLECTIVES, _rule(names, strict=False))
+    return general | named
 
 
-def _rule(text: str) -> Rule:
+def _rule(text: str, *, strict: bool) -> Rule:
     names = tuple(text.removeprefix("^").split(","))
-    known = {name for collective in COLLECTIVES for name in algorithms(collective)} | {"native"}
+    known = {name for collective in COLLECTIVES for name in algorithms(collective)} | {"native", *NCCL_ONLY}
     for name in names:
         if name not in known:
             raise ArgumentError(f"GPUCOLL_ALGO: no algorithm is named {name!r}{nearest(name, sorted(known))}",
                                 code="GC-ALGO")
-    return Rule(names, text.startswith("^"))
+    return Rule(names, text.startswith("^"), strict)
 
 
 def _collective(text: str) -> str:

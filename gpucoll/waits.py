@@ -7,15 +7,17 @@ An operation is a generator that yields a predicate whenever it cannot go on: "m
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
+import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeAlias
 
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RevokedError
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RevokedError, UsageError
 
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
@@ -23,6 +25,11 @@ Operation: TypeAlias = Iterator[Pending]
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 NAP = 20e-6  # seconds
+
+
+def keep_for_ever(memory: object) -> None:
+    """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
 
 
 class Waits:
@@ -39,7 +46,7 @@ class Waits:
         self.timeout = timeout
         self.hooks: list[Callable[[], None]] = []
         self.failure: GpucollError | None = None
-        self._abandoned: Operation | None = None
+        self._owner: int | None = None  # the thread that drives an operation now
         self._foreign = foreign
         self._threads = threads
         self._spin = CROWDED_SPIN if crowded else SPIN
@@ -51,20 +58,27 @@ class Waits:
 
     def run(self, operation: Operation, name: str) -> None:
         """Drive `operation` to its end in this thread, after those submitted before it."""
-        if self._queue or not self._stepping.acquire(blocking=False):
-            self.submit(Work(self, operation, name, None)).synchronize()
-            return
-        try:
-            self._drive(operation, name)
-        finally:
-            self._stepping.release()
+        if self._owner == threading.get_ident():
+            raise UsageError(f"{name}: called inside another call of this communicator, as by a signal handler")
+        if self._stepping.acquire(blocking=False):
+            try:
+                if not self._queue:
+                    self._drive(operation, name)
+                    return
+            finally:
+                self._stepping.release()
+        self.submit(Work(self, operation, name, None)).synchronize()
 
     def _drive(self, operation: Operation, name: str) -> None:
         self.check()
         deadline = time.monotonic() + self.timeout
-        with self._errors(operation, name):
-            for done in operation:
-                self.until(done, name, deadline)
+        self._owner = threading.get_ident()
+        try:
+            with self._errors(operation, name):
+                for done in operation:
+                    self.until(done, name, deadline)
+        finally:
+            self._owner = None
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
@@ -89,10 +103,7 @@ class Waits:
 
     @contextlib.contextmanager
     def _errors(self, operation: Operation, name: str) -> Iterator[None]:
-        """An error or an interrupt in the middle of an operation revokes the communicator.
-
-        MPI may still write into the operation's arrays: they are kept as long as the communicator.
-        """
+        """An error or an interrupt in the middle of an operation revokes the communicator."""
         try:
             yield
         except MismatchError:  # of a message that has ended: nothing is under way
@@ -102,7 +113,8 @@ class Waits:
             raise self.failure from error
         except BaseException as error:
             self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
-            self._abandoned = operation
+            if isinstance(operation, Generator):
+                operation.close()  # it calls back its messages, and keeps what cannot be called back
             raise
 
     def submit(self, work: Work) -> Work:
@@ -146,6 +158,7 @@ class Waits:
 
     def _start_thread(self) -> None:
         if self._thread is None:
+            atexit.register(self._drain)  # before MPI ends: a work that is dropped is still awaited by other ranks
             self._thread = threading.Thread(target=self._serve, name="gpucoll progress", daemon=True)
             self._thread.start()
         self._more.set()
@@ -159,12 +172,19 @@ class Waits:
                 self.advance()
                 time.sleep(NAP)
 
+    def _drain(self) -> None:
+        """Complete what is under way, each operation by its deadline."""
+        while (self._queue or self._alone) and self.failure is None:
+            self.advance()
+            time.sleep(NAP)
+
     def close(self) -> None:
         """Let the progress thread end; what is still queued stays undone."""
         thread, self._thread = self._thread, None
         self._more.set()
         if thread is not None:
-            thread.join(self.timeout)
+            atexit.unregister(self._drain)
+            thread.join(min(self.timeout, threading.TIMEOUT_MAX))
 
 
 class Work:

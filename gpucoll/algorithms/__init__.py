@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import numbers as numbers_abc
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -56,6 +57,7 @@ class Algorithm(NamedTuple):
     options: frozenset[str]
 
 
+DEVICES = {"cpu": True, "cuda": False, "emulated": False}  # whether an executor runs schedules there
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 
 
@@ -86,17 +88,19 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
                device: str = "cpu") -> tuple[str, ...]:
     """Return the names of the algorithms of `collective` that accept just that.
 
-    `size` is the number of ranks, `op` and `dtype` as in the collectives, `device` "cpu" or
-    "cuda". Any name that it returns works; an `op` is ignored where nothing is reduced.
-    Raises ArgumentError for an unknown collective, op or dtype.
+    `size` is the number of ranks, `op` and `dtype` as in the collectives, `device` "cpu", "cuda"
+    or "emulated". Any name that it returns works, so that there is none yet but for the CPU; an `op`
+    is ignored where nothing is reduced. Raises ArgumentError for an unknown collective, op or device.
 
     >>> algorithms("reduce_scatter")
     ('direct', 'ring')
     """
+    if device not in DEVICES:
+        raise ArgumentError(f"no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
     kind = None if dtype is None else row_of(dtype).kind
     if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):
         return ()
-    return tuple(name for row, name in registry() if row == collective)
+    return tuple(name for row, name in registry() if row == collective and DEVICES[device])
 
 
 def find(collective: str, name: str) -> Algorithm:
@@ -125,6 +129,9 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
     """
     found = find(collective, algorithm)
     _check_numbers(rank=rank, size=size, root=root, segments=segments)
+    nodes = None if nodes is None else tuple(nodes)
+    if nodes is not None and len(nodes) != size:
+        raise ArgumentError(f"nodes names {len(nodes)} ranks, size is {size}", code="GC-ALGO")
     given = {"root": root, "segments": segments, "nodes": nodes}
     options = {name: given[name] for name in found.options}
     pieces = segments if "segments" in found.options else 1
@@ -140,7 +147,14 @@ def _alone(collective: str, chunks: int) -> Iterator[Round]:
         yield (Copy(Slice("input", 0, chunks), Slice("output", 0, chunks)),)
 
 
-def _check_numbers(*, rank: int, size: int, root: int, segments: int) -> None:
+def _check_numbers(**numbers: object) -> None:
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, numbers_abc.Integral):
+            raise ArgumentError(f"{name} {value!r} is not a whole number", code="GC-ALGO")
+    _check_ranges(**numbers)  # type: ignore[arg-type] # they are integers
+
+
+def _check_ranges(*, rank: int, size: int, root: int, segments: int) -> None:
     if size < 1 or segments < 1:
         raise ArgumentError(f"size {size} and segments {segments} must be at least 1", code="GC-ALGO")
     for name, value in (("rank", rank), ("root", root)):

@@ -25,7 +25,7 @@ def as_array(name: str, what: str, x: object) -> Array:
         if isinstance(x, numpy.ma.MaskedArray):
             raise ArgumentError(f"{name}: {what} is a masked array, whose mask would be lost; pass x.filled(value)",
                                 code="GC-ARRAY")
-        return x
+        return x if type(x) is numpy.ndarray else x.view(numpy.ndarray)  # a matrix would not become a row
     if hasattr(x, "__cuda_array_interface__"):
         raise ArgumentError(f"{name}: {what} is a GPU array ({type(x).__module__}), for which there is no executor "
                             "yet; pass a copy on the host, cupy.asnumpy(x)", code="GC-ARRAY")
@@ -82,10 +82,19 @@ def check_writable(name: str, what: str, array: Array) -> None:
     """Raise ArgumentError for a read-only array, and for one whose elements share memory."""
     if not array.flags.writeable:
         raise ArgumentError(f"{name}: {what} is read-only; pass a writable array or a copy", code="GC-READONLY")
-    # NumPy gives empty arrays strides of 0 as well.
-    if array.size and any(s == 0 and n > 1 for s, n in zip(array.strides, array.shape, strict=True)):
-        raise ArgumentError(f"{name}: {what} has elements that share memory (a stride of 0); pass a copy",
-                            code="GC-OVERLAP")
+    if _overlaps_itself(array):
+        raise ArgumentError(f"{name}: {what} has elements that share memory (strides {array.strides} for shape "
+                            f"{array.shape}); pass a copy", code="GC-OVERLAP")
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Return whether an axis steps by less than the axes inside it take; an empty array never does."""
+    reach = array.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach and array.size:
+            return True
+        reach += stride * (length - 1)
+    return False
 
 
 def same_memory(x: Array, out: Array) -> bool:

@@ -24,7 +24,7 @@ class Target(NamedTuple):
     def deliver(self) -> None:
         """Write the result into a strided `out`, leaving its gaps alone."""
         if not self.out.flags.c_contiguous:
-            numpy.copyto(self.out, self.row.reshape(self.out.shape))
+            numpy.copyto(self.out, self.row.view(self.out.dtype).reshape(self.out.shape))
 
 
 def target(out: Array) -> Target:

@@ -32,7 +32,7 @@ class Communicator(Collectives, Ragged, Points):
         A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else.
         """
         wanted = bootstrap.options(options)
-        return cls(MpiLink.of(mpi), wanted)
+        return cls(MpiLink.of(mpi, wanted.timeout), wanted)
 
 
 _world: Communicator | None = None
@@ -48,8 +48,9 @@ def init(**options: Any) -> Communicator:
     global _world
     wanted = bootstrap.options(options)
     if _world is None or _world.closed:
-        _world = Communicator(MpiLink(bootstrap.world()), wanted)
-    elif options and _world.options != wanted:
+        _world = Communicator(MpiLink(bootstrap.world(), wanted.timeout), wanted)
+    elif any(value is not None and getattr(_world.options, name) != getattr(wanted, name)
+             for name, value in options.items()):
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "
                          "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
     return _world

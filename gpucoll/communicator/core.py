@@ -6,6 +6,7 @@ array as it was.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from types import TracebackType
@@ -15,15 +16,16 @@ import numpy
 
 from gpucoll import bootstrap, tuner
 from gpucoll.algorithms import find, schedule
-from gpucoll.arrays import NOTHING, Prepared, Sizes, check_op, fill_identity, finish, premultiplied
+from gpucoll.arrays import NOTHING, Cut, Prepared, Sizes, check_op, fill_identity, finish, premultiplied
 from gpucoll.collectives import COLLECTIVES, Collective
-from gpucoll.errors import ArgumentError, ClosedError, GpucollError
+from gpucoll.errors import ArgumentError, ClosedError, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
+from gpucoll.executors.mpi import farewell
 from gpucoll.links import Link
 from gpucoll.ops import NOT_IN, Op, op_of
 from gpucoll.waits import Operation, Waits, Work
 
-PLANS = 256  # resolved schedules kept per communicator
+PLANS = 1024  # resolved schedules kept
 
 
 class How(NamedTuple):
@@ -44,7 +46,6 @@ class Core:
         self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))
         self._executors: dict[str, Executor] = {}
-        self._plan = functools.lru_cache(PLANS)(self._make_plan)
         self._group: list[Work] | None = None
         self.closed = False
 
@@ -83,7 +84,7 @@ class Core:
         plan = None
         if choice.algorithm != "native":
             find(row.name, choice.algorithm)
-            plan = self._plan(row, choice, root, call.cut, call.in_place and source is call.input)
+            plan = make_plan(row.name, choice, self._link.place, root, call.cut, call.in_place and source is call.input)
         output = None if call.target is None else call.target.row
         task = Task(row.name, choice.algorithm, plan, source, output, call.dtype, op, root, call.cut.lengths)
         return self._serving("native" if plan is None else "mpi", task), task
@@ -91,12 +92,6 @@ class Core:
     def _executor_limit(self) -> str | None:
         """Return the executor that was asked for, or the only one there is: threads have no native one."""
         return self.options.executor or (None if self.mpi is not None else "mpi")
-
-    def _make_plan(self, row: Collective, choice: tuner.Choice, root: int, cut: Any, in_place: bool) -> Plan:
-        rounds = schedule(row.name, choice.algorithm, rank=self.rank, size=self.size, root=root,
-                          segments=choice.segments, nodes=self._link.place.nodes)
-        per_block = rounds.chunks // self.size if row.blocks else rounds.chunks
-        return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place)
 
     def _serving(self, name: str, task: Task) -> Executor:
         """Return the executor for `task`; ArgumentError where another one was asked for or it cannot serve."""
@@ -150,28 +145,34 @@ class Core:
     def close(self) -> None:
         """Give back what the communicator holds; idempotent. A collective call unless it has failed.
 
-        What is still under way is completed first. Where the other ranks do not come within the timeout, MPI's
-        communicators stay: to free them on some ranks only would let late messages reach the next ones.
+        What is still under way is completed first. Where another rank has failed or does not come within the timeout,
+        MPI's communicators stay: to free them on some ranks only would let late messages reach the next ones.
         """
         if self.closed:
             return
         self.closed = True
-        together = self._meet("close")
+        together = self._say_farewell()
         self._waits.close()
         for executor in self._executors.values():
             executor.close()
         if together:
             self._link.free()
 
-    def _meet(self, name: str) -> bool:
-        """Wait for every rank; return whether they came in time, none having failed."""
+    def _say_farewell(self) -> bool:
+        """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
+        failed = self._waits.failure is not None
+        leaving = farewell(self._link.wire, self.rank, self.size, failed=failed)
+        if failed:
+            with contextlib.suppress(*self._link.foreign):
+                all(done() for done in leaving)  # tells, and hears nobody
+            return False
         try:
-            self._meet_or_raise(name)
+            self._waits.run(leaving, "close")
         except GpucollError:
             return False
         return True
 
-    def _meet_or_raise(self, name: str) -> None:
+    def _meet(self, name: str) -> None:
         executor, task = self._resolve(COLLECTIVES["barrier"], NOTHING, How(), None, 0)
         self._waits.run(executor.run(task), name)
 
@@ -180,13 +181,22 @@ class Core:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._waits.close()  # the other ranks may be elsewhere: no collective call now
+        if kind is not None and self._waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
+            self._waits.failure = UsageError(f"the block that used it was left by {kind.__name__}")
+        self.close()
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
+
+
+@functools.lru_cache(PLANS)
+def make_plan(collective: str, choice: tuner.Choice, place: bootstrap.Place, root: int, cut: Cut,
+              in_place: bool) -> Plan:
+    """Return the resolved schedule of a call; a call like it finds it made."""
+    rounds = schedule(collective, choice.algorithm, rank=place.rank, size=place.size, root=root,
+                      segments=choice.segments, nodes=place.nodes)
+    per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
+    return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place)
 
 
 def _make_executor(name: str, wire: Any) -> Executor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any, Self
 
 import numpy
@@ -11,8 +11,8 @@ import numpy
 from gpucoll.arrays import Array, check_input, check_writable, flat
 from gpucoll.communicator.core import Core
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
-from gpucoll.executors.mpi import BYTES, TAGS
-from gpucoll.waits import Operation, Work
+from gpucoll.executors.mpi import BYTES, TAGS, abandon
+from gpucoll.waits import Operation, Pending, Work
 
 
 class Points(Core):
@@ -53,20 +53,29 @@ class Points(Core):
         self._waits.start(work)
         return work if async_op else work.wait()
 
-    def _send(self, x: Array, dst: int, tag: int) -> Operation:
-        requests = [self._link.points.Isend([piece, BYTES], dst, tag) for piece in _pieces(flat(x))]
-        yield lambda: all(request.Test() for request in requests)
+    def _send(self, x: Array, dst: int, tag: int) -> Generator[Pending, None, None]:
+        row = flat(x)  # a copy, where x is strided, that must live as long as this generator
+        requests = [self._link.points.Isend([piece, BYTES], dst, tag) for piece in _pieces(row)]
+        try:
+            yield lambda: all(request.Test() for request in requests)
+        except BaseException:
+            abandon([], (requests, row))
+            raise
 
-    def _recv(self, out: Array, src: int, tag: int) -> Operation:
+    def _recv(self, out: Array, src: int, tag: int) -> Generator[Pending, None, None]:
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
         pieces = _pieces(row)
         ended = [_Counted(self._link.points.Irecv([piece, BYTES], src, tag), self.mpi is not None) for piece in pieces]
-        for piece, count in zip(pieces, ended, strict=True):
-            yield count
-            if count.length != len(piece):
-                sent = "more bytes" if count.length is None else f"{count.length} bytes"
-                raise MismatchError(f"recv: rank {src} sent {sent}, out has {len(piece)}", code="GC-SHAPE",
-                                    ranks=(src,))
+        try:
+            for piece, count in zip(pieces, ended, strict=True):
+                yield count
+                if count.length != len(piece):
+                    sent = "more bytes" if count.length is None else f"{count.length} bytes"
+                    raise MismatchError(f"recv: rank {src} sent {sent}, out has {len(piece)}", code="GC-SHAPE",
+                                        ranks=(src,))
+        except BaseException:
+            abandon([count.request for count in ended], (out, row))
+            raise
         if not out.flags.c_contiguous:
             numpy.copyto(out, row.reshape(out.shape))
 
@@ -102,7 +111,7 @@ class Points(Core):
         for what, value in (("color", 0 if color is None else color), ("key", key)):
             if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or (what == "color" and value < 0):
                 raise ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
-        self._meet_or_raise("split")
+        self._meet("split")
         link = self._link.split(None if color is None else int(color), int(key))
         return None if link is None else type(self)(link, self.options)
 
@@ -115,18 +124,18 @@ class _Counted:
     """Asks whether a receive has ended, and keeps how many bytes came; None where they were more than there is room."""
 
     def __init__(self, request: Any, is_mpi: bool) -> None:
-        self._request, self._is_mpi = request, is_mpi
+        self.request, self._is_mpi = request, is_mpi
         self.length: int | None = None
 
     def __call__(self) -> bool:
         if not self._is_mpi:
-            self.length = self._request.length
-            return self._request.Test()
+            self.length = self.request.length
+            return self.request.Test()
         from mpi4py import MPI
 
         status = MPI.Status()
         try:
-            ended = bool(self._request.Test(status))
+            ended = bool(self.request.Test(status))
         except MPI.Exception as error:
             if error.Get_error_class() != MPI.ERR_TRUNCATE:
                 raise
@@ -147,10 +156,14 @@ def _check_tag(name: str, tag: Any) -> int:
     return int(tag)
 
 
-def _together(*operations: Operation) -> Operation:
+def _together(*operations: Generator[Pending, None, None]) -> Operation:
     """Run operations side by side: each has begun before the first is waited for."""
     pending = [(operation, next(operation, None)) for operation in operations]
-    for operation, done in pending:
-        while done is not None:
-            yield done
-            done = next(operation, None)
+    try:
+        for operation, done in pending:
+            while done is not None:
+                yield done
+                done = next(operation, None)
+    finally:
+        for operation in operations:
+            operation.close()

@@ -39,7 +39,6 @@ class Task:
     op: Op | None = None
     root: int = 0
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    stream: Any = None
 
 
 class Executor(Protocol):
@@ -197,7 +196,8 @@ class _Planner:
     def _local(self, src: Slice, dst: Span, targets: list[Span]) -> Span:
         """Return where `src` can be read until the round ends: itself, or a snapshot where a write falls on it."""
         span = self._span(src)
-        if any(_meet(span, target) for target in targets if target != dst or span != dst):
+        steps_there = sum(_meet(span, target) for target in targets)
+        if steps_there > (span == dst):  # another step than this one writes there, or this one does in part
             self._snapshots.append((span, self._stage(span)))
             return self._snapshots[-1][1]
         return span

@@ -14,11 +14,13 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, combiner
+from gpucoll.errors import RankFailedError
 from gpucoll.executors import Message, Plan, PlannedRound, Span, Task, Write
-from gpucoll.waits import Operation
+from gpucoll.waits import Operation, keep_for_ever
 
 BYTES = "B"  # MPI's unsigned char
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
+FAREWELL, FIRST_TAG = 0, 1  # the tag of `farewell`, and the first of the calls
 
 
 _NO_ROOM = numpy.empty(0, numpy.uint8)
@@ -42,9 +44,14 @@ class MpiExecutor:
         """Carry out `task` round by round."""
         self._calls += 1
         assert task.plan is not None
-        run = _Run(self._comm, self._calls % TAGS, task, task.plan, self._room)
-        for planned in task.plan.rounds:
-            yield from run.round(planned)
+        run = _Run(self._comm, FIRST_TAG + self._calls % (TAGS - FIRST_TAG), task, task.plan, self._room)
+        try:
+            for planned in task.plan.rounds:
+                yield from run.round(planned)
+        except BaseException:
+            self._rooms = {}
+            abandon(run.receives, run)
+            raise
 
     def _room(self, name: str, nbytes: int) -> Array:
         """Return `nbytes` of memory that is kept from call to call: new pages would cost as much as the copy.
@@ -66,6 +73,8 @@ class _Run:
     def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
                  room: Callable[[str, int], Array]) -> None:
         self._comm, self._tag = comm, tag
+        self.receives: list[Any] = []
+        self.sends: list[Any] = []
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
         source = task.input.copy() if plan.copy_input else task.input
@@ -80,8 +89,8 @@ class _Run:
 
     def round(self, planned: PlannedRound) -> Operation:
         """Move and combine what one round says."""
-        receives = [self._comm.Irecv(self._buffer(m), m.peer, self._tag) for m in planned.receives]
-        sends = [self._comm.Isend(self._buffer(m), m.peer, self._tag) for m in planned.sends]
+        self.receives = receives = [self._comm.Irecv(self._buffer(m), m.peer, self._tag) for m in planned.receives]
+        self.sends = sends = [self._comm.Isend(self._buffer(m), m.peer, self._tag) for m in planned.sends]
         for source, kept in planned.snapshots:
             self._row(kept)[:] = self._row(source)
         if planned.hold:
@@ -108,6 +117,41 @@ class _Run:
     def _buffer(self, message: Message) -> list[Any]:
         span, width = message.span, self._width
         return [self._bytes[span.buffer][span.start * width:span.stop * width], BYTES]
+
+
+def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
+    """Tell every rank that this one leaves; unless it has failed, wait to hear the same of all of them.
+
+    Raises RankFailedError as soon as one says that it has failed.
+    """
+    said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(size, numpy.uint8)
+    others = [other for other in range(size) if other != rank]
+    receives = [] if failed else [comm.Irecv([heard[other:other + 1], BYTES], other, FAREWELL) for other in others]
+    sends = [comm.Isend([said, BYTES], other, FAREWELL) for other in others]
+
+    def heard_of_all() -> bool:
+        return all([request.Test() for request in receives]) or bool(heard.any())
+
+    try:
+        yield heard_of_all
+        if heard.any():
+            ranks = tuple(int(other) for other in numpy.flatnonzero(heard))
+            raise RankFailedError(f"close: ranks {ranks} failed before", ranks=ranks)
+        yield from _all([] if failed else sends)
+    except BaseException:
+        abandon(receives, (said, heard, sends))
+        raise
+    if failed:
+        keep_for_ever((said, sends))
+
+
+def abandon(receives: list[Any], owner: Any) -> None:
+    """Call back what may still be received, and keep `owner`, with what MPI may still read or write, for ever."""
+    keep_for_ever((owner, receives))
+    for request in receives:
+        if not request.Test():
+            request.Cancel()
+            request.Wait()
 
 
 def _all(requests: list[Any]) -> Operation:

@@ -6,18 +6,21 @@ min and max, logical ops on floats) MPI calls back into NumPy through an op of o
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import threading
 from typing import Any
 
 import numpy
 from mpi4py import MPI
 
-from gpucoll.arrays import combiner
+from gpucoll.arrays import combiner, same_memory
 from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.executors import Task
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import Operation
+from gpucoll.waits import Operation, keep_for_ever
 
+_MAKING = threading.Lock()
 ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
            "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
 
@@ -29,6 +32,9 @@ class NativeExecutor:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
+        with _MAKING:  # the threads of a process share the datatypes
+            for dtype in DTYPES.values():
+                _datatype(dtype)
 
     def serves(self, task: Task) -> str | None:
         """Every collective and op that MPI has."""
@@ -38,27 +44,31 @@ class NativeExecutor:
 
     def run(self, task: Task) -> Operation:
         """Start MPI's collective and wait for its end."""
+        if _in_place(task) and task.collective != "broadcast":
+            # MPI takes IN_PLACE from all ranks or from none; the copy lives as long as this generator
+            task = dataclasses.replace(task, input=task.input.copy())
         request = getattr(self, f"_{task.collective}")(task)
-        if not request.Test():
-            yield request.Test
+        try:
+            while not request.Test():
+                yield request.Test
+        except BaseException:
+            keep_for_ever((task, request))  # MPI goes on writing: its collectives cannot be called back
+            raise
 
     def close(self) -> None:
         """Nothing to give back."""
 
     def _all_reduce(self, task: Task) -> MPI.Request:
-        return self._comm.Iallreduce(_source(task), _buffer(task.output, task.dtype), _op(task))
+        return self._comm.Iallreduce(*_both(task), _op(task))
 
     def _reduce(self, task: Task) -> MPI.Request:
-        target = None if task.output is None else _buffer(task.output, task.dtype)
-        source = _source(task) if task.output is not None else _buffer(task.input, task.dtype)
-        return self._comm.Ireduce(source, target, _op(task), task.root)
+        return self._comm.Ireduce(*_both(task), _op(task), task.root)
 
     def _reduce_scatter(self, task: Task) -> MPI.Request:
-        return self._comm.Ireduce_scatter_block(_source(task), _buffer(task.output, task.dtype), _op(task))
+        return self._comm.Ireduce_scatter_block(*_both(task), _op(task))
 
     def _all_gather(self, task: Task) -> MPI.Request:
-        # Of one rank, input and output may be the same memory.
-        return self._comm.Iallgather(MPI.IN_PLACE if _in_place(task) else _moved(task.input), _moved(task.output))
+        return self._comm.Iallgather(_moved(task.input), _moved(task.output))
 
     def _gather(self, task: Task) -> MPI.Request:
         return self._comm.Igather(_moved(task.input), _moved(task.output), task.root)
@@ -67,13 +77,13 @@ class NativeExecutor:
         return self._comm.Iscatter(_moved(task.input), _moved(task.output), task.root)
 
     def _all_to_all(self, task: Task) -> MPI.Request:
-        return self._comm.Ialltoall(_moved(task.input.copy() if _in_place(task) else task.input), _moved(task.output))
+        return self._comm.Ialltoall(_moved(task.input), _moved(task.output))
 
     def _scan(self, task: Task) -> MPI.Request:
-        return self._comm.Iscan(_source(task), _buffer(task.output, task.dtype), _op(task))
+        return self._comm.Iscan(*_both(task), _op(task))
 
     def _exscan(self, task: Task) -> MPI.Request:
-        return self._comm.Iexscan(_source(task), _buffer(task.output, task.dtype), _op(task))
+        return self._comm.Iexscan(*_both(task), _op(task))
 
     def _all_gather_v(self, task: Task) -> MPI.Request:
         return self._comm.Iallgatherv(_moved(task.input), _ragged(task, 1))
@@ -89,8 +99,7 @@ class NativeExecutor:
 
     def _reduce_scatter_v(self, task: Task) -> MPI.Request:
         assert task.lengths is not None
-        source, target = _buffer(task.input, task.dtype), _buffer(task.output, task.dtype)
-        return self._comm.Ireduce_scatter(source, target, task.lengths[0], _op(task))
+        return self._comm.Ireduce_scatter(*_both(task), task.lengths[0], _op(task))
 
     def _broadcast(self, task: Task) -> MPI.Request:
         if task.input is not None and not _in_place(task):
@@ -114,17 +123,15 @@ def _ragged(task: Task, side: int) -> list[Any]:
 
 
 def _in_place(task: Task) -> bool:
-    return bool(task.input.ctypes.data == task.output.ctypes.data)
+    return task.input is not None and task.output is not None and same_memory(task.input, task.output)
 
 
-def _source(task: Task) -> Any:
-    return MPI.IN_PLACE if _in_place(task) else _buffer(task.input, task.dtype)
-
-
-def _buffer(row: Any, dtype: Dtype) -> list[Any]:
-    """Return mpi4py's spelling of a row; what MPI does not know travels as unsigned of the same width."""
-    carrier = row.view(f"u{dtype.itemsize}") if dtype.mpi is None else row
-    return [carrier, _datatype(dtype)]
+def _both(task: Task) -> tuple[list[Any], list[Any] | None]:
+    """Return mpi4py's spelling of input and output; what MPI does not know travels as unsigned of the same width."""
+    kind = _datatype(task.dtype)
+    source, target = (row if row is None or task.dtype.mpi else row.view(f"u{task.dtype.itemsize}")
+                      for row in (task.input, task.output))
+    return [source, kind], None if target is None else [target, kind]
 
 
 @functools.cache
@@ -139,8 +146,14 @@ def _op(task: Task) -> MPI.Op:
     op, dtype = task.op, task.dtype
     if dtype.kind == "bool":
         return getattr(MPI, ON_BOOL[op.name])
-    exact = dtype.mpi is not None and (dtype.kind != "float" or op.name not in ("min", "max", *LOGICAL))
-    return getattr(MPI, op.mpi) if exact else _numpy_op(op)
+    return getattr(MPI, op.mpi) if _means_the_same(op, dtype) else _numpy_op(op)
+
+
+def _means_the_same(op: Op, dtype: Dtype) -> bool:
+    """Return whether MPI's op is the contract's: NaN need not win there, and Open MPI's narrow sums saturate."""
+    narrow = dtype.kind == "int" and dtype.itemsize < 4 and op.mpi in ("SUM", "PROD")
+    unordered = dtype.kind == "float" and op.name in ("min", "max", *LOGICAL)
+    return dtype.mpi is not None and not narrow and not unordered
 
 
 @functools.cache

@@ -44,7 +44,7 @@ CASES = {
     "out is a list": ("all_reduce", lambda n: (FOUR, [0] * 4), gc.ArgumentError, "GC-ARRAY", "list"),
     "out read-only": ("all_reduce", lambda n: (FOUR, read_only(n)), gc.ArgumentError, "GC-READONLY", "read-only"),
     "out with shared elements": ("all_reduce", lambda n: (FOUR, numpy.lib.stride_tricks.as_strided(
-        numpy.zeros(1), (4,), (0,))), gc.ArgumentError, "GC-OVERLAP", "stride of 0"),
+        numpy.zeros(1), (4,), (0,))), gc.ArgumentError, "GC-OVERLAP", "share memory"),
     "overlap in part": ("all_reduce", lambda n: (MEMORY[:8], MEMORY[1:]), gc.ArgumentError, "GC-OVERLAP", "in part"),
     "reversed in place": ("all_reduce", lambda n: (MEMORY, MEMORY[::-1]), gc.ArgumentError, "GC-OVERLAP", "in part"),
     "root too large": ("reduce", lambda n: (FOUR, None, "sum", n), gc.ArgumentError, "GC-ROOT", "not in 0"),

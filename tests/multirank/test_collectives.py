@@ -283,6 +283,50 @@ def segmented(comm, collective, algorithm):
         assert found is None or (found == sum(everyone)).all()
 
 
+@program
+def whole_range(comm, collective, algorithm):
+    """Integers over their whole range wrap as in NumPy; so do products."""
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        limits = numpy.iinfo(name)
+        everyone = [numpy.random.default_rng(rank).integers(limits.min, limits.max, (comm.size, 501), name, True)
+                    for rank in range(comm.size)]
+        for op in ("sum", "prod", "max", "bxor"):
+            found = getattr(comm, collective)(everyone[comm.rank].copy(), op=op, algorithm=algorithm)
+            expected = everyone[0]
+            for other in everyone[1:comm.rank + 1] if collective == "scan" else everyone[1:]:
+                expected = oracle.PAIRS[op](expected, other)
+            check(found, expected[comm.rank] if collective == "reduce_scatter" else expected, name, op)
+
+
+@program
+def in_place_here_and_there(comm, algorithm):
+    """Whether a rank works in place is its own affair: no other rank can know it."""
+    for count in (7, 9000):
+        x = numpy.random.default_rng(comm.rank).standard_normal(count)
+        plain = comm.all_reduce(x, algorithm=algorithm)
+        for odd in (True, False):
+            mine = x.copy()
+            found = comm.all_reduce(mine, out=mine if comm.rank % 2 == odd else None, algorithm=algorithm)
+            assert found.tobytes() == plain.tobytes()
+    return plain.tobytes()
+
+
+@program
+def carriers(comm, algorithm):
+    """uint8 and uint16 read as other dtypes, into strided results as well."""
+    for name in ("float8_e5m2", "float16", "bfloat16"):
+        x = oracle.values("sum", name, comm.rank, 6)
+        total = oracle.reduced("sum", name, inputs("sum", name, comm.size, (6,)))
+        carrier, room = x.view(f"u{x.itemsize}"), numpy.zeros(12, f"u{x.itemsize}")
+        comm.all_reduce(carrier, out=room[::2], dtype=name, algorithm=algorithm)
+        assert (room[::2].view(total.dtype) if room[::2].flags.c_contiguous else
+                room[::2].copy().view(total.dtype)).tobytes() == total.tobytes()
+        assert not room[1::2].any()
+    matrix = numpy.matrix(numpy.zeros((2, 3)))
+    assert comm.all_reduce(numpy.ones((2, 3)), out=matrix, algorithm=algorithm) is matrix
+    assert (matrix == comm.size).all()
+
+
 # --- tests -----------------------------------------------------------------------------------------------------------
 
 
@@ -300,6 +344,24 @@ def test_every_count(ranks, collective, algorithm, size):
                          sampled(grid(MOVEMENTS), keep=60, seed=4))
 def test_copies(ranks, collective, algorithm, size):
     ranks(copies, size, collective, algorithm, timeout=120)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "scan"])
+def test_integers_wrap_over_their_whole_range(ranks, collective):
+    for algorithm in algorithms(collective):
+        ranks(whole_range, 4, collective, algorithm)
+
+
+@pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
+@pytest.mark.parametrize("size", [2, 5])
+def test_in_place_on_some_ranks_only(ranks, algorithm, size):
+    assert len(set(ranks(in_place_here_and_there, size, algorithm))) == 1
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_carriers_and_subclasses(ranks, size):
+    for algorithm in algorithms("all_reduce"):
+        ranks(carriers, size, algorithm)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4])
