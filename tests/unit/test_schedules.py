@@ -192,6 +192,22 @@ def test_ranks_may_be_a_numpy_array():
                 [step.peer for step in alone if not isinstance(step, Copy)]
 
 
+def test_an_executor_keeps_aside_what_a_round_still_reads():
+    """``Reduce(x, x)`` after another step on x reads the x of before the round."""
+    from gpucoll.chunks import Layout
+    from gpucoll.executors import Layouts, resolve
+    from gpucoll.schedule import Schedule
+
+    def plan(*steps):
+        made = Schedule("all_reduce", "test", 0, 2, 1, lambda: [steps])
+        return resolve(made, Layouts(Layout(5, 1), Layout(5, 1)), in_place=False).rounds[0]
+
+    assert not plan(Reduce(ONE, ONE)).snapshots
+    assert len(plan(RecvReduce(ONE, 1), Reduce(ONE, ONE)).snapshots) == 1
+    assert plan(Send(ONE, 1), Recv(ONE, 1)).hold
+    assert not plan(Send(Slice("input", 0), 1), Recv(ONE, 1)).hold
+
+
 def test_relabel_renames_peers_only():
     rounds = [(Send(ONE, 1), Copy(Slice("input", 0), ONE), RecvReduce(ONE, 2))]
     assert list(relabel(rounds, lambda peer: peer + 10)) == [(Send(ONE, 11), rounds[0][1], RecvReduce(ONE, 12))]
