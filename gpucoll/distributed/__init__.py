@@ -1,0 +1,69 @@
+"""torch.distributed's names and habits, for programs on NumPy arrays, PyTorch tensors and whatever has DLPack.
+
+    import gpucoll.distributed as dist
+
+    dist.init_process_group()
+    dist.all_reduce(x)                  # in place; `group=` and `async_op=True` as in torch
+
+    start          init_process_group, destroy_process_group, new_group
+    groups         ProcessGroup, ranks of the world and ranks of a group
+    collectives    all_reduce, broadcast, ..., all_to_all_single, barrier
+    points         send, recv, isend, irecv, batch_isend_irecv
+    objects        the same for anything that can be pickled
+    monitored      monitored_barrier, which names the ranks that are missing
+    shapes, work   lists of arrays checked and filled; the handle of ``async_op=True``
+
+Functions return None, or a `Work` where ``async_op=True``; results are written into the arrays given. `src` and `dst`
+are ranks of the world whatever the group is; `group_src` and `group_dst` are ranks of the group. A rank that is no
+member of `group` is warned and does nothing. Errors are gpucoll's: UsageError before `init_process_group`,
+ArgumentError and DtypeError before data moves. Source: PyTorch 2.13, ``torch/distributed/distributed_c10d.py``.
+"""
+
+from gpucoll.distributed import groups as distributed_c10d  # programs ask it for `_get_default_group`
+from gpucoll.distributed.collectives import (
+    ReduceOp,
+    all_gather,
+    all_gather_into_tensor,
+    all_reduce,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    broadcast,
+    gather,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    scatter,
+)
+from gpucoll.distributed.groups import (
+    GroupMember,
+    ProcessGroup,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_size,
+    group,
+    is_available,
+    is_initialized,
+)
+from gpucoll.distributed.monitored import monitored_barrier
+from gpucoll.distributed.objects import (
+    all_gather_object,
+    broadcast_object_list,
+    gather_object,
+    scatter_object_list,
+)
+from gpucoll.distributed.points import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from gpucoll.distributed.start import destroy_process_group, init_process_group, new_group
+from gpucoll.distributed.work import Work
+
+__all__ = [
+    "GroupMember", "P2POp", "ProcessGroup", "ReduceOp", "Work", "all_gather", "all_gather_into_tensor",
+    "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single", "barrier", "batch_isend_irecv", "broadcast",
+    "broadcast_object_list", "destroy_process_group", "distributed_c10d", "gather", "gather_object", "get_backend",
+    "get_global_rank", "get_group_rank", "get_process_group_ranks", "get_rank", "get_world_size", "group",
+    "init_process_group", "irecv", "is_available", "is_initialized", "isend", "monitored_barrier", "new_group", "recv",
+    "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send",
+]

@@ -1,0 +1,177 @@
+"""Process groups: who is in one, which number a rank has there, and which groups this process has."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+import numpy
+
+from gpucoll.communicator import Communicator
+from gpucoll.errors import ArgumentError, UsageError
+
+
+class ProcessGroup:
+    """Ranks that communicate: `ranks` are their numbers in the world, in the order of their numbers in the group.
+
+    ``communicator`` is the `gpucoll.Communicator` of these ranks, for what torch.distributed has no name for.
+    """
+
+    def __init__(self, communicator: Communicator, ranks: Sequence[int]) -> None:
+        self.communicator: Any = communicator  # its overloads know True and False, not a bool that is passed on
+        self.ranks = tuple(ranks)
+        self.uses_gpu = False
+        self.barriers = itertools.count()
+        self.unheard: list[Any] = []  # small messages on their way to ranks that may not have come yet
+
+    def rank(self) -> int:
+        """Return this rank's number in the group."""
+        return int(self.communicator.rank)
+
+    def size(self) -> int:
+        """Return how many ranks the group has."""
+        return int(self.communicator.size)
+
+    def number_of(self, name: str, what: str, rank: Any, group_rank: Any = None) -> int:
+        """Return the number in the group of `rank`, a rank of the world, unless `group_rank` says it.
+
+        Raises ArgumentError for both, for neither, and for a rank that is not in the group.
+        """
+        if group_rank is not None:
+            return self._check_group_rank(name, what, rank, group_rank)
+        if not is_whole(rank) or rank not in self.ranks:
+            raise ArgumentError(f"{name}: {what} {rank!r} is not one of the group's ranks, "
+                                f"{', '.join(map(str, self.ranks))}", code="GC-ROOT")
+        return self.ranks.index(rank)
+
+    def _check_group_rank(self, name: str, what: str, rank: Any, group_rank: Any) -> int:
+        if rank not in (None, 0):  # 0 is what `src` and `dst` are when nothing was said
+            raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both given; pass one",
+                                code="GC-ROOT")
+        if not is_whole(group_rank) or not 0 <= group_rank < self.size():
+            raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}", code="GC-ROOT")
+        return int(group_rank)
+
+    def __repr__(self) -> str:
+        return f"<gpucoll.distributed.ProcessGroup rank={self.rank()} ranks={list(self.ranks)}>"
+
+
+def is_whole(number: object) -> TypeGuard[int]:
+    """Return whether `number` is an integer; True and False are not.
+
+    >>> is_whole(3), is_whole(True), is_whole(3.0)
+    (True, False, False)
+    """
+    return isinstance(number, int | numpy.integer) and not isinstance(number, bool)
+
+
+class _State:
+    """The groups of this process, the default one first; empty before `init_process_group`."""
+
+    def __init__(self) -> None:
+        self.groups: list[ProcessGroup] = []
+        self.variables: list[str] = []  # what `init_process_group` has added to the environment
+
+
+state = _State()
+
+
+class _NonMember:
+    """What `new_group` returns on ranks that are not in the group."""
+
+    def __repr__(self) -> str:
+        return "GroupMember.NON_GROUP_MEMBER"
+
+
+class _Members(type):
+    """Gives a class the default group as an attribute."""
+
+    @property
+    def WORLD(cls) -> ProcessGroup | None:
+        """The default group; None before `init_process_group`."""
+        return state.groups[0] if state.groups else None
+
+
+class GroupMember(metaclass=_Members):
+    """``WORLD`` is the default group; ``NON_GROUP_MEMBER`` stands for a group that this rank is not in."""
+
+    NON_GROUP_MEMBER = _NonMember()
+
+
+class group(metaclass=_Members):
+    """``group.WORLD`` is the default group."""
+
+
+def _get_default_group() -> ProcessGroup:
+    if not state.groups:
+        raise UsageError("there is no process group yet; call gpucoll.distributed.init_process_group() first",
+                         code="GC-INIT")
+    return state.groups[0]
+
+
+def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
+    """Return the group of a call, None with a warning where this rank is not in it; `arrays` are what it works on.
+
+    Raises UsageError before `init_process_group` and ArgumentError for what is no group.
+    """
+    world = _get_default_group()
+    if group is GroupMember.NON_GROUP_MEMBER:
+        warnings.warn(f"Running {name} on global rank {world.rank()} which does not belong to the given group.",
+                      stacklevel=3)
+        return None
+    found = _checked(name, group)
+    found.uses_gpu |= any(hasattr(array, "__cuda_array_interface__") for array in arrays)
+    return found
+
+
+def _checked(name: str, group: Any) -> ProcessGroup:
+    world = _get_default_group()
+    if group is not None and not isinstance(group, ProcessGroup):
+        raise ArgumentError(f"{name}: group is a {type(group).__name__}; pass what new_group returned, or None for all "
+                            "ranks", code="GC-GROUP")
+    return group or world
+
+
+def is_available() -> bool:
+    """Return True: there is always a world, of one rank where nothing was launched."""
+    return True
+
+
+def is_initialized() -> bool:
+    """Return whether `init_process_group` was called, and `destroy_process_group` not since."""
+    return bool(state.groups)
+
+
+def get_rank(group: Any = None) -> int:
+    """Return this rank's number in `group`, -1 where it is not in it. Raises UsageError before initialization."""
+    world = _get_default_group()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_rank", group or world).rank()
+
+
+def get_world_size(group: Any = None) -> int:
+    """Return how many ranks `group` has, -1 on a rank that is not in it. Raises UsageError before initialization."""
+    world = _get_default_group()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group or world).size()
+
+
+def get_backend(group: Any = None) -> str:
+    """Return "nccl" where the group has been given GPU arrays, else "mpi"; ArgumentError on a rank not in it."""
+    return "nccl" if _checked("get_backend", group).uses_gpu else "mpi"
+
+
+def get_process_group_ranks(group: Any = None) -> list[int]:
+    """Return the ranks of the world that are in `group`, in the order of their numbers in it."""
+    return list(_checked("get_process_group_ranks", group).ranks)
+
+
+def get_group_rank(group: Any, global_rank: int) -> int:
+    """Return the number in `group` of rank `global_rank` of the world; ArgumentError where it is not in it."""
+    return _checked("get_group_rank", group).number_of("get_group_rank", "global_rank", global_rank)
+
+
+def get_global_rank(group: Any, group_rank: int) -> int:
+    """Return the number in the world of rank `group_rank` of `group`; ArgumentError where there is none."""
+    found = _checked("get_global_rank", group)
+    return found.ranks[found.number_of("get_global_rank", "rank", None, group_rank)]

@@ -1,0 +1,136 @@
+"""Messages between two ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
+from gpucoll.distributed.work import Work
+from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
+
+
+def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
+          group_dst: int | None = None) -> Work | None:
+    """Begin to send `tensor` (shape s) to rank `dst`; it must not change until `wait` has returned.
+
+    `tag`, 0 .. 32767, tells messages apart. Returns None on a rank that is not in `group`.
+    """
+    found = member("isend", group, tensor)
+    if found is None:
+        return None
+    number = found.number_of("isend", "dst", dst, group_dst)
+    return Work(found.communicator.send(tensor, number, tag, async_op=True), [tensor])
+
+
+def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
+          group_src: int | None = None) -> Work | None:
+    """Begin to receive into `tensor` (shape s) from rank `src`, from whoever sends first where it is None.
+
+    Returns None on a rank that is not in `group`.
+    """
+    found = member("irecv", group, tensor)
+    if found is None:
+        return None
+    return _receive(found, tensor, src, tag, group_src)
+
+
+def _receive(found: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
+    if src is None and group_src is None:
+        return _FromAny(found, tensor, tag)
+    return _Receive(found, tensor, tag, found.number_of("recv", "src", src, group_src))
+
+
+class _Receive(Work):
+    """A message that is awaited from `source`, a rank of the group."""
+
+    def __init__(self, found: ProcessGroup, tensor: Any, tag: int, source: int) -> None:
+        super().__init__(found.communicator.recv(tensor, source, tag, async_op=True), [tensor])
+        self._ranks, self._source = found.ranks, source
+
+    def source_rank(self) -> int:
+        """Return the rank of the world that the message comes from."""
+        return self._ranks[self._source]
+
+
+class _FromAny(_Receive):
+    """A message that is awaited from whichever rank sends first: it begins once one is seen."""
+
+    def __init__(self, found: ProcessGroup, tensor: Any, tag: int) -> None:
+        if found.communicator.mpi is None:
+            raise UsageError("recv: without MPI a source must be named", code="GC-USAGE")
+        self._found, self._tensor, self._tag = found, tensor, tag
+        self._late = time.monotonic() + found.communicator.timeout
+        Work.__init__(self, None, [tensor])
+
+    def is_completed(self) -> bool:
+        """Return whether the message has come; never waits."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        if self._work is None and self._found.communicator.mpi.Iprobe(MPI.ANY_SOURCE, self._tag, status):
+            super().__init__(self._found, self._tensor, self._tag, status.source)
+        if self._work is None and time.monotonic() > self._late:
+            raise CollectiveTimeout(f"recv: no rank sent a message within {self._found.communicator.timeout:g} s")
+        return super().is_completed()
+
+
+def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
+    """Send `tensor` (shape s) to rank `dst`, another one: ArgumentError. It may change once this returns."""
+    found = member("send", group, tensor)
+    if found is not None:
+        number = found.number_of("send", "dst", dst, group_dst)
+        _check_other(found, "send", number)
+        found.communicator.send(tensor, number, tag)
+
+
+def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
+    """Receive into `tensor` (shape s) from rank `src`, from whoever sends first where it is None.
+
+    Returns the rank of the world that has sent, -1 on a rank that is not in `group`.
+    """
+    found = member("recv", group, tensor)
+    if found is None:
+        return -1
+    work = _receive(found, tensor, src, tag, group_src)
+    work.wait()
+    return work.source_rank()
+
+
+def _check_other(found: ProcessGroup, name: str, number: int) -> None:
+    if number == found.rank():
+        raise ArgumentError(f"{name}: rank {found.ranks[number]} is this rank; isend and irecv may talk to it",
+                            code="GC-ROOT")
+
+
+class P2POp:
+    """A message for `batch_isend_irecv`: `op` is `isend` or `irecv`, `peer` the rank of the world at the other end."""
+
+    def __init__(self, op: Callable[..., Any], tensor: Any, peer: int | None = None, group: Any = None, tag: int = 0,
+                 group_peer: int | None = None) -> None:
+        if op not in (isend, irecv):
+            raise ArgumentError(f"P2POp: op {op!r} is neither isend nor irecv", code="GC-OP")
+        self.op, self.tensor, self.tag = op, tensor, tag
+        self.group = _get_default_group() if group is None else group
+        self.peer, self.group_peer = peer, group_peer
+        if isinstance(self.group, ProcessGroup):
+            self.group_peer = self.group.number_of("P2POp", "peer", peer, group_peer)
+            self.peer = self.group.ranks[self.group_peer]
+
+    def __repr__(self) -> str:
+        return f"P2POp({self.op.__name__}, peer={self.peer}, tag={self.tag})"
+
+
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+    """Begin all messages of the list, in whatever order, and return their handles; none waits for another.
+
+    Several between the same two ranks meet in the order of the list. Raises ArgumentError for anything but `P2POp`
+    of one group.
+    """
+    if not isinstance(p2p_op_list, list | tuple) or not all(isinstance(one, P2POp) for one in p2p_op_list):
+        raise ArgumentError("batch_isend_irecv: expected a list of P2POp", code="GC-OP")
+    if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
+        raise ArgumentError("batch_isend_irecv: all messages must be of one group", code="GC-GROUP")
+    works = [one.op(one.tensor, one.peer, one.group, one.tag) for one in p2p_op_list]
+    return [work for work in works if work is not None]

@@ -1,0 +1,140 @@
+"""Arrays and lists of arrays as torch.distributed takes them: checked before data moves, filled after."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from gpucoll.arrays import Array, as_array, check_writable
+from gpucoll.distributed.groups import is_whole
+from gpucoll.dtypes import row_of
+from gpucoll.errors import ArgumentError, DtypeError, MismatchError
+
+OVERLAP_WORK = 100_000  # the exact answer can take exponential time; from there on: they overlap
+
+
+def view(name: str, what: str, x: Any) -> Array:
+    """Return `x` as an array on its own memory; raise ArgumentError or DtypeError."""
+    array = as_array(name, what, x)
+    row_of(array.dtype)
+    return array
+
+
+def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
+    """Return `x` as an array that may be written, of this dtype; raise ArgumentError or DtypeError."""
+    array = view(name, what, x)
+    if array.dtype != dtype:
+        raise DtypeError(f"{name}: {what} has dtype {array.dtype}, but the data are {dtype}")
+    check_writable(name, what, array)
+    return array
+
+
+def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
+    """Return `xs` if it is a list or tuple of `size` arrays; raise ArgumentError."""
+    if not isinstance(xs, list | tuple) or len(xs) != size:
+        found = f"has {len(xs)}" if isinstance(xs, list | tuple) else f"is a {type(xs).__name__}"
+        raise ArgumentError(f"{name}: {what} must be a list of {size} arrays, one for each rank of the group, but "
+                            f"{found}", code="GC-COUNTS")
+    return xs
+
+
+def inputs(name: str, what: str, xs: Any, size: int) -> list[Array]:
+    """Return the arrays of a list of `size`, all of one dtype; raise ArgumentError or DtypeError."""
+    arrays = [view(name, f"{what}[{index}]", x) for index, x in enumerate(list_of(name, what, xs, size))]
+    for index, array in enumerate(arrays):
+        if array.dtype != arrays[0].dtype:
+            raise DtypeError(f"{name}: {what}[{index}] has dtype {array.dtype}, {what}[0] has {arrays[0].dtype}")
+    return arrays
+
+
+def outputs(name: str, what: str, xs: Any, size: int, dtype: numpy.dtype) -> list[Array]:
+    """Return the arrays of a list of `size` that may be written and share no memory; raise as `output_view`."""
+    arrays = [output_view(name, f"{what}[{index}]", x, dtype) for index, x in enumerate(list_of(name, what, xs, size))]
+    check_apart(name, what, arrays)
+    return arrays
+
+
+def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
+    """Raise ArgumentError where two of the arrays share an element.
+
+    Sorted by their first bytes, only arrays whose ranges of bytes meet are looked at closely: n log n for arrays apart.
+    """
+    before: list[tuple[int, int]] = []  # last byte and index of those that reach into the next one
+    for low, high, index in sorted((*_bytes_of(array), index) for index, array in enumerate(arrays) if array.size):
+        before = [(end, other) for end, other in before if end > low]
+        for _, other in before:
+            if _share(arrays[other], arrays[index]):
+                raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: one result would "
+                                    "overwrite the other; pass an array for each rank", code="GC-OVERLAP")
+        before.append((high, index))
+
+
+def _bytes_of(array: Array) -> tuple[int, int]:
+    """Return the range of addresses in which the elements lie."""
+    steps = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
+    start = array.ctypes.data
+    return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize
+
+
+def _share(x: Array, y: Array) -> bool:
+    try:
+        return numpy.shares_memory(x, y, max_work=OVERLAP_WORK)  # type: ignore[arg-type] # any number is allowed
+    except numpy.exceptions.TooHardError:
+        return True
+
+
+def apart(x: Array, out: Array) -> Array:
+    """Return `x`, or a copy where it may share memory with `out`: torch lets one be a slot of the other."""
+    return x.copy() if numpy.may_share_memory(x, out) else x
+
+
+def alike(arrays: Sequence[Array]) -> bool:
+    """Return whether all arrays have one shape."""
+    return all(array.shape == arrays[0].shape for array in arrays)
+
+
+def check_shape(name: str, what: str, array: Array, other: str, shape: tuple[int, ...]) -> None:
+    """Raise ArgumentError where `array` has not the shape that `other` has."""
+    if array.shape != shape:
+        raise ArgumentError(f"{name}: {what} has shape {array.shape}, {other} has {shape}; they must be alike",
+                            code="GC-SHAPE")
+
+
+def check_blocks(name: str, what: str, whole: Array, other: str, block: Array, size: int) -> None:
+    """Raise ArgumentError unless `whole` is `size` blocks: concatenated, stacked, or in one row."""
+    shape, rows = block.shape, block.shape[:1] or (1,)
+    known = ((size * rows[0], *shape[1:]), (size, *shape), (size * block.size,))
+    if whole.shape not in known:
+        raise ArgumentError(f"{name}: {what} has shape {whole.shape}; for {other} of shape {shape} and {size} ranks it "
+                            f"must be {known[0]}, concatenated, or {known[1]}, stacked", code="GC-SHAPE")
+
+
+def splits_of(name: str, what: str, sizes: Any, array: Array, size: int) -> list[Array]:
+    """Return the pieces of `array` along its first axis: `size` of them, as long as `sizes` says, or alike."""
+    rows = array.shape[0] if array.ndim else 0
+    if sizes is None and rows % size == 0:
+        sizes = [rows // size] * size
+    given = list(sizes) if isinstance(sizes, Sequence | numpy.ndarray) else []
+    if not all(is_whole(one) and one >= 0 for one in given) or len(given) != size or sum(given) != rows:
+        raise ArgumentError(f"{name}: {what} {sizes!r} must be {size} whole numbers whose sum is {rows}, the length of "
+                            "the array's first axis; None stands for parts alike", code="GC-COUNTS")
+    ends = numpy.cumsum([0, *given])
+    return [array[first:last] for first, last in itertools.pairwise(ends)]
+
+
+def fill(name: str, what: str, outs: Sequence[Array], blocks: Sequence[Array]) -> None:
+    """Write block i into output i, whatever their shapes; MismatchError, with nothing written, for other lengths."""
+    for rank, length, came in _differences(outs, blocks):
+        raise MismatchError(f"{name}: rank {rank} of the group sent {came} elements, but {what}[{rank}] has {length}",
+                            code="GC-SHAPE", ranks=(rank,))
+    for out, block in zip(outs, blocks, strict=True):
+        numpy.copyto(out, block.reshape(out.shape))
+
+
+def _differences(outs: Sequence[Array], blocks: Sequence[Array]) -> Iterator[tuple[int, int, int]]:
+    for rank, (out, block) in enumerate(zip(outs, blocks, strict=True)):
+        if out.size != block.size:
+            yield rank, out.size, block.size

@@ -1,0 +1,212 @@
+"""The default group, further groups, and the variables of torchrun."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy
+
+from gpucoll import bootstrap
+from gpucoll.communicator import Communicator
+from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, is_whole, state
+from gpucoll.distributed.objects import broadcast_object_list
+from gpucoll.errors import ArgumentError, MismatchError, UsageError, nearest
+
+BACKENDS = ("nccl", "mpi", "gloo")
+DEVICES = ("cpu", "cuda")
+METHODS = ("env", "tcp", "file")
+PORT = 29500  # torchrun's
+
+
+def init_process_group(backend: str | None = None, init_method: str | None = None, timeout: Any = None,
+                       world_size: int = -1, rank: int = -1, store: Any = None, group_name: str = "",
+                       pg_options: Any = None, device_id: Any = None) -> None:
+    """Make the default group of all ranks that MPI has started; a collective call.
+
+    `backend` is None, "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl": the arrays decide where work runs.
+    `timeout` is a timedelta or a number of seconds, the deadline of every wait. `world_size` and `rank` are MPI's, -1
+    for unsaid. MPI has done the rendezvous: `init_method` is checked, and it, `store`, `group_name`, `pg_options` and
+    `device_id` have no effect. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in
+    the environment where they are missing.
+
+    Raises ArgumentError, and UsageError for the second call, and for a rank or a world size that is not MPI's.
+    """
+    if state.groups:
+        raise UsageError("init_process_group was called before; destroy_process_group() comes first", code="GC-INIT")
+    check_backend("init_process_group", backend)
+    _check_method(init_method)
+    options = _options("init_process_group", timeout)
+    world = bootstrap.world()
+    _check_place(world.rank, world.size, {"rank": rank, "world_size": world_size}, "the call")
+    told = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
+    _check_place(world.rank, world.size, told, "the environment")
+    _init_from(Communicator.from_mpi(world, **options))
+
+
+def _init_from(communicator: Communicator) -> None:
+    """Make `communicator` the default group."""
+    state.groups.append(ProcessGroup(communicator, range(communicator.size)))
+    try:
+        set_variables(communicator)
+    except BaseException:
+        destroy_process_group()
+        raise
+
+
+def check_backend(name: str, backend: Any) -> None:
+    """Raise ArgumentError where `backend` is none of torch's that there is something for here.
+
+    >>> check_backend("new_group", "cpu:gloo,cuda:nccl")
+    """
+    pairs = [] if backend is None else str(backend).lower().split(",")
+    for device, _, known in (pair.rpartition(":") for pair in pairs):
+        if known.strip() not in BACKENDS or device.strip() not in ("", *DEVICES):
+            raise ArgumentError(f"{name}: backend {backend!r} is not known{nearest(known, BACKENDS)}, or pairs such as "
+                                "cpu:gloo,cuda:nccl", code="GC-BACKEND")
+
+
+def _check_method(method: Any) -> None:
+    if method is not None and (not isinstance(method, str) or method.partition("://")[0] not in METHODS
+                               or "://" not in method):
+        raise ArgumentError(f"init_process_group: init_method {method!r} does not begin with env://, tcp:// or "
+                            "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
+
+
+def _options(name: str, timeout: Any) -> dict[str, float]:
+    return {} if timeout is None else {"timeout": seconds_of(name, timeout)}
+
+
+def seconds_of(name: str, timeout: Any) -> float:
+    """Return a timedelta or a number as seconds; ArgumentError for anything else.
+
+    >>> seconds_of("barrier", datetime.timedelta(minutes=1))
+    60.0
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ArgumentError(f"{name}: timeout {timeout!r} is neither a timedelta nor a positive number of seconds",
+                            code="GC-TIMEOUT")
+    return float(seconds)
+
+
+def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> None:
+    """Raise UsageError where `given` has another rank or size than MPI; -1 is unsaid."""
+    for what, own in (("rank", rank), ("world_size", size)):
+        if str(given[what]) not in ("-1", str(own)):
+            raise UsageError(f"init_process_group: {where} says {what} {given[what]!r}, MPI says {own}; launch with "
+                             f"mpiexec or `gpucoll run`, and let {where} say nothing", code="GC-INIT")
+
+
+def set_variables(communicator: Communicator) -> None:
+    """Add torchrun's variables to the environment where they are missing; a collective call."""
+    found = [_master(communicator) if communicator.rank == 0 else {}]
+    if communicator.size > 1:
+        broadcast_object_list(found, src=0)
+    own = {"RANK": communicator.rank, "WORLD_SIZE": communicator.size, "LOCAL_RANK": communicator.local_rank,
+           "LOCAL_WORLD_SIZE": communicator.local_size, **found[0]}
+    for name, value in own.items():
+        if name not in os.environ:
+            os.environ[name] = str(value)
+            state.variables.append(name)
+
+
+def _master(communicator: Communicator) -> dict[str, str]:
+    address = "127.0.0.1" if communicator.nodes == 1 else socket.gethostname()
+    return {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now, torchrun's own where there is none to be had."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return int(server.getsockname()[1])
+    except OSError:
+        return PORT
+
+
+def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,
+              pg_options: Any = None, use_local_synchronization: bool = False, group_desc: str | None = None,
+              device_id: Any = None, sort_ranks: bool = True) -> Any:
+    """Return a group of `ranks` of the world (any iterable; None: all), `GroupMember.NON_GROUP_MEMBER` elsewhere.
+
+    Every rank of the world calls it, with the same arguments. Ranks are numbered in ascending order, or with
+    ``sort_ranks=False`` in the order given. `timeout` as in `init_process_group`; None is the default group's.
+    Raises ArgumentError for what is no rank of the world, and for a rank that comes twice.
+    """
+    world = _get_default_group()
+    check_backend("new_group", backend)
+    options = _options("new_group", timeout)
+    if use_local_synchronization:
+        raise ArgumentError("new_group: every rank of the world takes part; use_local_synchronization=True is not to "
+                            "be had over MPI", code="GC-GROUP")
+    members = _check_ranks(ranks, world.size(), sort_ranks)
+    _check_agreed(world, members)
+    here = world.rank() in members
+    part = world.communicator.split(0 if here else None, members.index(world.rank()) if here else 0)
+    if part is None:
+        return GroupMember.NON_GROUP_MEMBER
+    state.groups.append(ProcessGroup(_with_options(part, options), members))
+    return state.groups[-1]
+
+
+def _check_ranks(ranks: Any, size: int, sort: bool) -> list[int]:
+    try:
+        members = list(range(size)) if ranks is None else list(ranks)
+    except TypeError:
+        raise ArgumentError(f"new_group: ranks is a {type(ranks).__name__}, not an iterable of ranks",
+                            code="GC-GROUP") from None
+    for rank in members:
+        if not is_whole(rank) or not 0 <= rank < size:
+            raise ArgumentError(f"new_group: rank {rank!r} is not in 0..{size - 1}", code="GC-GROUP")
+    if len(set(members)) < len(members):
+        raise ArgumentError(f"new_group: ranks {members} has a rank twice", code="GC-GROUP")
+    return sorted(map(int, members)) if sort else [int(rank) for rank in members]
+
+
+def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
+    """Raise MismatchError, on every rank, where ranks were told of different members."""
+    mark = zlib.crc32(repr(members).encode())
+    least, most = -world.communicator.all_reduce(numpy.array([-mark, mark]), op="max") * [1, -1]
+    if least != most:
+        raise MismatchError(f"new_group: this rank was told of ranks {members}, another one of others; every rank of "
+                            "the world must pass the same", code="GC-GROUP")
+
+
+def _with_options(part: Communicator, options: dict[str, float]) -> Communicator:
+    """Return a communicator of the same ranks with other options."""
+    if not options or options["timeout"] == part.timeout:
+        return part
+    inherited = {"check": part.check, "executor": part.executor, "deterministic": part.options.deterministic}
+    other = Communicator.from_mpi(part.mpi, **inherited, **options)
+    part.close()
+    return other
+
+
+def destroy_process_group(group: Any = None) -> None:
+    """Close `group`, or with None or the default group all groups; a collective call of its ranks.
+
+    After that `init_process_group` may be called again. Raises UsageError before initialization, ArgumentError for
+    what is no group, or not any more.
+    """
+    world = _get_default_group()
+    if group is GroupMember.NON_GROUP_MEMBER:
+        return
+    if group is not None and group not in state.groups:
+        raise ArgumentError(f"destroy_process_group: {group!r} is no group of this process, or was destroyed before",
+                            code="GC-GROUP")
+    ending = state.groups if group is None or group is world else [group]
+    for one in reversed(ending.copy()):  # the same order on all ranks: closing is a collective call
+        state.groups.remove(one)
+        one.communicator.close()
+    if not state.groups:
+        _clear_variables()
+
+
+def _clear_variables() -> None:
+    while state.variables:
+        os.environ.pop(state.variables.pop(), None)

@@ -1,0 +1,82 @@
+"""The handle of a call under way, and the end of a call."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gpucoll.waits
+from gpucoll.errors import CollectiveTimeout, GpucollError
+from gpucoll.waits import NAP
+
+
+class Work:
+    """What ``async_op=True``, `isend` and `irecv` return: torch's handle of a call under way.
+
+    Results may be read once `wait` has returned or `is_completed` was true.
+    """
+
+    def __init__(self, work: gpucoll.waits.Work | None, outputs: Sequence[Any],
+                 deliver: Callable[[Any], None] | None = None) -> None:
+        self._work = work
+        self._outputs = list(outputs)
+        self._deliver = deliver
+        self._error: GpucollError | None = None
+
+    def is_completed(self) -> bool:
+        """Return whether the call has ended, well or badly; never waits."""
+        if self._work is None or not self._work.is_completed():
+            return False
+        self._finish(self._work)
+        return True
+
+    def _finish(self, work: gpucoll.waits.Work) -> None:
+        """Write what came into the arrays of the call, once."""
+        self._error = self._error or work.error
+        deliver, self._deliver = self._deliver, None
+        if deliver is not None and self._error is None:
+            try:
+                deliver(work.result)
+            except GpucollError as error:
+                self._error = error
+
+    def is_success(self) -> bool:
+        """Return whether the call has ended without an error."""
+        return self.is_completed() and self._error is None
+
+    def exception(self) -> GpucollError | None:
+        """Return the error that the call has ended with, if it has."""
+        return self._error if self.is_completed() else None
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return True when the call has ended; raise its error, CollectiveTimeout after `timeout` (a timedelta)."""
+        limit = float("inf") if not timeout else time.monotonic() + timeout.total_seconds()
+        if not timeout and self._work is not None:
+            with contextlib.suppress(GpucollError):  # raised below
+                self._work.synchronize()
+        while not self.is_completed():
+            if time.monotonic() > limit:
+                raise CollectiveTimeout(f"wait: not completed within {timeout}; the call goes on")
+            time.sleep(NAP)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        """Block until the call has ended; raise its error."""
+        self.wait()
+
+    def result(self) -> list[Any]:
+        """Return the arrays that the call writes, in a list; their content counts after `wait`."""
+        return self._outputs
+
+
+def conclude(done: Any, outputs: Sequence[Any], async_op: bool, deliver: Callable[[Any], None] | None = None) -> Any:
+    """Return the handle of a call under way; of one that has ended, `deliver` its result and return None."""
+    if async_op:
+        return Work(done, outputs, deliver)
+    if deliver is not None:
+        deliver(done)
+    return None

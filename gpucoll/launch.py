@@ -1,0 +1,155 @@
+"""`gpucoll run`: a program launched under mpiexec, with torchrun's variables in its environment.
+
+    gpucoll run --nproc-per-node 4 train.py --epochs 3
+
+becomes ``mpiexec -n 4 python -m gpucoll.launch 127.0.0.1:29500 train.py --epochs 3``: each rank runs this module, which
+turns what mpiexec has told it into RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
+then runs the program as ``python train.py`` would. MPI is started by the program, not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from gpucoll.arguments import Parser, launched, refuse
+
+PROGRAM = "gpucoll run"
+PORT = 29500  # torchrun's
+# What each launcher tells a process of its node: its rank there, and how many there are.
+LOCAL = (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
+
+
+class Job(NamedTuple):
+    """What is to be launched: `ranks` on each of `hosts`, or on this one where there are none."""
+
+    ranks: int
+    hosts: tuple[str, ...]
+    script: str
+    arguments: tuple[str, ...]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Become the mpiexec of a job: its exit code is the job's. Wrong arguments: one line, exit code 2."""
+    job = _parsed(arguments)
+    mpiexec = find_mpiexec()
+    if mpiexec is None:
+        sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]'\n")
+        return 1
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    sys.stdout.flush()
+    os.execv(mpiexec, command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0))
+
+
+def _parsed(arguments: Sequence[str]) -> Job:
+    parser = Parser(PROGRAM, description="Launch a program under mpiexec, with torchrun's variables.")
+    parser.add_argument("--nproc-per-node", "--nproc_per_node", type=_positive, default=1, metavar="N",
+                        help="ranks on each host (1)")
+    parser.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
+    parser.add_argument("script", help="the Python program")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
+    found = parser.parse_args(list(arguments))
+    if not Path(found.script).is_file():
+        refuse(PROGRAM, f"there is no file {found.script!r}")
+    return Job(found.nproc_per_node, found.hosts, found.script, tuple(found.arguments))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of ranks")
+    return int(text)
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = tuple(host.strip() for host in text.split(","))
+    if not all(hosts) or len(set(hosts)) < len(hosts) or any(set(host) & set(" :") for host in hosts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of different host names such as a,b")
+    return hosts
+
+
+def find_mpiexec() -> str | None:
+    """Return the mpiexec beside this Python, which belongs to its mpi4py, else the one on the PATH, else None."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def master(job: Job, environment: Mapping[str, str]) -> str:
+    """Return address:port of the first rank, after the environment where that says one."""
+    address = environment.get("MASTER_ADDR") or (job.hosts[0] if job.hosts else "127.0.0.1")
+    return f"{address}:{environment.get('MASTER_PORT') or (PORT if job.hosts else _free_port())}"
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def command(mpiexec: str, version: str, job: Job, first: str, *, root: bool) -> list[str]:
+    """Return the command line; `version` is what ``mpiexec --version`` says, and so who its vendor is.
+
+    >>> job = Job(2, ("a", "b"), "x.py", ("-v",))
+    >>> " ".join(command("mpiexec", "HYDRA build details", job, "a:29500", root=False)[:7])
+    'mpiexec -n 4 -hosts a,b -ppn 2'
+    """
+    ranks = job.ranks * max(len(job.hosts), 1)
+    options = _open_mpi(job, root=root) if "Open MPI" in version else _hydra(job)
+    rank = [sys.executable, "-m", "gpucoll.launch", first, job.script, *job.arguments]
+    return [mpiexec, "-n", str(ranks), *options, *rank]
+
+
+def _hydra(job: Job) -> list[str]:
+    return ["-hosts", ",".join(job.hosts), "-ppn", str(job.ranks)] if job.hosts else []
+
+
+def _open_mpi(job: Job, *, root: bool) -> list[str]:
+    """Open MPI counts cores, numbers a node's ranks out of order unless by slot, and is not for root unasked."""
+    hosts = ["--host", ",".join(f"{host}:{job.ranks}" for host in job.hosts)] if job.hosts else []
+    return [*hosts, "--map-by", "slot:OVERSUBSCRIBE", *(["--allow-run-as-root"] if root else [])]
+
+
+def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
+    """Return torchrun's variables for a rank, from those of its launcher; empty where that has said nothing.
+
+    >>> told = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    >>> list(variables(told, "a:29500").values())
+    ['5', '8', '1', '4', 'a', '29500']
+    """
+    told = [names for names in LOCAL if names[0] in environment and names[1] in environment]
+    if not told:
+        return {}
+    size, rank = launched(environment)
+    address, _, port = first.rpartition(":")
+    local_rank, local_size = (environment[name] for name in told[0])
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size,
+            "MASTER_ADDR": address, "MASTER_PORT": port}
+
+
+def run_rank(arguments: Sequence[str]) -> None:
+    """Run a program as one rank: `arguments` are the first rank's address:port, the script, and what it is given."""
+    first, script, *given = arguments
+    found = variables(os.environ, first)
+    if not found:
+        _unknown_launcher()
+    os.environ.update(found)
+    sys.argv[:] = [script, *given]
+    if not sys.flags.safe_path:
+        sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
+
+
+def _unknown_launcher() -> NoReturn:
+    sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and "
+                     "Open MPI's\n")
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    run_rank(sys.argv[1:])

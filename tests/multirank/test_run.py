@@ -1,0 +1,131 @@
+"""`gpucoll run`: the variables of torchrun, the program as Python runs it, exit codes, and wrong arguments."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from commands import gpucoll_run
+from gpucoll import launch
+from gpucoll.launch import Job
+
+UNSET = dict.fromkeys("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PYTHONUNBUFFERED".split())
+SHOW = """
+import os
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+found = {name: os.environ[name] for name in names}  # before any import
+import json, sys
+from neighbour import here  # beside the script
+import gpucoll.distributed as dist
+dist.init_process_group(rank=int(found["RANK"]), world_size=int(found["WORLD_SIZE"]))
+comm = dist.group.WORLD.communicator
+assert (comm.local_rank, comm.local_size) == (int(found["LOCAL_RANK"]), int(found["LOCAL_WORLD_SIZE"]))
+found.update(name=__name__, file=__file__, arguments=sys.argv, first=sys.path[0])
+print(json.dumps(found) + "\\n", end="")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """`script(text)`: a program of this text, to be run where it lies."""
+    def write(text):
+        (tmp_path / "neighbour.py").write_text("here = True\n")
+        (tmp_path / "show.py").write_text(text)
+        return tmp_path
+    return write
+
+
+@pytest.mark.parametrize("options", [["--nproc-per-node", "4"], ["--nproc_per_node=2", "--hosts", "localhost"]])
+def test_the_program_finds_what_torchrun_would_tell_it(launcher, script, options):
+    folder, given = script(SHOW), ["--nproc-per-node", "9", "--json", "-x", "a b", "--", "--help"]
+    job = gpucoll_run(*options, "show.py", *given, cwd=folder, env=UNSET)
+    assert job.returncode == 0, job.stderr
+    size = 2 if "--hosts" in options else 4
+    found = sorted(map(json.loads, job.stdout.splitlines()), key=lambda one: one["RANK"])
+    assert [one["RANK"] for one in found] == [one["LOCAL_RANK"] for one in found] == [str(rank) for rank in range(size)]
+    for one in found:
+        assert one["WORLD_SIZE"] == one["LOCAL_WORLD_SIZE"] == str(size)
+        assert one["MASTER_ADDR"] == ("localhost" if "--hosts" in options else "127.0.0.1")
+        assert one["MASTER_PORT"] == found[0]["MASTER_PORT"]
+        assert 0 < int(one["MASTER_PORT"]) < 1 << 16
+        assert (one["name"], one["file"], one["first"]) == ("__main__", "show.py", str(folder))
+        assert one["arguments"] == ["show.py", *given]
+
+
+def test_what_the_environment_says_of_the_master_is_kept(launcher, script):
+    told = {"MASTER_ADDR": "127.0.0.5", "MASTER_PORT": "4321", "RANK": "99", "WORLD_SIZE": "100"}
+    job = gpucoll_run("show.py", cwd=script(SHOW), env={**UNSET, **told})
+    assert job.returncode == 0, job.stderr
+    found = json.loads(job.stdout)
+    assert (found["MASTER_ADDR"], found["MASTER_PORT"], found["RANK"], found["WORLD_SIZE"]) == \
+        ("127.0.0.5", "4321", "0", "1")
+
+
+@pytest.mark.parametrize(("text", "code"), [
+    ("import sys; sys.exit(3)", 3),
+    ("import os, sys; sys.exit(4 if os.environ['RANK'] == '1' else 0)", 4),
+    ("import gpucoll.distributed as dist\ndist.init_process_group()\nassert dist.get_rank() == 0, 'not me'\n"
+     "dist.barrier()", 1),
+])
+def test_the_exit_code_is_the_jobs(launcher, script, text, code):
+    job = gpucoll_run("--nproc-per-node", 2, "show.py", cwd=script(text))
+    assert job.returncode == code, job.stderr
+    assert ("not me" in job.stderr) == ("not me" in text)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ([], "required: script"), (["--nproc-per-node", "4"], "required: script"),
+    (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
+    (["--nproc-per-node", "two", "x.py"], "'two' is not"), (["--nproc-per-node"], "expected one argument"),
+    (["missing.py"], "there is no file 'missing.py'"), (["--hosts", "a,,b", "x.py"], "'a,,b' is no list"),
+    (["--hosts", "a,a", "x.py"], "different host names"), (["--hosts", "a:4", "x.py"], "'a:4' is no list"),
+    (["--frob", "x.py"], "--frob"), (["."], "there is no file '.'"),
+])
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, words):
+    job = subprocess.run([sys.executable, "-m", "gpucoll", "run", *arguments], capture_output=True, text=True,
+                         timeout=60, check=False)
+    assert job.returncode == 2
+    assert job.stdout == ""
+    assert job.stderr.startswith("gpucoll run: ")
+    assert words in job.stderr
+    assert job.stderr.count("\n") == 1
+
+
+def test_help_names_the_options():
+    job = subprocess.run([sys.executable, "-m", "gpucoll", "run", "--help"], capture_output=True, text=True, check=True)
+    assert "--nproc-per-node" in job.stdout
+    assert "--hosts" in job.stdout
+
+
+HERE, THERE = Job(3, (), "x.py", ("-v",)), Job(2, ("a", "b"), "x.py", ())
+
+
+@pytest.mark.parametrize(("version", "job", "root", "options"), [
+    ("HYDRA build details:", HERE, True, ["-n", "3"]),
+    ("Intel(R) MPI Library", THERE, False, ["-n", "4", "-hosts", "a,b", "-ppn", "2"]),
+    ("mpiexec (Open MPI) 5.0", HERE, False, ["-n", "3", "--map-by", "slot:OVERSUBSCRIBE"]),
+    ("mpiexec (Open MPI) 5.0", THERE, True, ["-n", "4", "--host", "a:2,b:2", "--map-by", "slot:OVERSUBSCRIBE",
+                                             "--allow-run-as-root"]),
+])
+def test_every_vendors_command_line(version, job, root, options):
+    found = launch.command("mpiexec", version, job, "a:1", root=root)
+    assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch", "a:1", "x.py", *job.arguments]
+
+
+def test_the_first_rank_of_other_hosts():
+    assert launch.master(THERE, {}) == "a:29500"
+    assert launch.master(THERE, {"MASTER_PORT": "1"}) == "a:1"
+    assert launch.master(HERE, {"MASTER_ADDR": "c", "MASTER_PORT": "2"}) == "c:2"
+
+
+def test_launchers_that_say_nothing(monkeypatch, capsys, tmp_path):
+    assert launch.variables({}, "a:1") == {}
+    monkeypatch.setattr(launch, "variables", lambda *_: {})
+    with pytest.raises(SystemExit) as left:
+        launch.run_rank(["a:1", "x.py"])
+    assert left.value.code == 1
+    (tmp_path / "x.py").write_text("")
+    monkeypatch.setattr(launch, "find_mpiexec", lambda: None)
+    assert launch.main([str(tmp_path / "x.py")]) == 1
+    assert "pip install 'gpucoll[mpich]'" in capsys.readouterr().err

@@ -1,0 +1,27 @@
+"""5. all-gather of "集合通信".
+
+Mended: arrays in place of tensors; mpiexec starts the processes.
+"""
+
+import numpy
+
+import gpucoll.distributed as dist
+
+
+def run(rank_id, size):
+    tensor = numpy.arange(2, dtype=numpy.int64) + 1 + 2 * rank_id
+    print('before gather', ' Rank ', rank_id, ' has data ', tensor)
+    gather_list = [numpy.zeros(2, dtype=numpy.int64) for _ in range(4)]
+    dist.all_gather(gather_list, tensor)
+    print('after gather', ' Rank ', rank_id, ' has data ', tensor)
+    print('after gather', ' Rank ', rank_id, ' has gather list ', gather_list)
+
+
+def init_process(fn, backend='gloo'):
+    """ Initialize the distributed environment. """
+    dist.init_process_group(backend)
+    fn(dist.get_rank(), dist.get_world_size())
+
+
+if __name__ == "__main__":
+    init_process(run)

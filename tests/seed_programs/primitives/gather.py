@@ -1,0 +1,31 @@
+"""3. gather of "集合通信".
+
+Mended: arrays in place of tensors; mpiexec starts the processes.
+"""
+
+import numpy
+
+import gpucoll.distributed as dist
+
+
+def run(rank_id, size):
+    tensor = numpy.arange(2, dtype=numpy.int64) + 1 + 2 * rank_id
+    print('before gather', ' Rank ', rank_id, ' has data ', tensor)
+    if rank_id == 0:
+        gather_list = [numpy.zeros(2, dtype=numpy.int64) for _ in range(4)]
+        dist.gather(tensor, dst=0, gather_list=gather_list)
+        print('after gather', ' Rank ', rank_id, ' has data ', tensor)
+        print('gather_list:', gather_list)
+    else:
+        dist.gather(tensor, dst=0)
+        print('after gather', ' Rank ', rank_id, ' has data ', tensor)
+
+
+def init_process(fn, backend='gloo'):
+    """ Initialize the distributed environment. """
+    dist.init_process_group(backend)
+    fn(dist.get_rank(), dist.get_world_size())
+
+
+if __name__ == "__main__":
+    init_process(run)

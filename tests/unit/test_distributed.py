@@ -1,0 +1,192 @@
+"""gpucoll.distributed without MPI: names and signatures, and one rank by itself."""
+
+import contextlib
+import datetime
+import inspect
+import os
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import gpucoll.distributed as dist
+from gpucoll.distributed import groups, shapes, start
+
+# The contract: names, order and defaults of what may be given by position; `group` and `async_op` as in torch.
+SIGNATURES = {
+    "init_process_group": "backend=None, init_method=None, timeout=None, world_size=-1, rank=-1",
+    "destroy_process_group": "group=None",
+    "is_initialized": "",
+    "get_rank": "group=None",
+    "get_world_size": "group=None",
+    "get_backend": "group=None",
+    "new_group": "ranks=None",
+    "broadcast": "tensor, src=0, group=None, async_op=False",
+    "reduce": "tensor, dst=0, op=SUM, group=None, async_op=False",
+    "all_reduce": "tensor, op=SUM, group=None, async_op=False",
+    "gather": "tensor, gather_list=None, dst=0, group=None, async_op=False",
+    "all_gather": "tensor_list, tensor, group=None, async_op=False",
+    "all_gather_into_tensor": "output, input, group=None, async_op=False",
+    "scatter": "tensor, scatter_list=None, src=0, group=None, async_op=False",
+    "reduce_scatter": "output, input_list, op=SUM, group=None, async_op=False",
+    "reduce_scatter_tensor": "output, input, op=SUM, group=None, async_op=False",
+    "all_to_all": "output_list, input_list, group=None, async_op=False",
+    "all_to_all_single": "output, input, output_split_sizes=None, input_split_sizes=None, group=None, async_op=False",
+    "barrier": "group=None, async_op=False",
+    "monitored_barrier": "group=None, timeout=None",
+    "send": "tensor, dst=None, group=None, tag=0",
+    "recv": "tensor, src=None, group=None, tag=0",
+    "isend": "tensor, dst=None, group=None, tag=0",
+    "irecv": "tensor, src=None, group=None, tag=0",
+    "P2POp": "op, tensor, peer=None, group=None, tag=0",
+    "batch_isend_irecv": "p2p_op_list",
+    "broadcast_object_list": "object_list, src=0, group=None",
+    "all_gather_object": "object_list, obj, group=None",
+    "gather_object": "obj, object_gather_list=None, dst=0, group=None",
+    "scatter_object_list": "scatter_object_output_list, scatter_object_input_list=None, src=0, group=None",
+}
+# Where the contract's words are others than torch's: our parameter, and torch's, which is understood too.
+RENAMED = {"all_gather_into_tensor": {"output": "output_tensor", "input": "input_tensor"},
+           "all_to_all": {"output_list": "output_tensor_list", "input_list": "input_tensor_list"}}
+
+
+@contextlib.contextmanager
+def alone():
+    """A default group of one rank, which no MPI was asked for."""
+    start._init_from(gc.init_local(1)[0])
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def shown(parameter):
+    default = "SUM" if parameter.default is dist.ReduceOp.SUM else parameter.default
+    return parameter.name if default is inspect.Parameter.empty else f"{parameter.name}={default}"
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signatures_are_the_contracts(name):
+    parameters = [shown(one) for one in inspect.signature(getattr(dist, name)).parameters.values()]
+    promised = [one for one in SIGNATURES[name].split(", ") if one]
+    assert parameters[:len(promised)] == promised
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_torch_has_the_same_parameters_in_the_same_order(name):
+    torch = pytest.importorskip("torch.distributed", reason="PyTorch is not installed: pip install torch")
+    theirs = list(inspect.signature(getattr(torch, name)).parameters)
+    ours = list(inspect.signature(getattr(dist, name)).parameters)
+    ours = [RENAMED.get(name, {}).get(one, one) for one in ours]
+    assert ours == theirs[:len(ours)]
+
+
+def test_ops_are_the_contracts():
+    for name in "SUM AVG PRODUCT MIN MAX BAND BOR BXOR PREMUL_SUM".split():
+        assert hasattr(dist.ReduceOp, name)
+    assert dist.ReduceOp.PREMUL_SUM(0.5) == gc.premul_sum(0.5)
+
+
+def test_every_name_is_documented():
+    for name in dist.__all__:
+        if name not in ("distributed_c10d",):
+            assert getattr(dist, name).__doc__, name
+
+
+def test_importing_starts_nothing():
+    script = ("import os, sys; before = dict(os.environ); import gpucoll.distributed; assert os.environ == before; "
+              "print(sorted({'cupy', 'torch', 'mpi4py.MPI'} & set(sys.modules)))")
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
+
+
+def test_one_rank_by_itself(monkeypatch):
+    for name in "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split():
+        monkeypatch.delenv(name, raising=False)
+    with alone():
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["MASTER_ADDR"]) == ("0", "1", "127.0.0.1")
+        x, out = numpy.arange(3.0), [numpy.zeros(3)]
+        dist.all_reduce(x, op=dist.ReduceOp.AVG)
+        dist.all_gather(out, x)
+        dist.gather(x, out)
+        dist.scatter(x, out)
+        dist.all_to_all(out, [x])
+        dist.reduce_scatter(x, out)
+        dist.barrier()
+        dist.monitored_barrier(timeout=1)
+        assert x.tolist() == out[0].tolist() == [0, 1, 2]
+        found = [None]
+        dist.all_gather_object(found, "a")
+        dist.scatter_object_list(found, ["b"])
+        assert found == ["b"]
+        with pytest.raises(gc.UsageError, match="a source must be named"):
+            dist.recv(x)
+        assert dist.get_process_group_ranks() == [0]
+        assert repr(dist.group.WORLD) == "<gpucoll.distributed.ProcessGroup rank=0 ranks=[0]>"
+        assert repr(dist.GroupMember.NON_GROUP_MEMBER) == "GroupMember.NON_GROUP_MEMBER"
+        assert repr(dist.P2POp(dist.isend, x, 0)) == "P2POp(isend, peer=0, tag=0)"
+    assert "RANK" not in os.environ
+    assert not dist.is_initialized()
+
+
+class OnGpu:
+    """What any array on a GPU shows of itself."""
+
+    __cuda_array_interface__ = {"shape": (4,), "typestr": "<f8", "data": (0, False), "version": 3}  # noqa: RUF012
+
+
+def test_the_backend_is_that_of_the_arrays():
+    with alone():
+        assert dist.get_backend() == "mpi"
+        with contextlib.suppress(gc.GpucollError):
+            dist.all_reduce(OnGpu())
+        assert dist.get_backend() == "nccl"
+
+
+def test_timeouts_and_backends():
+    assert start.seconds_of("x", datetime.timedelta(milliseconds=5)) == 0.005
+    assert start.seconds_of("x", 3) == 3.0
+    for wrong in (0, -1, True, "3", None, float("nan")):
+        with pytest.raises(gc.ArgumentError, match="timedelta"):
+            start.seconds_of("x", wrong)
+    for known in (None, "nccl", "NCCL", "mpi", "gloo", "cpu:gloo,cuda:nccl", "cuda:nccl", "cpu:mpi, cuda:nccl"):
+        start.check_backend("x", known)
+    for wrong in ("", "ncc", "cpu:", "tpu:gloo", "cpu:gloo,", 3, "cpu:cuda:nccl"):
+        with pytest.raises(gc.ArgumentError, match="backend"):
+            start.check_backend("x", wrong)
+
+
+def overlapping(case):
+    memory = numpy.zeros((6, 8))
+    return {"apart": list(memory), "columns": list(memory.T), "checkers": [memory[::2, ::2], memory[1::2, ::2],
+                                                                          memory[::2, 1::2], memory[1::2, 1::2]],
+            "backwards": [memory[0, ::-1], memory[1]], "empty": [memory[:0], memory[:0], memory[0]],
+            "same": [memory[0], memory[0]], "touching columns": [memory[:, :2], memory[:, 1:3]],
+            "inside": [memory[1], memory[2], memory[:4]], "cross": [memory[2], memory[:, 3]],
+            "mirrored": [memory[0], memory[0, ::-1]], "last of many": [*memory, memory[5, 7:]]}[case]
+
+
+@pytest.mark.parametrize("case", ["apart", "columns", "checkers", "backwards", "empty"])
+def test_arrays_that_share_no_element(case):
+    shapes.check_apart("x", "list", overlapping(case))
+
+
+@pytest.mark.parametrize("case", ["same", "touching columns", "inside", "cross", "mirrored", "last of many"])
+def test_arrays_that_share_an_element(case):
+    with pytest.raises(gc.ArgumentError, match="share memory") as refused:
+        shapes.check_apart("x", "list", overlapping(case))
+    assert refused.value.code == "GC-OVERLAP"
+
+
+def test_many_arrays_are_checked_quickly():
+    arrays, began = list(numpy.zeros((20_000, 4))), datetime.datetime.now()
+    shapes.check_apart("x", "list", arrays)
+    assert (datetime.datetime.now() - began).total_seconds() < 2
+
+
+def test_whole_numbers():
+    assert groups.is_whole(numpy.int8(3))
+    assert not groups.is_whole(numpy.bool_(True))
+    assert not groups.is_whole("3")
