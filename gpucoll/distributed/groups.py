@@ -24,7 +24,8 @@ class ProcessGroup:
         self.ranks = tuple(ranks)
         self.uses_gpu = False
         self.barriers = itertools.count()
-        self.unheard: list[Any] = []  # small messages on their way to ranks that may not have come yet
+        self.heard: list[tuple[int, int, Any]] = []  # messages of `monitored_barrier` that have come early
+        self.unheard: list[Any] = []  # and those on their way to ranks that may not have come yet
 
     def rank(self) -> int:
         """Return this rank's number in the group."""

@@ -17,7 +17,7 @@ from gpucoll.executors.mpi import TAGS
 from gpucoll.waits import NAP
 
 TAG = TAGS  # the first one that is not the user's
-GRACE = 1.0  # seconds for rank 0's verdict to arrive
+GRACE = 10.0  # seconds for rank 0's verdict to arrive, on a crowded host too
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
@@ -45,9 +45,8 @@ def _hear_all(found: ProcessGroup, number: int, seconds: float) -> list[int]:
     _tell_all(found, (number, None))
 
     def everybody_here() -> bool:
-        for rank, (barrier, here) in _messages(found):
-            if barrier == number:  # an older one is of a rank that came too late for that
-                (missing.discard if here else missing.add)(rank)
+        for rank, here in _messages(found, number):
+            (missing.discard if here else missing.add)(rank)
         return not missing
 
     _until(everybody_here, seconds)
@@ -60,7 +59,7 @@ def _report(found: ProcessGroup, number: int, seconds: float) -> list[int]:
     heard: list[list[int] | None] = []
 
     def hear() -> None:
-        heard.extend(verdict for _, (barrier, verdict) in _messages(found) if barrier == number)
+        heard.extend(verdict for _, verdict in _messages(found, number))
 
     def rank_0_here() -> bool:
         hear()
@@ -88,14 +87,19 @@ def _send(found: ProcessGroup, rank: int, message: tuple[int, Any]) -> None:
     found.unheard.append(found.communicator.mpi.isend(message, rank, TAG))
 
 
-def _messages(found: ProcessGroup) -> list[tuple[int, Any]]:
-    """Return the messages that are there, with the ranks that sent them; never waits."""
+def _messages(found: ProcessGroup, number: int) -> list[tuple[int, Any]]:
+    """Return what has come for barrier `number`, with the ranks that sent it; never waits.
+
+    Older messages are of a barrier that is over; newer ones are kept: their ranks are a barrier ahead.
+    """
     from mpi4py import MPI
 
-    mpi, status, came = found.communicator.mpi, MPI.Status(), []
+    mpi, status = found.communicator.mpi, MPI.Status()
     while mpi.Iprobe(MPI.ANY_SOURCE, TAG, status):
-        came.append((status.source, mpi.recv(None, status.source, TAG)))
-    return came
+        found.heard.append((status.source, *mpi.recv(None, status.source, TAG)))
+    now = [(rank, content) for rank, barrier, content in found.heard if barrier == number]
+    found.heard = [message for message in found.heard if message[1] > number]
+    return now
 
 
 def _until(done: Callable[[], bool], seconds: float) -> bool:

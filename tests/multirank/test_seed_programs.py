@@ -20,7 +20,7 @@ def everywhere(text):
 
 
 # A program's output, line by line, in the documents' own words. Tensors are arrays here, so that words and numbers are
-# compared and brackets are not. Where all ranks print alike one of them is written down, {r} being its number.
+# compared and brackets are not. Where all ranks print alike, one of them is written down and `everywhere` gives all.
 PRINTED = {
     "primitives/broadcast": """
         before broadcast  Rank  1  has data  tensor([3, 4])
@@ -254,9 +254,9 @@ def test_program_in_a_job_of_its_own(mpiexec, name, starter):
 def test_the_message_of_two_ranks_arrives(mpiexec):
     job = mpiexec(2, sys.executable, PROGRAMS / "parameter_server" / "point_to_point.py", env=BUFFERED)
     assert job.returncode == 0, job.stderr
-    sent, received = (re.search(rf"rank {rank}: (\[\[.*?\]\])", job.stdout, re.DOTALL).group(1) for rank in (0, 1))
-    assert sent == received
-    assert len(words(sent)) == 4
+    lines = re.sub(r"rank \d: ", "", job.stdout).splitlines()  # of both ranks, mingled
+    assert len(lines) == 4
+    assert all(lines.count(line) == 2 for line in lines)
 
 
 def test_every_program_is_tested():
