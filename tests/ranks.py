@@ -207,7 +207,12 @@ def launch(ranks, *argv, timeout=60.0, env=None, cwd=None, options=()):
     JobTimeout, with the output so far, when it does not end in time.
     """
     __tracebackhide__ = True
-    command, token = require_launcher().command(ranks, argv, options), uuid.uuid4().hex
+    return run_job(require_launcher().command(ranks, argv, options), timeout, env, cwd)
+
+
+def run_job(command, timeout, env=None, cwd=None):
+    """The `subprocess.CompletedProcess` of a command that starts ranks; nothing of it is left behind."""
+    token = uuid.uuid4().hex
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:  # a pipe could stay open in an orphan
         process = start_job(command, token, output, errors, {**same_gpucoll(), **(env or {})}, cwd)
         try:

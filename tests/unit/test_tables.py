@@ -125,12 +125,10 @@ def test_ops_by_name_and_by_member():
             op_of(wrong)
 
 
-@pytest.mark.parametrize("dtype", CONTRACT)
-@pytest.mark.parametrize("op", [op for op in OPS if op != "avg"])
+@pytest.mark.parametrize(("op", "dtype"), [
+    (op, dtype) for op in OPS for dtype in CONTRACT if op != "avg" and legal(op, DTYPES[dtype])])
 def test_the_identity_is_what_reducing_nothing_gives(op, dtype):
     row, kind = DTYPES[dtype], numpy_dtype(dtype)
-    if not legal(op, row):
-        return
     values = numpy.array([0, 1, 1, 0]).astype(kind)
     identity, result = numpy.empty_like(values), numpy.empty_like(values)
     fill_identity(OPS[op], identity)
