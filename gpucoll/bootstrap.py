@@ -22,24 +22,26 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHECKS = ("full", "deferred", "off")
-EXECUTORS = ("mpi", "native")
+DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
+EXECUTORS = ("mpi", "native", "nccl")
 
 
 class Options(NamedTuple):
-    """How a communicator behaves; see `gpucoll.init`. `prefer` is GPUCOLL_ALGO."""
+    """How a communicator behaves; see `gpucoll.init`. `prefer` is GPUCOLL_ALGO, `emulated` GPUCOLL_DEVICE=emulated."""
 
     timeout: float = 300.0
     check: str | None = None
     executor: str | None = None
     deterministic: bool = False
     prefer: str = ""
+    emulated: bool = False
 
 
 def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
     """Return what was `given`, else what the environment says, else the defaults; None is not given.
 
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
-    Options(timeout=5.0, check='off', executor=None, deterministic=False, prefer='')
+    Options(timeout=5.0, check='off', executor=None, deterministic=False, prefer='', emulated=False)
     """
     unknown = set(given) - {"timeout", "check", "executor", "deterministic"}
     if unknown:
@@ -50,7 +52,10 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     _check_choice("check", chosen["check"], CHECKS)
     _check_choice("executor", chosen["executor"], EXECUTORS)
     timeout = Options().timeout if chosen["timeout"] is None else _seconds(chosen["timeout"])
-    return Options(**{**chosen, "timeout": timeout, "prefer": environment.get("GPUCOLL_ALGO", "")})
+    device = environment.get("GPUCOLL_DEVICE") or None
+    _check_choice("device", device, DEVICES)
+    return Options(**{**chosen, "timeout": timeout, "prefer": environment.get("GPUCOLL_ALGO", "")},
+                   emulated=device == "emulated")
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:

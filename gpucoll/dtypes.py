@@ -16,7 +16,10 @@ Kind = Literal["bool", "int", "float", "complex"]
 
 
 class Dtype(NamedTuple):
-    """One row; `wide` is the dtype in which sums are formed before they are rounded once."""
+    """One row; `wide` is the dtype in which sums are formed before they are rounded once.
+
+    `cuda` is the type of that name in ``kernels/number.h``.
+    """
 
     name: str
     kind: Kind
@@ -30,23 +33,23 @@ class Dtype(NamedTuple):
 DTYPES: dict[str, Dtype] = {
     row.name: row
     for row in (
-        Dtype("bool", "bool", 1, "bool", "ncclUint8", "C_BOOL"),
-        Dtype("int8", "int", 1, "signed char", "ncclInt8", "INT8_T"),
-        Dtype("int16", "int", 2, "short", None, "INT16_T"),
-        Dtype("int32", "int", 4, "int", "ncclInt32", "INT32_T"),
-        Dtype("int64", "int", 8, "long long", "ncclInt64", "INT64_T"),
-        Dtype("uint8", "int", 1, "unsigned char", "ncclUint8", "UINT8_T"),
-        Dtype("uint16", "int", 2, "unsigned short", None, "UINT16_T"),
-        Dtype("uint32", "int", 4, "unsigned int", "ncclUint32", "UINT32_T"),
-        Dtype("uint64", "int", 8, "unsigned long long", "ncclUint64", "UINT64_T"),
-        Dtype("float16", "float", 2, "__half", "ncclFloat16", None, "float32"),
-        Dtype("bfloat16", "float", 2, "__nv_bfloat16", "ncclBfloat16", None, "float32"),
+        Dtype("bool", "bool", 1, "Bool", "ncclUint8", "C_BOOL"),
+        Dtype("int8", "int", 1, "i8", "ncclInt8", "INT8_T"),
+        Dtype("int16", "int", 2, "i16", None, "INT16_T"),
+        Dtype("int32", "int", 4, "i32", "ncclInt32", "INT32_T"),
+        Dtype("int64", "int", 8, "i64", "ncclInt64", "INT64_T"),
+        Dtype("uint8", "int", 1, "u8", "ncclUint8", "UINT8_T"),
+        Dtype("uint16", "int", 2, "u16", None, "UINT16_T"),
+        Dtype("uint32", "int", 4, "u32", "ncclUint32", "UINT32_T"),
+        Dtype("uint64", "int", 8, "u64", "ncclUint64", "UINT64_T"),
+        Dtype("float16", "float", 2, "Float16", "ncclFloat16", None, "float32"),
+        Dtype("bfloat16", "float", 2, "Bfloat16", "ncclBfloat16", None, "float32"),
         Dtype("float32", "float", 4, "float", "ncclFloat32", "FLOAT"),
         Dtype("float64", "float", 8, "double", "ncclFloat64", "DOUBLE"),
-        Dtype("complex64", "complex", 8, "float2", None, "C_FLOAT_COMPLEX"),
-        Dtype("complex128", "complex", 16, "double2", None, "C_DOUBLE_COMPLEX"),
-        Dtype("float8_e4m3fn", "float", 1, "__nv_fp8_e4m3", "ncclFloat8e4m3", None, "float32"),
-        Dtype("float8_e5m2", "float", 1, "__nv_fp8_e5m2", "ncclFloat8e5m2", None, "float32"),
+        Dtype("complex64", "complex", 8, "Complex<float>", None, "C_FLOAT_COMPLEX"),
+        Dtype("complex128", "complex", 16, "Complex<double>", None, "C_DOUBLE_COMPLEX"),
+        Dtype("float8_e4m3fn", "float", 1, "Float8E4m3fn", "ncclFloat8e4m3", None, "float32"),
+        Dtype("float8_e5m2", "float", 1, "Float8E5m2", "ncclFloat8e5m2", None, "float32"),
     )
 }
 EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")

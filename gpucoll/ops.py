@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import enum
+import math
+import struct
 import sys
 from numbers import Number
 from typing import Any, NamedTuple
@@ -39,11 +41,11 @@ _BITS = ("bool", "int")
 OPS: dict[str, Op] = {
     row.name: row
     for row in (
-        Op("sum", "add", "a + b", "ncclSum", "SUM", "0", _ALL),
-        Op("prod", "multiply", "a * b", "ncclProd", "PROD", "1", _ALL),
+        Op("sum", "add", "add(a, b)", "ncclSum", "SUM", "0", _ALL),
+        Op("prod", "multiply", "multiply(a, b)", "ncclProd", "PROD", "1", _ALL),
         Op("min", "minimum", "b < a || b != b ? b : a", "ncclMin", "MIN", "highest", _REAL),
         Op("max", "maximum", "b > a || b != b ? b : a", "ncclMax", "MAX", "lowest", _REAL),
-        Op("avg", "add", "a + b", "ncclAvg", "SUM", "0", ("float", "complex")),
+        Op("avg", "add", "add(a, b)", "ncclAvg", "SUM", "0", ("float", "complex")),
         Op("band", "bitwise_and", "a & b", None, "BAND", "all ones", _BITS),
         Op("bor", "bitwise_or", "a | b", None, "BOR", "0", _BITS),
         Op("bxor", "bitwise_xor", "a ^ b", None, "BXOR", "0", _BITS),
@@ -55,10 +57,14 @@ OPS: dict[str, Op] = {
 LOGICAL = ("land", "lor", "lxor")
 NOT_IN = {"scan": ("avg",), "exscan": ("avg",)}  # ops that a collective does not take
 # What an expression of the user's may call: the NumPy function of that meaning, and how many arguments it has.
-FUNCTIONS = {"min": ("minimum", 2), "max": ("maximum", 2), "abs": ("abs", 1), "fabs": ("abs", 1), "sqrt": ("sqrt", 1),
-             "exp": ("exp", 1), "log": ("log", 1), "pow": ("power", 2)}
-OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.BitAnd, ast.BitOr, ast.BitXor, ast.LShift, ast.RShift, ast.USub,
-             ast.UAdd, ast.Invert)
+FUNCTIONS = {"min": ("minimum", 2), "max": ("maximum", 2), "abs": ("absolute", 1), "fabs": ("absolute", 1),
+             "sqrt": ("sqrt", 1), "exp": ("exp", 1), "log": ("log", 1), "pow": ("power", 2)}
+# The NumPy function of each operator. The kernels have functions of these names too, as C++'s operators widen and shift
+# otherwise than NumPy's.
+OPERATORS: dict[type[ast.AST], str] = {
+    ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide", ast.BitAnd: "bitwise_and",
+    ast.BitOr: "bitwise_or", ast.BitXor: "bitwise_xor", ast.LShift: "left_shift", ast.RShift: "right_shift",
+    ast.USub: "negative", ast.UAdd: "positive", ast.Invert: "invert"}
 
 
 class ReduceOp(enum.Enum):
@@ -115,8 +121,8 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
     Numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow. It must be associative
     and commutative; `identity` is what exscan leaves on rank 0. Raises ArgumentError.
 
-    >>> elementwise_op("a + b - a*b").expression
-    'a + b - a*b'
+    >>> elementwise_op("a + b - a*b").cuda
+    'subtract(add(a, b), multiply(a, b))'
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval")
@@ -126,15 +132,19 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not used >= {"a", "b"}:
         raise ArgumentError(f"elementwise_op: {expression!r} must use both a and b", code="GC-OP")
-    return Op("elementwise", "", expression, None, "", identity, _ALL, expression=expression.strip())
+    try:
+        cuda = _cuda(tree.body)
+    except (ArithmeticError, ValueError) as error:
+        raise ArgumentError(f"elementwise_op: a constant of {expression!r} has no value: {error}", code="GC-OP") from None
+    return Op("elementwise", "", cuda, None, "", identity, _ALL, expression=expression.strip())
 
 
 def _check_node(expression: str, node: ast.AST) -> None:
     """Let pass what means the same in Python and in C++, and nothing else."""
     match node:
-        case ast.BinOp(left, operator, right) if isinstance(operator, OPERATORS):
+        case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
             parts = [left, right]
-        case ast.UnaryOp(operator, operand) if isinstance(operator, OPERATORS):
+        case ast.UnaryOp(operator, operand) if type(operator) in OPERATORS:
             parts = [operand]
         case ast.Call(ast.Name(name), arguments, []) if FUNCTIONS.get(name, ("", -1))[1] == len(arguments):
             parts = arguments
@@ -148,3 +158,30 @@ def _check_node(expression: str, node: ast.AST) -> None:
                                 code="GC-OP")
     for part in parts:
         _check_node(expression, part)
+
+
+def _cuda(node: ast.AST) -> str:
+    """Return the C++ text of a checked node, in which every step has the type W and means what NumPy's does."""
+    match node:
+        case ast.Name(name):
+            return name
+        case ast.Call(ast.Name(name), arguments):
+            return f"{FUNCTIONS[name][0]}({', '.join(map(_cuda, arguments))})"
+        case _ if all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
+            # A constant is formed by Python, as on the host, where 1 / 2 is a half whatever W is.
+            return _constant(eval(compile(ast.Expression(node), "<elementwise_op>", "eval")))
+        case ast.BinOp(left, operator, right):
+            return f"{OPERATORS[type(operator)]}({_cuda(left)}, {_cuda(right)})"
+        case ast.UnaryOp(operator, operand):
+            return f"{OPERATORS[type(operator)]}({_cuda(operand)})"
+    raise AssertionError(f"{node} has passed the check")
+
+
+_ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
+
+
+def _constant(number: int | float) -> str:
+    if isinstance(number, float) and not math.isfinite(number):
+        (bits,) = struct.unpack("<Q", struct.pack("<d", number))
+        return f"W(double_of({bits:#x}))"
+    return f"W({number}{'ull' * (isinstance(number, int) and number >= 1 << 63)})"

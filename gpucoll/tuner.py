@@ -46,22 +46,23 @@ class Rule(NamedTuple):
 
 
 def choose(collective: str, algorithm: str, nbytes: int, size: int, *, executor: str | None = None,
-           prefer: str = "") -> Choice:
+           device: str = "cpu", prefer: str = "") -> Choice:
     """Return `algorithm` with its segments; "auto" is the choice for `nbytes` on `size` ranks and `executor`.
 
-    `prefer` overrides "auto": see `rules`.
+    On a GPU it is NCCL's own collective wherever `executor` allows that. `prefer` overrides "auto": see `rules`.
     """
     if algorithm == "auto":
-        algorithm = _automatic(collective, nbytes, size, executor)
+        algorithm = _automatic(collective, nbytes, size, executor, device)
         rule = rules(prefer).get(collective)
         algorithm = algorithm if rule is None else _obey(rule, collective, algorithm, executor)
     return Choice(algorithm, segments(algorithm, nbytes, size))
 
 
-def _automatic(collective: str, nbytes: int, size: int, executor: str | None) -> str:
+def _automatic(collective: str, nbytes: int, size: int, executor: str | None, device: str) -> str:
     small = size == 1 or nbytes < RING_FROM.get(collective, nbytes + 1)
     schedule = SCHEDULED.get(collective, "direct") if small else "ring"
-    native = executor == "native" or (executor is None and small and collective in SCHEDULED)
+    better = device == "cuda" or (small and collective in SCHEDULED)
+    native = executor == "native" or (executor is None and better)
     return "native" if native else schedule
 
 

@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RevokedError, UsageError
 
@@ -90,6 +90,14 @@ class Waits:
             if now > deadline:
                 raise self.late(name)
             os.sched_yield() if now < patience else time.sleep(NAP)
+
+    def finish(self, done: Pending, name: str, deadline: float | None) -> None:
+        """Return when the stream has come to the end of an operation; at the deadline the communicator has failed."""
+        try:
+            self.until(done, name, float("inf") if deadline is None else deadline)
+        except CollectiveTimeout as error:
+            self.failure = error
+            raise
 
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""
@@ -187,18 +195,31 @@ class Waits:
             thread.join(min(self.timeout, threading.TIMEOUT_MAX))
 
 
+class Completion(Protocol):
+    """The end, on a GPU's stream, of what an operation has enqueued."""
+
+    def done(self) -> bool:
+        """Return whether it has come."""
+
+    def order(self) -> None:
+        """Let the current stream wait for it."""
+
+
 class Work:
     """A collective under way: the handle that ``async_op=True`` returns.
 
-    It keeps its arrays alive. An error of the operation is raised by `wait` and `synchronize`.
+    It keeps its arrays alive. An error of the operation is raised by `wait` and `synchronize`. `completion` is what
+    follows on a stream once the operation itself, the host's part, has ended.
     """
 
-    def __init__(self, waits: Waits, operation: Operation, name: str, result: Any) -> None:
+    def __init__(self, waits: Waits, operation: Operation, name: str, result: Any,
+                 completion: Completion | None = None) -> None:
         self.name = name
         self.error: GpucollError | None = None
         self._waits = waits
         self.operation = operation
         self._result = result
+        self._completion = completion
         self._pending: Pending | None = None
         self._deadline: float | None = None
         self._finished = False
@@ -217,7 +238,11 @@ class Work:
         return False
 
     def is_completed(self) -> bool:
-        """Return whether the operation has ended, well or badly; never waits."""
+        """Return whether the operation has ended, well or badly, on its stream too; never waits."""
+        return self._is_enqueued() and (self.error is not None or self._completion is None or self._completion.done())
+
+    def _is_enqueued(self) -> bool:
+        """Return whether the host's part has ended."""
         if not self._ended():
             self._waits.advance()
         return self._ended()
@@ -225,15 +250,23 @@ class Work:
     def _ended(self) -> bool:
         return self._finished or self.error is not None
 
-    def synchronize(self) -> None:
-        """Block until the operation has ended; raise its error."""
-        self._waits.until(self.is_completed, self.name, float("inf"))
+    def _enqueue(self) -> None:
+        self._waits.until(self._is_enqueued, self.name, float("inf"))  # which has a deadline of its own
         if self.error is not None:
             raise self.error
 
+    def synchronize(self) -> None:
+        """Block until the operation has ended; raise its error."""
+        self._enqueue()
+        if self._completion is not None:
+            self._waits.finish(self._completion.done, self.name, self._deadline)
+
     def wait(self) -> Any:
-        """Return the result once it may be used: on host arrays, when the operation has ended."""
-        self.synchronize()
+        """Return the result once it may be used: on host arrays when the operation has ended, on a GPU in the current
+        stream, which is made to wait for it."""
+        self._enqueue()
+        if self._completion is not None:
+            self._completion.order()
         return self._result
 
     @property

@@ -3,19 +3,25 @@
 Nothing here communicates: a call that is refused here has moved and written nothing.
 """
 
-from gpucoll.arrays.accept import (
-    Array,
-    as_array,
-    check_blocks,
-    check_input,
-    check_output,
-    check_rows,
-    check_writable,
-    same_memory,
+from gpucoll.arrays.accept import as_array, check_blocks, check_input, check_output, check_rows, check_writable
+from gpucoll.arrays.combine import check_op, combiner
+from gpucoll.arrays.memory import Array, address, bounds, module_of, on_gpu, overlap, same_memory
+from gpucoll.arrays.prepare import (
+    NOTHING,
+    Cut,
+    Prepared,
+    Sizes,
+    Target,
+    flat,
+    joined,
+    prepare,
+    prepare_blocks,
+    prepare_scatter,
+    target,
 )
-from gpucoll.arrays.combine import check_op, combiner, fill_identity, finish, premultiplied
-from gpucoll.arrays.prepare import NOTHING, Cut, Prepared, Sizes, flat, prepare, prepare_blocks, prepare_scatter
+from gpucoll.arrays.space import HOST, Space
 
-__all__ = ["NOTHING", "Array", "Cut", "Prepared", "Sizes", "as_array", "check_blocks", "check_input", "check_op",
-           "check_output", "check_rows", "check_writable", "combiner", "fill_identity", "finish", "flat",
-           "premultiplied", "prepare", "prepare_blocks", "prepare_scatter", "same_memory"]
+__all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "bounds",
+           "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",
+           "flat", "joined", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter",
+           "same_memory", "target"]

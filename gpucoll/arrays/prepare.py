@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.arrays.accept import Array, check_input, check_output, check_writable, same_memory
+from gpucoll.arrays.accept import carried_dtype, check_input, check_output, check_writable
+from gpucoll.arrays.memory import Array, same_memory
+from gpucoll.arrays.space import HOST, Space
 from gpucoll.chunks import Layout, Ragged
 from gpucoll.collectives import COLLECTIVES, Collective
-from gpucoll.dtypes import Dtype, numpy_dtype, row_of
+from gpucoll.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
 
@@ -21,20 +23,30 @@ class Target(NamedTuple):
     out: Array
     row: Array
 
-    def deliver(self) -> None:
+    def deliver(self, space: Space) -> None:
         """Write the result into a strided `out`, leaving its gaps alone."""
         if not self.out.flags.c_contiguous:
-            numpy.copyto(self.out, self.row.view(self.out.dtype).reshape(self.out.shape))
+            space.unpack(self.row, self.out)
 
 
-def target(out: Array) -> Target:
+def target(out: Array, space: Space) -> Target:
     """Return the target for `out`: its own memory where it is contiguous."""
-    return Target(out, out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype))
+    return Target(out, out.reshape(-1) if out.flags.c_contiguous else space.empty(out.size, out.dtype))
 
 
-def flat(x: Array) -> Array:
+def flat(x: Array, space: Space) -> Array:
     """Return the elements of `x` in C order as one contiguous row; a view where `x` is contiguous."""
-    return numpy.ascontiguousarray(x).reshape(-1)
+    return x.reshape(-1) if x.flags.c_contiguous else joined([x], space)
+
+
+def joined(xs: Sequence[Array], space: Space) -> Array:
+    """Return the elements of all `xs`, which are of one dtype, as one new row."""
+    row = space.empty(sum(x.size for x in xs), xs[0].dtype)
+    start = 0
+    for x in xs:
+        space.pack(x, row[start:start + x.size])
+        start += x.size
+    return row
 
 
 class Cut(NamedTuple):
@@ -59,6 +71,7 @@ class Prepared(NamedTuple):
     cut: Cut
     nbytes: int
     result: Any
+    space: Space
 
     @property
     def in_place(self) -> bool:
@@ -66,7 +79,7 @@ class Prepared(NamedTuple):
         return self.input is not None and self.target is not None and same_memory(self.input, self.target.row)
 
 
-NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None)
+NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None, HOST)
 
 
 class Sizes(NamedTuple):
@@ -77,24 +90,26 @@ class Sizes(NamedTuple):
     root: int
 
 
-def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object = None) -> Prepared:
+def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object = None,
+            space: Space = HOST) -> Prepared:
     """Check `x` and `out` for collective `row` and return what an executor needs; raise ArgumentError or DtypeError."""
-    if row.name == "broadcast":
-        return _prepare_broadcast(row, x, who)
     source = check_input(row.name, x)
+    space.check(row.name, "x", source)
+    if row.name == "broadcast":
+        return _prepare_broadcast(row, x, source, who, space)
     shape = _block_shape(row, source, who.size)
-    kind = _view_as(source, dtype, row.name)
-    found, result = _prepare_output(row, source, out, (who.size, *shape) if row.output.blocks else shape, who)
-    if found is not None and kind != source.dtype:
-        found = Target(found.out, found.row.view(kind))
-    return _prepared(row, flat(source).view(kind), found, math.prod(shape), who.size, result)
+    kind = _kind(row.name, source, carried_dtype(x) if dtype is None else dtype)
+    found, result = _prepare_output(row, source, out, (who.size, *shape) if row.output.blocks else shape, who, space)
+    given = space.read_as(flat(source, space), kind)
+    if found is not None:
+        found = Target(found.out, space.read_as(found.row, kind))
+    return _prepared(row, given, found, kind, math.prod(shape), who.size, result, space)
 
 
-def _prepared(row: Collective, source: Array | None, found: Target | None, elements: int, size: int,
-              result: Any) -> Prepared:
-    some = source if source is not None else found.row  # type: ignore[union-attr]
-    nbytes = elements * (size if row.blocks else 1) * some.dtype.itemsize
-    return Prepared(source, found, row_of(some.dtype), Cut(elements), nbytes, result)
+def _prepared(row: Collective, source: Array | None, found: Target | None, kind: Dtype, elements: int, size: int,
+              result: Any, space: Space) -> Prepared:
+    nbytes = elements * (size if row.blocks else 1) * kind.itemsize
+    return Prepared(source, found, kind, Cut(elements), nbytes, result, space)
 
 
 def _block_shape(row: Collective, x: Array, size: int) -> tuple[int, ...]:
@@ -106,47 +121,55 @@ def _block_shape(row: Collective, x: Array, size: int) -> tuple[int, ...]:
     return x.shape[1:]
 
 
-def _prepare_output(row: Collective, x: Array, out: object, shape: tuple[int, ...],
-                    who: Sizes) -> tuple[Target | None, Any]:
-    array = None if out is None else check_output(row.name, out, shape, x.dtype, x)
+def _prepare_output(row: Collective, x: Array, out: object, shape: tuple[int, ...], who: Sizes,
+                    space: Space) -> tuple[Target | None, Any]:
+    array = None if out is None else _checked_output(row, out, shape, x.dtype, x, space)
     if not row.output.exists(who.rank, who.root):
         return None, None
     if array is None:
-        array = out = numpy.empty(shape, x.dtype)
-    return target(array), out
+        array = out = space.empty(shape, x.dtype)
+    return target(array, space), out
 
 
-def _prepare_broadcast(row: Collective, x: object, who: Sizes) -> Prepared:
+def _checked_output(row: Collective, out: object, shape: tuple[int, ...], dtype: numpy.dtype, x: Array | None,
+                    space: Space) -> Array:
+    array = check_output(row.name, out, shape, dtype, x)
+    space.check(row.name, "out", array)
+    return array
+
+
+def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, space: Space) -> Prepared:
     """The root's `x` is only read, the others' only written."""
-    array = check_input(row.name, x)
+    kind = row_of(array.dtype)
     if who.rank == who.root:
-        source = flat(array)
-        return _prepared(row, source, Target(source, source), array.size, 1, x)
+        source = flat(array, space)
+        return _prepared(row, source, Target(source, source), kind, array.size, 1, x, space)
     check_writable(row.name, "x", array)
-    return _prepared(row, None, target(array), array.size, 1, x)
+    return _prepared(row, None, target(array, space), kind, array.size, 1, x, space)
 
 
-def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype: numpy.dtype, who: Sizes) -> Prepared:
+def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype: numpy.dtype, who: Sizes,
+                    space: Space) -> Prepared:
     """Return what scatter needs, the root's `shape` (size, \\*s) and dtype being known; `x` is the root's array."""
     row = COLLECTIVES["scatter"]
-    array = None if out is None else check_output(row.name, out, shape[1:], dtype, x)
+    array = None if out is None else _checked_output(row, out, shape[1:], dtype, x, space)
     if array is None:
-        array = out = numpy.empty(shape[1:], dtype)
-    source = None if x is None else flat(x)
-    return _prepared(row, source, target(array), math.prod(shape[1:]), who.size, out)
+        array = out = space.empty(shape[1:], dtype)
+    source = None if x is None else flat(x, space)
+    return _prepared(row, source, target(array, space), row_of(dtype), math.prod(shape[1:]), who.size, out, space)
 
 
 def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]],
-                   tail: tuple[int, ...], dtype: numpy.dtype, *, has_output: bool = True) -> Prepared:
+                   tail: tuple[int, ...], dtype: numpy.dtype, space: Space, *, has_output: bool = True) -> Prepared:
     """Return what a v-variant needs: its flat input, and the lengths (along the first axis) of both sides' blocks."""
     width = math.prod(tail)
     given, taken = tuple(length * width for length in lengths[0]), tuple(length * width for length in lengths[1])
-    array = numpy.empty(sum(taken), dtype) if has_output else None
+    array = space.empty(sum(taken), dtype) if has_output else None
     blocks = None if array is None else _blocks(array, lengths[1], tail)
     result = blocks[0] if blocks is not None and not row.output.blocks else blocks
     nbytes = max(sum(given), sum(taken)) * dtype.itemsize
     found = None if array is None else Target(array, array)
-    return Prepared(source, found, row_of(dtype), Cut(0, (given, taken)), nbytes, result)
+    return Prepared(source, found, row_of(dtype), Cut(0, (given, taken)), nbytes, result, space)
 
 
 def _blocks(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:
@@ -155,17 +178,18 @@ def _blocks(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[A
     return [row[slice(*layout.span(index, 1))].reshape(length, *tail) for index, length in enumerate(lengths)]
 
 
-def _view_as(x: Array, dtype: object, name: str) -> numpy.dtype:
+def _kind(name: str, x: Array, dtype: object) -> Dtype:
     """Return the dtype in which the elements of `x` are reduced.
 
     `dtype` reads the bytes of an unsigned carrier as another dtype of the same width, e.g.
     uint8 as float8_e4m3fn; None is the array's own. Raises DtypeError.
     """
+    own = row_of(x.dtype)
     if dtype is None:
-        return x.dtype
+        return own
     row = row_of(dtype)
     carrier = x.dtype.kind == "u" and x.dtype.itemsize == row.itemsize
-    if row_of(x.dtype) != row and not carrier:
+    if own != row and not carrier:
         raise DtypeError(f"{name}: dtype={row.name} cannot be read from an array of {x.dtype}; "
                          f"pass x.astype(...) or an unsigned array of {row.itemsize} bytes an element")
-    return numpy_dtype(row.name)
+    return row

@@ -24,33 +24,34 @@ class Collectives(Headers):
         `out` (shape s; ``out=x`` is in place) takes the result, else it is allocated. `op`: sum prod min max avg
         band bor bxor land lor lxor, a `ReduceOp`, an mpi4py op, `premul_sum` or `elementwise_op`. `dtype` reads an
         unsigned carrier as another dtype. `algorithm`: a name of ``gpucoll.algorithms("all_reduce")``, "native" or
-        "auto". `async_op` returns a `Work`. Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.6.
+        "auto". `async_op` returns a `Work`. GPU arrays are worked on in `stream`, CuPy's current one where it is None:
+        the call enqueues and returns. Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.6.
         """
-        return self._reduction("all_reduce", x, out, op, dtype, How(algorithm, async_op))
+        return self._reduction("all_reduce", x, out, op, dtype, How(algorithm, async_op, stream))
 
     @shaped(ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
-        return self._reduction("reduce", x, out, op, dtype, How(algorithm, async_op), root)
+        return self._reduction("reduce", x, out, op, dtype, How(algorithm, async_op, stream), root)
 
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's and return it. MPI-5.0, 6.4."""
-        return self._movement("broadcast", x, None, How(algorithm, async_op), root)
+        return self._movement("broadcast", x, None, How(algorithm, async_op, stream), root)
 
     @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
-        return self._movement("all_gather", x, out, How(algorithm, async_op))
+        return self._movement("all_gather", x, out, How(algorithm, async_op, stream))
 
     @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
-        return self._movement("gather", x, out, How(algorithm, async_op), root)
+        return self._movement("gather", x, out, How(algorithm, async_op, stream), root)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                 async_op: bool = False) -> Any:
@@ -64,8 +65,9 @@ class Collectives(Headers):
         if self.rank == who.root:
             source, news = self._root_blocks(x)
         told = self._told_by(who.root, news, "scatter")
-        call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who)
-        return self._run("scatter", call, How(algorithm, async_op), root=who.root)
+        space = self._told_space("scatter", told, source, out, stream)
+        call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space)
+        return self._run("scatter", call, How(algorithm, async_op, stream), root=who.root)
 
     def _root_blocks(self, x: Any) -> tuple[Any, dict[str, Any]]:
         """Return the root's array and what is told of it; an error of its own is told, and then raised."""
@@ -82,19 +84,19 @@ class Collectives(Headers):
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
-        return self._reduction("reduce_scatter", x, out, op, dtype, How(algorithm, async_op))
+        return self._reduction("reduce_scatter", x, out, op, dtype, How(algorithm, async_op, stream))
 
     @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
-        return self._movement("all_to_all", x, out, How(algorithm, async_op))
+        return self._movement("all_to_all", x, out, How(algorithm, async_op, stream))
 
     @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
-        return self._reduction("scan", x, out, op, dtype, How(algorithm, async_op))
+        return self._reduction("scan", x, out, op, dtype, How(algorithm, async_op, stream))
 
     @shaped(Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -103,19 +105,22 @@ class Collectives(Headers):
 
         MPI-5.0, 6.11.2, where rank 0's result is undefined.
         """
-        return self._reduction("exscan", x, out, op, dtype, How(algorithm, async_op))
+        return self._reduction("exscan", x, out, op, dtype, How(algorithm, async_op, stream))
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
-        """Return when every rank has called it. MPI-5.0, 6.3."""
+        """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""
         self._check_usable()
-        return self._run("barrier", NOTHING, How(algorithm, async_op))
+        if stream is None and not self.options.emulated:
+            return self._run("barrier", NOTHING, How(algorithm, async_op), allowed=self._host_executor())
+        space = self._gpu("emulated" if self.options.emulated else "cuda").space(stream)
+        return self._run("barrier", NOTHING._replace(space=space), How(algorithm, async_op))
 
     def _reduction(self, name: str, x: Any, out: Any, op: Any, dtype: Any, how: How, root: Any = 0) -> Any:
         who = self._sizes(name, root)
-        call = prepare(COLLECTIVES[name], x, out, who, dtype)
+        call = prepare(COLLECTIVES[name], x, out, who, dtype, self._space(name, x, stream=how.stream))
         return self._run(name, call, how, self._check_op(name, op, call), who.root)
 
     def _movement(self, name: str, x: Any, out: Any, how: How, root: Any = 0) -> Any:
         who = self._sizes(name, root)
-        call: Prepared = prepare(COLLECTIVES[name], x, out, who)
+        call: Prepared = prepare(COLLECTIVES[name], x, out, who, None, self._space(name, x, stream=how.stream))
         return self._run(name, call, how, root=who.root)

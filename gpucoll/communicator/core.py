@@ -16,8 +16,10 @@ import numpy
 
 from gpucoll import bootstrap, tuner
 from gpucoll.algorithms import find, schedule
-from gpucoll.arrays import NOTHING, Cut, Prepared, Sizes, check_op, fill_identity, finish, premultiplied
+from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op, on_gpu
 from gpucoll.collectives import COLLECTIVES, Collective
+from gpucoll.communicator.backends import Backend, HostBackend, limit
+from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
 from gpucoll.errors import ArgumentError, ClosedError, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import farewell
@@ -33,6 +35,7 @@ class How(NamedTuple):
 
     algorithm: str = "auto"
     async_op: bool = False
+    stream: Any = None
 
 
 class Core:
@@ -45,8 +48,10 @@ class Core:
         self.options = options
         self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))
-        self._executors: dict[str, Executor] = {}
+        self._host = HostBackend(link)
+        self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
+        self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
 
     rank = property(lambda self: self._link.place.rank, doc="This rank, 0 .. size - 1.")
@@ -64,61 +69,69 @@ class Core:
         """The CUDA ordinal of this rank, its local rank modulo the devices; None without one."""
         return bootstrap.device(self.local_rank)
 
-    def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0) -> Any:
-        """Resolve and run a prepared call: every collective comes through here."""
-        executor, task = self._resolve(COLLECTIVES[name], call, how, op, root)
-        operation = self._operation(executor, task, call)
-        if self._group is not None:
-            self._group.append(Work(self._waits, operation, name, call.result))
-            return self._group[-1] if how.async_op else call.result
-        if how.async_op:
-            return self._waits.submit(Work(self._waits, operation, name, call.result))
-        self._waits.run(operation, name)
-        return call.result
+    def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
+        """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""
+        if any(on_gpu(array) for array in arrays):
+            if self.device is None:
+                raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process; pass a copy on "
+                                    "the host", code="GC-ARRAY")
+            return self._gpu("cuda").space(stream)
+        return self._gpu("emulated").space(stream) if self.options.emulated else HOST
 
-    def _resolve(self, row: Collective, call: Prepared, how: How, op: Op | None, root: int) -> tuple[Executor, Task]:
-        limit = self._executor_limit() or ("mpi" if op is not None and op.expression else None)
-        choice = tuner.choose(row.name, how.algorithm, call.nbytes, self.size, executor=limit,
-                              prefer=self.options.prefer)
-        source = call.input if op is None or call.input is None else premultiplied(op, call.input)
-        plan = None
+    def _gpu(self, name: str) -> Gpu:
+        if name not in self._gpus:
+            self._gpus[name] = make_gpu(name, self._link, self.timeout, self.device)
+        return self._gpus[name]
+
+    def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0,
+             allowed: str | None = None) -> Any:
+        """Resolve and run a prepared call: every collective comes through here."""
+        if how.async_op and isinstance(call.space, DeviceSpace):
+            call = call._replace(space=call.space.beside())
+        executor, task = self._resolve(COLLECTIVES[name], call, how, allowed or self.executor, op, root)
+        return self._start(name, self._operation(executor, task, call), call, how.async_op)
+
+    def _start(self, name: str, operation: Operation, call: Prepared, async_op: bool) -> Any:
+        if self._group is None and not async_op:
+            self._waits.run(operation, name)
+            return call.result
+        work = Work(self._waits, operation, name, call.result, call.space.completion())
+        if self._group is None:
+            return self._waits.submit(work)
+        self._group.append(work)
+        return work if async_op else call.result
+
+    def _resolve(self, row: Collective, call: Prepared, how: How, allowed: str | None, op: Op | None = None,
+                 root: int = 0) -> tuple[Executor, Task]:
+        """Return the executor and the task of a call; `allowed` is the executor asked for, or None."""
+        space, backend = call.space, self._backend(call.space)
+        source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
+        task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
+                    op, root, call.nbytes, call.cut.lengths, space.device, space.stream)
+        choice = tuner.choose(row.name, how.algorithm, call.nbytes, self.size, executor=limit(backend, task, allowed),
+                              device=space.device, prefer=self.options.prefer)
         if choice.algorithm != "native":
             find(row.name, choice.algorithm)
-            plan = make_plan(row.name, choice, self._link.place, root, call.cut, call.in_place and source is call.input)
-        output = None if call.target is None else call.target.row
-        task = Task(row.name, choice.algorithm, plan, source, output, call.dtype, op, root, call.cut.lengths)
-        return self._serving("native" if plan is None else "mpi", task), task
+            task.algorithm = choice.algorithm
+            task.plan = make_plan(row.name, choice, self._link.place, root, call.cut,
+                                  call.in_place and source is call.input)
+        return _serving(backend, task, allowed), task
 
-    def _executor_limit(self) -> str | None:
-        """Return the executor that was asked for, or the only one there is: threads have no native one."""
-        return self.options.executor or (None if self.mpi is not None else "mpi")
-
-    def _serving(self, name: str, task: Task) -> Executor:
-        """Return the executor for `task`; ArgumentError where another one was asked for or it cannot serve."""
-        if self._executor_limit() not in (None, name):
-            raise ArgumentError(f"{task.collective}: algorithm {task.algorithm!r} runs on executor {name}, but this "
-                                f"communicator has executor={self._executor_limit()!r}", code="GC-EXECUTOR")
-        executor = self._executor(name)
-        reason = executor.serves(task)
-        if reason is not None:
-            raise ArgumentError(f"{task.collective}: executor {name} cannot serve: {reason}", code="GC-ALGO")
-        return executor
-
-    def _executor(self, name: str) -> Executor:
-        if name not in self._executors:
-            self._executors[name] = _make_executor(name, self._link.wire)
-        return self._executors[name]
+    def _backend(self, space: Space) -> Backend:
+        return space.gpu if isinstance(space, DeviceSpace) else self._host
 
     def _operation(self, executor: Executor, task: Task, call: Prepared) -> Operation:
         yield from executor.run(task)
+        space = call.space
         if task.op is not None and task.output is not None:
             contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(task.collective, self.size)
             if contributions:
-                finish(task.op, task.output, contributions)
+                space.finish(task.op, task.output, task.dtype, contributions)
             else:
-                fill_identity(task.op, task.output)
+                space.fill_identity(task.op, task.output, task.dtype)
         if call.target is not None:
-            call.target.deliver()
+            call.target.deliver(space)
+        yield from space.end((task, call))
 
     def _sizes(self, name: str, root: Any = 0) -> Sizes:
         """Return who is asking, `root` checked; raise ArgumentError, ClosedError or RevokedError."""
@@ -153,8 +166,8 @@ class Core:
         self.closed = True
         together = self._say_farewell()
         self._waits.close()
-        for executor in self._executors.values():
-            executor.close()
+        for backend in (self._host, *self._gpus.values()):
+            backend.close(failed=not together)
         if together:
             self._link.free()
 
@@ -173,8 +186,12 @@ class Core:
         return True
 
     def _meet(self, name: str) -> None:
-        executor, task = self._resolve(COLLECTIVES["barrier"], NOTHING, How(), None, 0)
+        executor, task = self._resolve(COLLECTIVES["barrier"], NOTHING, How(), self._host_executor())
         self._waits.run(executor.run(task), name)
+
+    def _host_executor(self) -> str | None:
+        """Return the executor for what has no arrays of the user's: the one asked for, if it serves the host."""
+        return self.executor if self.executor in ("mpi", "native") else None
 
     def __enter__(self) -> Self:
         return self
@@ -199,11 +216,16 @@ def make_plan(collective: str, choice: tuner.Choice, place: bootstrap.Place, roo
     return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place)
 
 
-def _make_executor(name: str, wire: Any) -> Executor:
-    if name == "native":
-        from gpucoll.executors.native import NativeExecutor
-
-        return NativeExecutor(wire)
-    from gpucoll.executors.mpi import MpiExecutor
-
-    return MpiExecutor(wire)
+def _serving(backend: Backend, task: Task, allowed: str | None) -> Executor:
+    """Return the executor for `task`; ArgumentError where another one was asked for or it cannot serve."""
+    executor = backend.native if task.plan is None else backend.schedules
+    if executor is None:
+        raise ArgumentError(f"{task.collective}: there are no native collectives here; name an algorithm, or 'auto'",
+                            code="GC-EXECUTOR")
+    if allowed not in (None, executor.name):
+        raise ArgumentError(f"{task.collective}: algorithm {task.algorithm!r} on {task.device} arrays runs on executor "
+                            f"{executor.name}, but this communicator has executor={allowed!r}", code="GC-EXECUTOR")
+    reason = executor.serves(task)
+    if reason is not None:
+        raise ArgumentError(f"{task.collective}: executor {executor.name} cannot serve: {reason}", code="GC-ALGO")
+    return executor

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, Prepared, prepare
+from gpucoll.arrays import Array, Prepared, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import Core, How
 from gpucoll.dtypes import row_of
@@ -21,7 +21,7 @@ ROOM, ROOM_PER_RANK = 1024, 24  # bytes of a host message: the same on all ranks
 
 def header_of(x: Array) -> News:
     """Return what the other ranks must know of an array."""
-    return {"shape": list(x.shape), "dtype": row_of(x.dtype).name}
+    return {"shape": list(x.shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
 class Headers(Core):
@@ -40,8 +40,15 @@ class Headers(Core):
         return self._heard([_read(row) for row in call.result], name, mine)
 
     def _exchange(self, collective: str, call: Prepared, name: str, root: int = 0) -> None:
-        executor, task = self._resolve(COLLECTIVES[collective], call, How(), None, root)
+        executor, task = self._resolve(COLLECTIVES[collective], call, How(), self._host_executor(), root=root)
         self._waits.run(self._operation(executor, task, call), name)
+
+    def _told_space(self, name: str, told: News, source: Any, out: Any, stream: Any) -> Space:
+        """Return where a call runs whose root has told of its arrays; `source` and `out` are this rank's, or None."""
+        here = [array for array in (source, out) if array is not None]
+        if not here and told["gpu"]:
+            return self._gpu("cuda").space(stream)
+        return self._space(name, *here, stream=stream)
 
     def _heard(self, news: list[News], name: str, mine: GpucollError | None, first: int = 0) -> list[News]:
         if mine is not None:

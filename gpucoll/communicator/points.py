@@ -3,58 +3,92 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
-from typing import Any, Self
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy
 
-from gpucoll.arrays import Array, check_input, check_writable, flat
+from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
 from gpucoll.communicator.core import Core
+from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.device import Part
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, abandon
-from gpucoll.waits import Operation, Pending, Work
+from gpucoll.waits import Operation, Pending, Work, keep_for_ever
 
 
 class Points(Core):
-    """Methods of `Communicator`."""
+    """Methods of `Communicator`. Between GPU arrays there are no tags: messages of two ranks meet in their order."""
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2."""
-        self._check_usable()
-        array = check_input("send", x)
-        operation = self._send(array, self._check_rank("send", "dst", dst), _check_tag("send", tag))
-        return self._point("send", operation, None, async_op)
+        return self._point(self._message("send", tag, x, dst), async_op)
 
     def recv(self, out: Any, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Receive into `out` (shape s) from `src` and return it; MismatchError for another length. MPI-5.0, 3.2."""
-        self._check_usable()
-        array = check_input("recv", out)
-        check_writable("recv", "out", array)
-        operation = self._recv(array, self._check_rank("recv", "src", src), _check_tag("recv", tag))
-        return self._point("recv", operation, out, async_op)
+        return self._point(self._message("recv", tag, out=out, src=src), async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
-        self._check_usable()
-        given, taken = check_input("sendrecv", x), check_input("sendrecv", out)
-        check_writable("sendrecv", "out", taken)
-        if numpy.may_share_memory(given, taken):
+        message = self._message("sendrecv", tag, x, dst, out, src)
+        if message.given is not None and message.taken is not None and overlap(message.given, message.taken):
             raise ArgumentError("sendrecv: x and out overlap; pass another array", code="GC-OVERLAP")
-        to, came = self._check_rank("sendrecv", "dst", dst), self._check_rank("sendrecv", "src", src)
-        tag = _check_tag("sendrecv", tag)
-        operation = _together(self._recv(taken, came, tag), self._send(given, to, tag))
-        return self._point("sendrecv", operation, out, async_op)
+        return self._point(message, async_op)
 
-    def _point(self, name: str, operation: Operation, result: Any, async_op: bool) -> Any:
-        work = Work(self._waits, operation, name, result)
+    def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
+                 src: Any = None) -> Message:
+        """Return what is to be sent or received, checked."""
+        self._check_usable()
+        given = None if dst is None else check_input(name, x)
+        taken = None if src is None else check_input(name, out)
+        space = self._space(name, given if taken is None else taken)
+        for what, array in (("x", given), ("out", taken)):
+            if array is not None:
+                space.check(name, what, array)
+        if taken is not None:
+            check_writable(name, "out", taken)
+        to = -1 if dst is None else self._check_rank(name, "dst", dst)
+        came = -1 if src is None else self._check_rank(name, "src", src)
+        return Message(name, given, to, taken, came, _check_tag(name, tag), out, space)
+
+    def _point(self, message: Message, async_op: bool) -> Any:
         if self._group is not None:
-            self._group.insert(0, work) if name == "recv" else self._group.append(work)
-            return work if async_op else result
-        self._waits.start(work)
+            work = self._in_group(message, self._group)
+            return work if async_op else message.result
+        (work,) = self._start_together([message], beside=async_op)
         return work if async_op else work.wait()
 
+    def _in_group(self, message: Message, group: list[Work]) -> Work:
+        if isinstance(message.space, DeviceSpace):
+            if self._batch is None:
+                self._batch = Batch(message.space)
+                group.insert(0, Work(self._waits, self._batch.run(), message.name, None, self._batch.completion))
+            self._batch.add(message)
+            return Work(self._waits, iter(()), message.name, message.result, self._batch.completion)
+        work = Work(self._waits, self._host_operation(message), message.name, message.result)
+        group.insert(0 if message.name == "recv" else len(group), work)
+        return work
+
+    def _start_together(self, messages: Sequence[Message], *, beside: bool = True) -> list[Work]:
+        """Begin messages of which none waits for another; on a GPU `beside` the current stream, not in it."""
+        first = messages[0].space if messages else None
+        if not isinstance(first, DeviceSpace):
+            return [self._waits.start(Work(self._waits, self._host_operation(one), one.name, one.result))
+                    for one in messages]
+        batch = Batch(first.beside() if beside else first)
+        for message in messages:
+            batch.add(message)
+        self._waits.submit(Work(self._waits, batch.run(), messages[0].name, None, batch.completion))
+        return [self._waits.submit(Work(self._waits, iter(()), one.name, one.result, batch.completion))
+                for one in messages]
+
+    def _host_operation(self, message: Message) -> Operation:
+        sent = None if message.given is None else self._send(message.given, message.to, message.tag)
+        received = None if message.taken is None else self._recv(message.taken, message.came_from, message.tag)
+        return _together(*(part for part in (received, sent) if part is not None))
+
     def _send(self, x: Array, dst: int, tag: int) -> Generator[Pending, None, None]:
-        row = flat(x)  # a copy, where x is strided, that must live as long as this generator
+        row = flat(x, HOST)  # a copy, where x is strided, that must live as long as this generator
         requests = [self._link.points.Isend([piece, BYTES], dst, tag) for piece in _pieces(row)]
         try:
             yield lambda: all(request.Test() for request in requests)
@@ -94,13 +128,13 @@ class Points(Core):
             yield
             works, self._group = self._group, None
         finally:
-            self._group = None
+            self._group = self._batch = None
         points = [self._waits.start(work) for work in works if work.name in POINTS]
         for work in works:
             if work.name not in POINTS:
                 self._waits.submit(work)
         for work in (*points, *works):
-            work.synchronize()
+            work.wait()
 
     def split(self, color: int | None, key: int = 0) -> Self | None:
         """Return a communicator of the ranks of the same `color`, ordered by `key` and rank; None where it is None.
@@ -114,6 +148,58 @@ class Points(Core):
         self._meet("split")
         link = self._link.split(None if color is None else int(color), int(key))
         return None if link is None else type(self)(link, self.options)
+
+
+class Message(NamedTuple):
+    """What `send`, `recv` and `sendrecv` do: arrays, and ranks where there is an array."""
+
+    name: str
+    given: Array | None
+    to: int
+    taken: Array | None
+    came_from: int
+    tag: int
+    result: Any
+    space: Space
+
+
+class Batch:
+    """Messages of GPU arrays that are under way together: one group of the transport, for which they would wait."""
+
+    def __init__(self, space: DeviceSpace) -> None:
+        self._space = space
+        self._rows: list[Array] = []
+        self._targets: list[Target] = []
+        self._sends: list[Part] = []
+        self._receives: list[Part] = []
+        self.completion = space.completion()
+
+    def add(self, message: Message) -> None:
+        """Put a message in; those between two ranks meet in this order."""
+        if message.given is not None:
+            self._rows.append(flat(message.given, self._space))
+            self._sends.append(_part(self._rows[-1], message.to))
+        if message.taken is not None:
+            self._targets.append(target(message.taken, self._space))
+            self._receives.append(_part(self._targets[-1].row, message.came_from))
+
+    def run(self) -> Operation:
+        """Enqueue the group, and what brings the data to strided arrays."""
+        gpu, stream = self._space.gpu, self._space.stream
+        gpu.order.follow(stream)
+        sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
+        try:
+            yield from gpu.points.group(sends, receives, stream)
+        except BaseException:
+            keep_for_ever(self)
+            raise
+        for one in self._targets:
+            one.deliver(self._space)
+        yield from self._space.end(self)
+
+
+def _part(row: Array, peer: int) -> Part:
+    return Part(address(row), row.nbytes, peer)
 
 
 POINTS = ("send", "recv", "sendrecv")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, check_blocks, check_rows, flat, prepare_blocks
+from gpucoll.arrays import Array, check_blocks, check_rows, flat, joined, on_gpu, prepare_blocks
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, News, check_alike
@@ -23,20 +23,21 @@ class Ragged(Headers):
 
     def all_gather_v(self, x: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7."""
-        return self._gather_v("all_gather_v", x, 0, How(algorithm, async_op))
+        return self._gather_v("all_gather_v", x, 0, How(algorithm, async_op, stream))
 
     def gather_v(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                  async_op: bool = False) -> Any:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5."""
-        return self._gather_v("gather_v", x, root, How(algorithm, async_op))
+        return self._gather_v("gather_v", x, root, How(algorithm, async_op, stream))
 
     def _gather_v(self, name: str, x: Any, root: Any, how: How) -> Any:
         who = self._sizes(name, root)
         source, news = self._agree(name, lambda: check_rows(name, x), lambda row: {"counts": [len(row)]})
         counts = [one["counts"][0] for one in news]
         row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
-        call = prepare_blocks(row, flat(source), ((len(source),), counts if here else ()), source.shape[1:],
-                              source.dtype, has_output=here)
+        space = self._space(name, source, stream=how.stream)
+        call = prepare_blocks(row, flat(source, space), ((len(source),), counts if here else ()), source.shape[1:],
+                              source.dtype, space, has_output=here)
         return self._run(name, call, how, root=who.root)
 
     def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -48,10 +49,11 @@ class Ragged(Headers):
         news: News = {"error": str(mine)} if mine else _news(blocks, _counts) if blocks else {}
         told = self._told_by(who.root, news, "scatter_v", mine)
         counts, tail, dtype = told["counts"], tuple(told["tail"]), numpy_dtype(told["dtype"])
-        source = None if blocks is None else _joined(blocks)
+        space = self._told_space("scatter_v", told, blocks and blocks[0], None, stream)
+        source = None if blocks is None else joined(blocks, space)
         call = prepare_blocks(COLLECTIVES["scatter_v"], source, (counts if here else (), (counts[self.rank],)), tail,
-                              dtype)
-        return self._run("scatter_v", call, How(algorithm, async_op), root=who.root)
+                              dtype, space)
+        return self._run("scatter_v", call, How(algorithm, async_op, stream), root=who.root)
 
     def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
@@ -59,9 +61,10 @@ class Ragged(Headers):
         self._check_usable()
         blocks, news = self._agree(name, lambda: check_blocks(name, xs, self.size), _counts)
         counts = [one["counts"][self.rank] for one in news]
-        call = prepare_blocks(COLLECTIVES[name], _joined(blocks), ([len(block) for block in blocks], counts),
-                              blocks[0].shape[1:], blocks[0].dtype)
-        return self._run(name, call, How(algorithm, async_op))
+        space = self._space(name, blocks[0], stream=stream)
+        call = prepare_blocks(COLLECTIVES[name], joined(blocks, space), ([len(block) for block in blocks], counts),
+                              blocks[0].shape[1:], blocks[0].dtype, space)
+        return self._run(name, call, How(algorithm, async_op, stream))
 
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
                          algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
@@ -73,9 +76,10 @@ class Ragged(Headers):
         self._check_usable()
         source = check_rows(name, x)
         lengths = self._check_counts(name, counts, len(source))
-        call = prepare_blocks(COLLECTIVES[name], flat(source), (lengths, (lengths[self.rank],)), source.shape[1:],
-                              source.dtype)
-        return self._run(name, call, How(algorithm, async_op), self._check_op(name, op, call))
+        space = self._space(name, source, stream=stream)
+        call = prepare_blocks(COLLECTIVES[name], flat(source, space), (lengths, (lengths[self.rank],)),
+                              source.shape[1:], source.dtype, space)
+        return self._run(name, call, How(algorithm, async_op, stream), self._check_op(name, op, call))
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> list[int]:
         whole = isinstance(counts, Sequence | numpy.ndarray) and all(
@@ -91,6 +95,7 @@ class Ragged(Headers):
         everyone = self._told_by_all({"error": str(mine)} if mine else _news(checked, told), name, mine)
         check_alike(name, everyone, "dtype", "GC-DTYPE")
         check_alike(name, everyone, "tail", "GC-SHAPE")
+        check_alike(name, everyone, "gpu", "GC-DEVICE")
         return checked, everyone
 
 
@@ -103,12 +108,9 @@ def _attempt(check: Callable[[], Any]) -> tuple[Any, GpucollError | None]:
 
 def _news(checked: Any, told: Callable[[Any], News]) -> News:
     some = checked[0] if isinstance(checked, list) else checked
-    return {"dtype": row_of(some.dtype).name, "tail": list(some.shape[1:]), **told(checked)}
+    return {"dtype": row_of(some.dtype).name, "tail": list(some.shape[1:]), "gpu": on_gpu(some), **told(checked)}
 
 
 def _counts(blocks: list[Array]) -> News:
     return {"counts": [len(block) for block in blocks]}
 
-
-def _joined(blocks: list[Array]) -> Array:
-    return numpy.concatenate([flat(block) for block in blocks])

@@ -1,1 +1,119 @@
-"""Where arrays live on a GPU: compile the kernels of `gpucoll.kernels` and launch them."""
+"""The device layer: kernels compiled and launched, memory, streams; a GPU, or what stands for one.
+
+    sources     kernels/*.cu and one row for each instance: what is compiled
+    nvrtc gxx   the two compilers; store: their results on disk, made once
+    launch      arguments and grids of the kernels
+    cuda        a GPU, by CuPy
+    emulated    the same kernels on NumPy arrays, on the CPU
+    nccl        one rank's NCCL communicator
+    local       what stands for NCCL between threads that share a GPU; messages: on the emulated device
+
+`Device`, `Stream` and `Event` are CuPy's notions; work is enqueued on a stream and nothing waits on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+
+import numpy
+
+if TYPE_CHECKING:
+    from gpucoll.device.launch import Kernels
+
+Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation in the sense of `gpucoll.waits`
+
+
+class Event(Protocol):
+    """A point in a stream."""
+
+    done: bool  # whether all work before it has ended
+
+    def record(self, stream: Any) -> None:
+        """Stand from now on for what `stream` has been given so far."""
+
+
+class Graph(Protocol):
+    """What a stream was given between `begin_capture` and `end_capture`."""
+
+    def launch(self, stream: Any) -> None:
+        """Give it to `stream` once more."""
+
+
+class Stream(Protocol):
+    """Work in order; CuPy's streams have these methods."""
+
+    def wait_event(self, event: Any) -> None:
+        """Let what comes later wait for `event`."""
+
+    def begin_capture(self) -> None:
+        """Keep what is enqueued from here on, instead of doing it."""
+
+    def end_capture(self) -> Graph:
+        """Return what was kept."""
+
+    def is_capturing(self) -> bool:
+        """Return whether what is enqueued is kept."""
+
+
+class Device(Protocol):
+    """A GPU as one communicator uses it."""
+
+    name: str  # "cuda" or "emulated"
+    kernels: Kernels
+
+    def use(self) -> None:
+        """Make it the device of the calling thread."""
+
+    def owns(self, array: Any) -> str | None:
+        """Return None for an array in its memory, else where the array is."""
+
+    def stream(self, given: Any) -> Stream:
+        """Return the stream of a call: `given`, or the current one where it is None."""
+
+    def new_stream(self) -> Stream:
+        """Return a stream that waits for no other."""
+
+    def new_event(self) -> Event:
+        """Return an event."""
+
+    def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
+        """Return a new array, to be used on `stream`."""
+
+    def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
+        """Write the one element of `value` into every element of `row`, which is as wide."""
+
+    def settle(self) -> Waiting:
+        """Wait until results may be read: not at all on a GPU, where streams order everything."""
+
+    def abandon(self) -> None:
+        """Let go of what is under way: nothing may be written later where it can be seen."""
+
+
+class Part(NamedTuple):
+    """A message of a group: `nbytes` at `address`, to or from `peer`."""
+
+    address: int
+    nbytes: int
+    peer: int
+
+
+class Transport(Protocol):
+    """What moves data between the ranks of a communicator: NCCL, or what stands for it.
+
+    The k-th part sent from a to b is the k-th received by b from a; there are no tags.
+    """
+
+    capturable: bool  # whether a group can become part of a graph
+
+    def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
+        """Enqueue all parts, to be under way together; yield a predicate whenever the host must wait."""
+
+    def check(self) -> None:
+        """Raise BackendError where the transport has failed."""
+
+    def close(self) -> None:
+        """Give back what it holds, in the same order on every rank."""
+
+    def abort(self) -> None:
+        """End what is under way, without the other ranks."""

@@ -132,5 +132,14 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ArgumentError("batch_isend_irecv: expected a list of P2POp", code="GC-OP")
     if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
         raise ArgumentError("batch_isend_irecv: all messages must be of one group", code="GC-GROUP")
-    works = [one.op(one.tensor, one.peer, one.group, one.tag) for one in p2p_op_list]
-    return [work for work in works if work is not None]
+    found = [one for one in p2p_op_list if member(one.op.__name__, one.group, one.tensor) is not None]
+    if not found:
+        return []
+    communicator = found[0].group.communicator
+    messages = [communicator._message(name, one.tag, **{what: one.tensor, other: one.group_peer})
+                for one in found for name, what, other in [_SIDES[one.op]]]
+    works = communicator._start_together(messages)
+    return [Work(work, [one.tensor]) for work, one in zip(works, found, strict=True)]
+
+
+_SIDES = {isend: ("send", "x", "dst"), irecv: ("recv", "out", "src")}

@@ -27,7 +27,8 @@ PIECE = 1 << 26  # elements of at most 16 bytes
 class Task:
     """One collective on one rank: flat buffers (None where this rank has none) and what to do with them.
 
-    `lengths` are those of the blocks of input and output, in elements, where blocks are not alike.
+    `nbytes` are those of the larger of input and output over all ranks. `lengths` are those of the blocks of input and
+    output, in elements, where blocks are not alike. `device` is where the buffers are, `stream` what it is enqueued on.
     """
 
     collective: str
@@ -38,7 +39,10 @@ class Task:
     dtype: Dtype
     op: Op | None = None
     root: int = 0
+    nbytes: int = 0
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    device: str = "cpu"
+    stream: Any = None
 
 
 class Executor(Protocol):

@@ -20,7 +20,8 @@ from gpucoll.waits import Operation, keep_for_ever
 
 BYTES = "B"  # MPI's unsigned char
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-FAREWELL, FIRST_TAG = 0, 1  # the tag of `farewell`, and the first of the calls
+# The tag of `farewell`, the first of a device's two transports, and the first of the calls
+FAREWELL, DEVICE_TAG, FIRST_TAG = 0, 1, 3
 
 
 _NO_ROOM = numpy.empty(0, numpy.uint8)

@@ -5,7 +5,7 @@ import itertools
 import numpy
 import pytest
 
-from gpucoll.arrays import check_op, combiner, fill_identity, finish, premultiplied
+from gpucoll.arrays.combine import check_op, combiner, fill_identity, finish, premultiplied
 from gpucoll.chunks import Layout, bound
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, numpy_dtype, row_of

@@ -1,0 +1,77 @@
+"""Where an array's elements lie: on the host or on a GPU, at which addresses, and whether two arrays share any."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeAlias
+
+import numpy
+
+Array: TypeAlias = numpy.ndarray[Any, Any]  # NumPy's, or CuPy's, whose interface is the same
+
+OVERLAP_WORK = 100_000  # the exact answer can take exponential time; from there on: they overlap
+CUDA_MEMORY = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
+
+
+def on_gpu(x: Any) -> bool:
+    """Return whether `x` is an array in GPU memory; imports nothing."""
+    if isinstance(x, numpy.ndarray):
+        return False
+    if hasattr(x, "__cuda_array_interface__"):  # PyTorch's tensors have it on a GPU only
+        return True
+    return hasattr(x, "__dlpack_device__") and not isinstance(x, type) and x.__dlpack_device__()[0] in CUDA_MEMORY
+
+
+def module_of(x: Any) -> Any:
+    """Return the array module of `x`: numpy or cupy."""
+    return numpy if isinstance(x, numpy.ndarray) else sys.modules["cupy"]
+
+
+def address(x: Any) -> int:
+    """Return the address of the first element."""
+    return x.__array_interface__["data"][0] if isinstance(x, numpy.ndarray) else x.data.ptr
+
+
+class _Bounds:
+    """The addresses of a GPU array's elements, for NumPy to compare."""
+
+    def __init__(self, x: Any) -> None:
+        self.__array_interface__ = {"version": 3, "shape": x.shape, "strides": x.strides, "data": (x.data.ptr, True),
+                                    "typestr": f"|V{x.dtype.itemsize}"}
+
+
+def bounds(x: Any) -> Array:
+    """Return an array of the same addresses for NumPy's arithmetic on them; of a GPU's it must not be read."""
+    return x if isinstance(x, numpy.ndarray) else numpy.asarray(_Bounds(x))
+
+
+def same_memory(x: Any, out: Any) -> bool:
+    """Return whether both are the same elements in the same order: the call is in place."""
+    if x is out:
+        return True
+    if x.size != out.size or address(x) != address(out):
+        return False
+    both_flat = x.flags.c_contiguous and out.flags.c_contiguous
+    return both_flat or x.strides == out.strides
+
+
+def overlap(x: Any, out: Any) -> bool:
+    """Return whether two arrays share an element, or whether that is too hard to tell."""
+    if on_gpu(x) != on_gpu(out):
+        return False
+    try:
+        return numpy.shares_memory(bounds(x), bounds(out), max_work=OVERLAP_WORK)  # type: ignore[arg-type]
+    except numpy.exceptions.TooHardError:
+        return True
+
+
+def overlaps_itself(array: Any) -> bool:
+    """Return whether an axis steps by less than the axes inside it take; an empty array never does."""
+    if array.flags.c_contiguous:
+        return False
+    reach = array.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach and array.size:
+            return True
+        reach += stride * (length - 1)
+    return False

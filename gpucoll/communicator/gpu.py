@@ -1,0 +1,200 @@
+"""A communicator's GPU, or what stands for it: made when the first array comes that lives there."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy
+
+from gpucoll import bootstrap
+from gpucoll.arrays import HOST, Array, address
+from gpucoll.device import Device, Event, Stream, Transport
+from gpucoll.dtypes import Dtype, numpy_dtype, row_of
+from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.executors import Executor, Task
+from gpucoll.executors.mpi import DEVICE_TAG
+from gpucoll.executors.nccl import NcclExecutor
+from gpucoll.executors.nccl.rooms import Order
+from gpucoll.links import Link
+from gpucoll.ops import LOGICAL, Op
+from gpucoll.waits import Operation
+
+
+class Gpu:
+    """A device with what moves data to the other ranks' and what runs tasks on it.
+
+    `points` carries messages between two ranks; `native` is None where there are no native collectives.
+    """
+
+    def __init__(self, device: Device, transport: Transport, points: Transport, native: Any = None) -> None:
+        self.device, self.points = device, points
+        self.order = Order(device)
+        self.schedules: Executor = NcclExecutor(device, transport, self.order)
+        self.native: Executor | None = None if native is None else native(device, transport, self.order)
+        self._transport = transport
+
+    def space(self, stream: Any) -> DeviceSpace:
+        """Return the space of a call on `stream`; None is the current one."""
+        return DeviceSpace(self, self.device.stream(stream))
+
+    @functools.cached_property
+    def beside(self) -> Stream:
+        """The stream of calls that run beside the caller's own: ``async_op=True``."""
+        return self.device.new_stream()
+
+    def close(self, *, failed: bool) -> None:
+        """Give back what it holds, in order; where the communicator has failed, without the other ranks."""
+        self.schedules.close()
+        if failed:
+            self._transport.abort()
+        else:
+            self._transport.close()
+
+
+class DeviceSpace:
+    """A device's memory, seen from one stream; see `gpucoll.arrays.Space`."""
+
+    def __init__(self, gpu: Gpu, stream: Stream) -> None:
+        self.gpu, self.stream = gpu, stream
+        self.device = gpu.device.name
+        self._completion: Completion | None = None
+
+    def beside(self) -> DeviceSpace:
+        """Return the space on the stream for asynchronous calls, which goes on from where this one is."""
+        begun = self.gpu.device.new_event()
+        begun.record(self.stream)
+        self.gpu.beside.wait_event(begun)
+        return DeviceSpace(self.gpu, self.gpu.beside)
+
+    def completion(self) -> Completion:
+        """Return the end, still to come, of an operation on this space's stream."""
+        self._completion = Completion(self.gpu.device)
+        return self._completion
+
+    def end(self, keep: object) -> Operation:
+        """End an operation: the next one follows it, and `keep` lives until it has ended."""
+        event = self.gpu.order.mark(self.stream, keep)
+        if self._completion is not None:
+            self._completion.event = event
+        yield from self.gpu.device.settle()
+
+    def check(self, name: str, what: str, array: Array) -> None:
+        elsewhere = self.gpu.device.owns(array)
+        if elsewhere is not None:
+            raise ArgumentError(f"{name}: {what} is {elsewhere}, which is not the device of this call; all arrays of a "
+                                "call live on comm.device, or all on the host", code="GC-DEVICE")
+
+    def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
+        return self.gpu.device.empty(shape, dtype, self.stream)
+
+    def pack(self, x: Array, row: Array) -> None:
+        self.gpu.device.use()
+        self.gpu.device.kernels.pack(address(x), x.shape, x.strides, x.itemsize, address(row), self.stream)
+
+    def unpack(self, row: Array, out: Array) -> None:
+        self.gpu.device.kernels.unpack(address(row), address(out), out.shape, out.strides, out.itemsize, self.stream)
+
+    def read_as(self, row: Array, dtype: Dtype) -> Array:
+        """NumPy's rows in their dtype, for MPI's own collectives; CuPy has not every dtype, and needs none."""
+        return HOST.read_as(row, dtype) if isinstance(row, numpy.ndarray) else row
+
+    def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
+        if op.factor is None:
+            return row
+        product = self.empty(row.size, row.dtype)
+        self._scale("multiply", dtype, row, product, op.factor)
+        return product
+
+    def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
+        if op.name == "avg":
+            self._scale("divide", dtype, row, row, contributions)
+        elif op.name in LOGICAL and contributions == 1:
+            self._scale("truth", dtype, row, row, 1)
+
+    def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
+        value = numpy.empty(1, numpy_dtype(dtype.name))
+        HOST.fill_identity(op, value, dtype)
+        self.gpu.device.fill(row, value, self.stream)
+
+    def _scale(self, what: str, dtype: Dtype, source: Array, target: Array, factor: Any) -> None:
+        wide = row_of(dtype.wide or dtype.name)
+        value = numpy.array([factor], numpy_dtype(wide.name))
+        self.gpu.device.kernels.scale(what, dtype, address(source), address(target), source.size, value, self.stream)
+
+
+class Completion:
+    """The end, on its stream, of an operation that the host enqueues; `event` is there once it has."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.event: Event | None = None
+
+    def done(self) -> bool:
+        """Return whether it has come."""
+        return self.event is None or self.event.done
+
+    def order(self) -> None:
+        """Let the current stream wait for it."""
+        if self.event is not None:
+            self._device.stream(None).wait_event(self.event)
+
+
+def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None) -> Gpu:
+    """Return the GPU of a communicator whose ranks `link` joins: "emulated", or "cuda" with its ordinal.
+
+    A collective call. Raises, on every rank, BackendError where one has no GPU, UsageError where ranks share one.
+    """
+    if name == "emulated":
+        return _emulated(link)
+    if ordinal is None:
+        raise BackendError("CuPy finds no GPU in this process", code="GC-NO-GPU")
+    return _between_threads(link, ordinal) if link.mpi is None else _between_processes(link, timeout, ordinal)
+
+
+def _emulated(link: Link) -> Gpu:
+    from gpucoll.device.emulated import EmulatedDevice
+    from gpucoll.device.messages import MessageTransport
+
+    transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, DEVICE_TAG)
+    if link.mpi is None:
+        return Gpu(EmulatedDevice(), transport, points)
+    from gpucoll.executors.native import NativeExecutor
+
+    native = NativeExecutor(link.wire)
+    return Gpu(EmulatedDevice(), transport, points, lambda device, *_: _AfterKernels(native, device))
+
+
+class _AfterKernels:
+    """MPI's own collectives on the emulated device: what was enqueued before must have been done."""
+
+    name = "native"
+
+    def __init__(self, executor: Executor, device: Device) -> None:
+        self._executor, self._device = executor, device
+        self.serves, self.close = executor.serves, executor.close
+
+    def run(self, task: Task) -> Operation:
+        yield from self._device.settle()
+        yield from self._executor.run(task)
+
+
+def _between_threads(link: Link, ordinal: int) -> Gpu:
+    from gpucoll.device.cuda import CudaDevice
+    from gpucoll.device.local import LocalTransport
+
+    device = CudaDevice(ordinal)
+    return Gpu(device, LocalTransport(link.wire, DEVICE_TAG, device), LocalTransport(link.points, DEVICE_TAG, device))
+
+
+def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
+    bootstrap.gather_ranks(link.mpi, timeout)
+    bootstrap.claim_gpu(link.mpi, ordinal)
+    unique_id = bootstrap.nccl_id(link.mpi)
+    from gpucoll.device.cuda import CudaDevice
+    from gpucoll.device.nccl import Nccl
+    from gpucoll.executors.nccl.native import NcclNative
+
+    device = CudaDevice(ordinal)
+    transport = Nccl(link.place.rank, link.place.size, unique_id, device, timeout)
+    return Gpu(device, transport, transport, NcclNative)

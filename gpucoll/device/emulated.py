@@ -1,0 +1,195 @@
+"""The emulated device: NumPy's memory, kernels compiled by g++, and streams that are queues.
+
+What is enqueued stays in its stream's queue until `settle`. Of several streams any may go on, in an order drawn from
+a seed, as on a GPU: what lacks an event between two streams gives wrong results here too.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import functools
+import random
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy
+
+from gpucoll.device import Waiting
+from gpucoll.device.gxx import compile_shared, recipe
+from gpucoll.device.launch import Kernels, Launch
+from gpucoll.device.sources import Instance, text
+from gpucoll.device.store import user_store
+from gpucoll.errors import BackendError
+
+PROCESSORS, THREADS = 2, 64  # every CUDA thread is a fiber: few of them show all that many would
+
+Action: TypeAlias = Callable[[], bool]  # goes on as far as it can; whether it has ended
+
+
+class EmulatedDevice:
+    """The device of one communicator; `seed` decides which of its streams goes on first."""
+
+    name = "emulated"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.kernels = Kernels(_load, PROCESSORS, threads=THREADS)
+        self._order = random.Random(seed)
+        self._streams: list[EmulatedStream] = []
+        self.captured: EmulatedGraph | None = None  # where what is enqueued goes during a capture
+        self._main = self.new_stream()
+
+    def use(self) -> None:
+        """There is one."""
+
+    def owns(self, array: Any) -> str | None:
+        return None if isinstance(array, numpy.ndarray) else "on a GPU"
+
+    def stream(self, given: Any) -> EmulatedStream:
+        return given if isinstance(given, EmulatedStream) else self._main
+
+    def new_stream(self) -> EmulatedStream:
+        self._streams.append(EmulatedStream(self))
+        return self._streams[-1]
+
+    def new_event(self) -> EmulatedEvent:
+        return EmulatedEvent()
+
+    def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
+        return numpy.empty(shape, dtype)
+
+    def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
+        stream.enqueue(lambda: row.view(value.dtype).fill(value[0]))
+
+    def settle(self) -> Waiting:
+        """Run all streams until nothing is left in them."""
+        while busy := [stream for stream in self._streams if stream.queue]:
+            if not _any_advances(self._order.sample(busy, len(busy))):
+                yield functools.partial(_any_advances, busy)
+
+    def abandon(self) -> None:
+        """Empty the queues; messages under way are called back."""
+        for stream in self._streams:
+            for action in stream.queue:
+                getattr(action, "abandon", bool)()
+            stream.queue.clear()
+
+
+def _any_advances(streams: list[EmulatedStream]) -> bool:
+    return any([stream.advance() for stream in streams])
+
+
+class EmulatedStream:
+    """A queue of actions, each begun when those before it have ended."""
+
+    def __init__(self, device: EmulatedDevice) -> None:
+        self.queue: collections.deque[Action] = collections.deque()
+        self._device = device
+
+    def enqueue(self, call: Callable[[], object]) -> None:
+        """Do `call` when its turn comes."""
+        def act() -> bool:
+            call()
+            return True
+
+        self.enqueue_action(lambda: act)
+
+    def enqueue_action(self, begin: Callable[[], Action]) -> None:
+        """Do what `begin` returns when its turn comes; in a graph once for every launch."""
+        if self._device.captured is not None:
+            self._device.captured.actions.append((self, begin))
+        else:
+            self.queue.append(begin())
+
+    def advance(self) -> bool:
+        """Go on as far as possible; return whether anything has ended."""
+        before = len(self.queue)
+        while self.queue and self.queue[0]():
+            self.queue.popleft()
+        return len(self.queue) < before
+
+    def wait_event(self, event: EmulatedEvent) -> None:
+        self.enqueue_action(event.mark.awaited)
+
+    def begin_capture(self) -> None:
+        self._device.captured = EmulatedGraph(self)
+
+    def end_capture(self) -> EmulatedGraph:
+        graph, self._device.captured = self._device.captured, None
+        assert graph is not None
+        return graph
+
+    def is_capturing(self) -> bool:
+        return self._device.captured is not None
+
+
+class _Mark:
+    """A place in a stream, put there once or, in a graph, again and again; who waits means the last one so far."""
+
+    def __init__(self) -> None:
+        self.put = self.passed = 0
+
+    def put_down(self) -> Action:
+        self.put += 1
+        return self._pass
+
+    def _pass(self) -> bool:
+        self.passed += 1
+        return True
+
+    def awaited(self) -> Action:
+        last = self.put
+        return lambda: self.passed >= last
+
+
+class EmulatedEvent:
+    """A point in a stream; one that was never recorded has come."""
+
+    def __init__(self) -> None:
+        self.mark = _Mark()
+
+    @property
+    def done(self) -> bool:
+        return self.mark.passed >= self.mark.put
+
+    def record(self, stream: EmulatedStream) -> None:
+        self.mark = _Mark()
+        stream.enqueue_action(self.mark.put_down)
+
+
+class EmulatedGraph:
+    """What was enqueued while `origin` was captured, and on which stream."""
+
+    def __init__(self, origin: EmulatedStream) -> None:
+        self.origin = origin
+        self.actions: list[tuple[EmulatedStream, Callable[[], Action]]] = []
+
+    def launch(self, stream: EmulatedStream) -> None:
+        """Enqueue it all once more: after what `stream` has, and what comes later on `stream` after it."""
+        self._meet(stream, self.origin)
+        for captured, begin in self.actions:
+            captured.enqueue_action(begin)
+        self._meet(self.origin, stream)
+
+    def _meet(self, first: EmulatedStream, then: EmulatedStream) -> None:
+        event = EmulatedEvent()
+        event.record(first)
+        then.wait_event(event)
+
+
+def _load(instance: Instance) -> Launch:
+    """Return the kernel, compiled at its first use; its launches are enqueued."""
+    source = text(instance)
+    path = user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe())
+    function = getattr(ctypes.CDLL(str(path)), instance.entry)
+    function.restype = ctypes.c_char_p
+
+    def run(blocks: int, threads: int, arguments: numpy.ndarray[Any, Any]) -> None:
+        fault = function(blocks, threads, ctypes.c_void_p(arguments.ctypes.data))
+        if fault is not None:
+            raise BackendError(f"kernel {instance.entry}: {fault.decode()}", code="GC-KERNEL")
+
+    def launch(blocks: int, threads: int, arguments: numpy.ndarray[Any, Any], stream: EmulatedStream) -> None:
+        stream.enqueue(functools.partial(run, blocks, threads, arguments))
+
+    return launch

@@ -1,0 +1,218 @@
+"""Launches of the kernels: which instance, which grid, and its arguments as the bytes of a C struct.
+
+What a device is, `Kernels` is told: how to load an instance, and how many processors there are. Addresses are numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy
+
+from gpucoll.device import sources as kernels
+from gpucoll.device.sources import Instance, Scale
+from gpucoll.dtypes import Dtype
+from gpucoll.errors import ArgumentError
+from gpucoll.ops import Op
+
+Arguments: TypeAlias = numpy.ndarray[Any, Any]
+Launch: TypeAlias = Callable[[int, int, Arguments, Any], None]
+
+MOST_SOURCES, MOST_AXES = 8, 8  # as in the kernels
+WORD = 16  # bytes that a thread reads or writes at once
+AT_ONCE = 4  # words that a thread has under way; where it has two, the grid is at most too small by half
+BLOCKS_PER_PROCESSOR = 4  # of 512 threads as many as a processor can hold
+FEWEST_THREADS = 64
+
+
+class _Struct:
+    """A C struct of which arguments are made; `fields` say so in the words of `numpy.dtype`, `form` in `struct`'s."""
+
+    def __init__(self, form: str, fields: list[Any]) -> None:
+        self._pack = struct.Struct(form).pack
+        self.dtype = numpy.dtype(fields, align=True)
+
+    def __call__(self, *values: Any) -> Arguments:
+        return numpy.frombuffer(bytearray(self._pack(*values)), self.dtype)
+
+
+_ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
+REDUCE = _Struct("=8QQQI4x", [("sources", "u8", MOST_SOURCES), *_ENDS[1:], ("source_count", "u4")])
+COPY = _Struct("=3Q", _ENDS)
+SCALE = _Struct("=3Q8x16s", [*_ENDS, ("none", "u8"), ("factor", "u1", 16)])
+PACK = _Struct("=3QI4x8q8q", [*_ENDS, ("dims", "u4"), ("shape", "i8", MOST_AXES), ("strides", "i8", MOST_AXES)])
+_NO_FACTOR = bytes(16)
+
+
+class Axes(NamedTuple):
+    """A strided array in units of `unit` bytes: the fewest axes that give the same addresses in the same order."""
+
+    unit: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class Kernels:
+    """The kernels of one device. An instance is loaded when it is first used, and kept.
+
+    `stream` is handed on to what `load` returned. `processors` and `threads` bound a grid: a device computes with so
+    many blocks, and so many threads in each, at a time.
+    """
+
+    def __init__(self, load: Callable[[Instance], Launch], processors: int, *, threads: int = 512) -> None:
+        self._load = load
+        self._threads = threads
+        self._most_blocks = BLOCKS_PER_PROCESSOR * processors
+        self._few = processors * threads  # threads; with fewer, smaller blocks reach more processors
+        self._loaded: dict[Any, Launch] = {}
+
+    def ready(self, instance: Instance) -> None:
+        """Compile and load `instance`, so that its first launch takes no longer than the next."""
+        self._keep(instance)
+
+    def _keep(self, instance: Instance) -> Launch:
+        launch = self._loaded.get(instance)
+        if launch is None:
+            launch = self._loaded[instance] = self._load(instance)
+        return launch
+
+    def _get(self, key: tuple[Any, ...], make: Callable[..., Instance], *arguments: Any) -> Launch:
+        """Return the kernel that `key` stands for; it is quicker to find than an instance is to write down."""
+        launch = self._loaded.get(key)
+        if launch is None:
+            launch = self._loaded[key] = self._keep(make(*arguments))
+        return launch
+
+    def _run(self, launch: Launch, nbytes: int, arguments: Arguments, stream: Any) -> None:
+        """Launch as many threads as `nbytes` keep busy."""
+        wanted = -(-nbytes // (WORD * AT_ONCE))
+        threads = self._threads
+        while wanted < self._few and threads > FEWEST_THREADS:
+            threads >>= 1
+            wanted <<= 1
+        blocks = -(-nbytes // (WORD * AT_ONCE * threads))
+        launch(min(blocks, self._most_blocks), threads, arguments, stream)
+
+    def reduce(self, op: Op, dtype: Dtype, sources: Sequence[int], dst: int, count: int, stream: Any) -> None:
+        """dst = op(...op(sources[0], sources[1])...), formed in the wide dtype and rounded once.
+
+        Of more than eight sources, eight are reduced and then seven more at a time, each time rounded. `dst` may be one
+        of the first eight.
+        """
+        if count == 0:
+            return
+        if dst in sources[MOST_SOURCES:]:
+            raise ArgumentError(f"reduce: source {sources.index(dst, MOST_SOURCES)} of {len(sources)} is overwritten "
+                                f"before it is read; of the first {MOST_SOURCES} one may be dst", code="GC-ALIAS")
+        if len(sources) == 1:
+            self.copy(sources[0], dst, count, dtype.itemsize, stream)
+            return
+        launch = self._get(("reduce", op.cuda, dtype.name), kernels.reduce, op, dtype)
+        for some in _passes(sources, dst):
+            padded = (*some, *_NO_SOURCES[len(some):])
+            self._run(launch, count * dtype.itemsize, REDUCE(*padded, dst, count, len(some)), stream)
+
+    def copy(self, src: int, dst: int, count: int, width: int, stream: Any) -> None:
+        """dst = src, `count` elements of `width` bytes."""
+        nbytes = count * width
+        if nbytes == 0 or src == dst:
+            return
+        unit = math.gcd(src | dst, nbytes, WORD)
+        launch = self._get(("copy", unit), kernels.copy, unit)
+        self._run(launch, nbytes, COPY(src, dst, nbytes // unit), stream)
+
+    def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
+             stream: Any) -> None:
+        """dst = the elements at ``src + sum(index * strides)``, contiguous in C order; `strides` are in bytes."""
+        for offset, place, axes in _parts(src, dst, tuple(shape), tuple(strides), itemsize):
+            if axes.strides == (axes.unit,):
+                self.copy(src + offset, dst + place, axes.shape[0], axes.unit, stream)
+            else:
+                launch = self._get(("pack", axes.unit), kernels.pack, axes.unit)
+                self._run_strided(launch, src + offset, dst + place, axes, stream)
+
+    def unpack(self, src: int, dst: int, shape: Sequence[int], strides: Sequence[int], itemsize: int,
+               stream: Any) -> None:
+        """Put contiguous elements at ``dst + sum(index * strides)``; what lies between them is not touched."""
+        for offset, place, axes in _parts(dst, src, tuple(shape), tuple(strides), itemsize):
+            if axes.strides == (axes.unit,):
+                self.copy(src + place, dst + offset, axes.shape[0], axes.unit, stream)
+            else:
+                launch = self._get(("unpack", axes.unit), kernels.unpack, axes.unit)
+                self._run_strided(launch, src + place, dst + offset, axes, stream)
+
+    def _run_strided(self, launch: Launch, src: int, dst: int, axes: Axes, stream: Any) -> None:
+        count, none = math.prod(axes.shape), (0,) * (MOST_AXES - len(axes.shape))
+        arguments = PACK(src, dst, count, len(axes.shape), *axes.shape, *none, *axes.strides, *none)
+        self._run(launch, count * WORD, arguments, stream)
+
+    def scale(self, what: Scale, dtype: Dtype, src: int, dst: int, count: int, factor: Any, stream: Any) -> None:
+        """dst = src / factor, src * factor, or 0 or 1 for "divide", "multiply" and "truth", which takes no factor."""
+        if count == 0:
+            return
+        launch = self._get((what, dtype.name), kernels.scale, what, dtype)
+        bits = _NO_FACTOR if what == "truth" else numpy.array(factor, dtype.wide or dtype.name).tobytes()
+        self._run(launch, count * dtype.itemsize, SCALE(src, dst, count, bits), stream)
+
+    def cast(self, source: Dtype, target: Dtype, src: int, dst: int, count: int, stream: Any) -> None:
+        """dst = src in another dtype, neither of them complex; the two do not overlap."""
+        if count == 0:
+            return
+        launch = self._get(("cast", source.name, target.name), kernels.cast, source, target)
+        self._run(launch, count * max(source.itemsize, target.itemsize), COPY(src, dst, count), stream)
+
+
+_NO_SOURCES = (0,) * MOST_SOURCES
+
+
+def _passes(sources: Sequence[int], dst: int) -> Iterator[Sequence[int]]:
+    yield sources[:MOST_SOURCES]
+    for first in range(MOST_SOURCES, len(sources), MOST_SOURCES - 1):
+        yield (dst, *sources[first:first + MOST_SOURCES - 1])
+
+
+def _parts(strided: int, contiguous: int, shape: tuple[int, ...], strides: tuple[int, ...],
+           itemsize: int) -> tuple[tuple[int, int, Axes], ...]:
+    """Return what one launch after the other moves: the offsets on both sides, and the axes."""
+    return _cut(axes_of(shape, strides, itemsize, (strided | contiguous) % WORD))
+
+
+@functools.lru_cache(maxsize=256)
+def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, address: int) -> Axes:
+    """Return the axes of a strided array: axes of length 1 dropped, joined where they can be, in the widest units.
+
+    Every stride and `address`, which has the lowest bits of both ends, is a multiple of the unit.
+
+    >>> axes_of((4, 2, 8), (64, 32, 4), 4, 0)
+    Axes(unit=16, shape=(8, 2), strides=(32, 16))
+    >>> axes_of((3, 1), (-6, 0), 2, 0)
+    Axes(unit=2, shape=(3,), strides=(-6,))
+    """
+    joined: list[tuple[int, int]] = []
+    # The bytes of an element are an axis as well, so that units may be wider or narrower than elements.
+    for length, stride in [*zip(shape, strides, strict=True), (itemsize, 1)]:
+        if joined and joined[-1][1] == length * stride:
+            joined[-1] = joined[-1][0] * length, stride
+        elif length != 1 or stride == 1:
+            joined.append((length, stride))
+    *outer, (run, _) = joined
+    unit = math.gcd(run, address, WORD, *(stride for _, stride in outer))
+    axes = [*outer, (run // unit, unit)] if run > unit or not outer else outer
+    return Axes(unit, tuple(length for length, _ in axes), tuple(stride for _, stride in axes))
+
+
+@functools.lru_cache(maxsize=256)
+def _cut(axes: Axes) -> tuple[tuple[int, int, Axes], ...]:
+    """Return the parts of at most eight axes; none of an array that has no elements."""
+    extra = max(0, len(axes.shape) - MOST_AXES)
+    inner = Axes(axes.unit, axes.shape[extra:], axes.strides[extra:])
+    nbytes = math.prod(inner.shape) * axes.unit
+    if nbytes == 0:
+        return ()
+    offsets = [sum(map(int.__mul__, index, axes.strides)) for index in itertools.product(*map(range, axes.shape[:extra]))]
+    return tuple((offset, position * nbytes, inner) for position, offset in enumerate(offsets))

@@ -1,0 +1,78 @@
+"""What stands for NCCL between threads that share a GPU: copies within its memory, ordered by events.
+
+The sender tells address and an event that stands for "it is there"; the receiver lets its stream wait for that,
+enqueues the copy, and answers with an event that stands for "it may be overwritten".
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+import numpy
+
+from gpucoll.device import Part, Waiting
+
+NEWS = 3  # int64 words of a message: address, bytes, event
+
+
+class LocalTransport:
+    """Groups of copies; `wire` is a `gpucoll.links.Link`'s of threads, with `tag` and the next one."""
+
+    capturable = False  # ranks must meet on the host for every group
+
+    def __init__(self, wire: Any, tag: int, device: Any) -> None:
+        self._wire, self._device = wire, device
+        self._offers, self._answers = tag, tag + 1
+        # An event told to a peer lives until that peer is in its next group with this rank.
+        self._told: dict[int, list[Any]] = collections.defaultdict(list)
+
+    def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
+        ready = self._event(stream)
+        posted = [(part, *self._offer(part, ready)) for part in sends]
+        awaited = [(part, *self._await(part.peer, self._offers)) for part in receives]
+        for part, news, request in awaited:
+            yield request.Test
+            self._device.use()
+            self._copy(part, news, stream)
+        done = self._event(stream)
+        answers = [self._tell(part.peer, [0, 0, done.ptr], self._answers) for part in receives]
+        for _, _, answer, request in posted:
+            yield request.Test
+            cupy.cuda.runtime.streamWaitEvent(stream.ptr, int(answer[2]))
+        for request in [*answers, *(told for _, told, _, _ in posted)]:
+            yield request.Test
+        for peer in {part.peer for part in (*sends, *receives)}:
+            self._told[peer] = [ready, done]
+
+    def _offer(self, part: Part, ready: Any) -> tuple[Any, Any, Any]:
+        told = self._tell(part.peer, [part.address, part.nbytes, ready.ptr], self._offers)
+        return (told, *self._await(part.peer, self._answers))
+
+    def _tell(self, peer: int, words: list[int], tag: int) -> Any:
+        return self._wire.Isend([numpy.array(words, numpy.int64).view(numpy.uint8), "B"], peer, tag)
+
+    def _await(self, peer: int, tag: int) -> tuple[Any, Any]:
+        news = numpy.zeros(NEWS, numpy.int64)
+        return news, self._wire.Irecv([news.view(numpy.uint8), "B"], peer, tag)
+
+    def _copy(self, part: Part, news: Any, stream: Any) -> None:
+        address, nbytes, ready = (int(word) for word in news)
+        cupy.cuda.runtime.streamWaitEvent(stream.ptr, ready)
+        self._device.kernels.copy(address, part.address, min(nbytes, part.nbytes), 1, stream)
+
+    def _event(self, stream: Any) -> Any:
+        event = self._device.new_event()
+        event.record(stream)
+        return event
+
+    def check(self) -> None:
+        """Failures are those of the wire, and raised there."""
+
+    def close(self) -> None:
+        self._told.clear()
+
+    def abort(self) -> None:
+        """What was enqueued ends by itself."""

@@ -1,0 +1,146 @@
+"""Compile a kernel source for a GPU: NVRTC makes a cubin of it, called by ctypes; needs neither a GPU nor CuPy.
+
+CuPy's own way to NVRTC ends with ``-ftz=true``, which would flush float32's subnormals to zero in every sum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpucoll.device.compilers import SOURCE_NAME, CompileError
+from gpucoll.errors import BackendError
+
+# IEEE arithmetic as NumPy has it, so that the bits agree; ptxas' report is the log's only use where all is well.
+OPTIONS = ("--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "--ptxas-options=-v")
+MAJORS = (13, 12)  # the CUDA versions that gpucoll has an extra for, newest first
+WHEELS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}  # where NVIDIA's wheels keep the library, below `nvidia`
+SUCCESS, COMPILATION = 0, 6  # nvrtcResult
+
+_int, _size, _text, _program = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p
+_ints, _sizes, _texts = ctypes.POINTER(_int), ctypes.POINTER(_size), ctypes.POINTER(_text)
+PROTOTYPES: dict[str, tuple[Any, ...]] = {
+    "nvrtcVersion": (_ints, _ints),
+    "nvrtcGetNumSupportedArchs": (_ints,),
+    "nvrtcGetSupportedArchs": (_ints,),
+    "nvrtcCreateProgram": (ctypes.POINTER(_program), _text, _text, _int, _texts, _texts),
+    "nvrtcCompileProgram": (_program, _int, _texts),
+    "nvrtcGetProgramLogSize": (_program, _sizes),
+    "nvrtcGetProgramLog": (_program, _text),
+    "nvrtcGetCUBINSize": (_program, _sizes),
+    "nvrtcGetCUBIN": (_program, _text),
+    "nvrtcDestroyProgram": (ctypes.POINTER(_program),),
+}
+
+
+def compile_cubin(source: str, arch: str, major: int | None = None) -> tuple[bytes, str]:
+    """Return the cubin of `source` for `arch`, such as "sm_90", and NVRTC's log, which holds ptxas' report.
+
+    `major` is the CUDA version that the process uses already, as by CuPy; None takes the newest NVRTC there is.
+    Raises CompileError for a source that NVRTC refuses, BackendError where NVRTC is missing or does not know `arch`.
+    """
+    _check_arch(arch, major)
+    library, program = _library(major), _program()
+    options = [option.encode() for option in (*OPTIONS, f"-arch={arch}")]
+    _call(library, "nvrtcCreateProgram", ctypes.byref(program), source.encode(), SOURCE_NAME.encode(), 0, None, None)
+    try:
+        result = library.nvrtcCompileProgram(program, len(options), (_text * len(options))(*options))
+        log = _read(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
+        if result == COMPILATION:
+            raise CompileError.of("NVRTC", log)
+        _check(library, "nvrtcCompileProgram", result)
+        return _read(library, "CUBIN", program), log
+    finally:
+        _call(library, "nvrtcDestroyProgram", ctypes.byref(program))
+
+
+def recipe(arch: str, major: int | None = None) -> str:
+    """Return what besides the source decides the cubin's bits: NVRTC's version, options and `arch`."""
+    return "\n".join(["NVRTC", *map(str, version(major)), *OPTIONS, arch])
+
+
+def version(major: int | None = None) -> tuple[int, int]:
+    """Return NVRTC's version, which is that of its CUDA toolkit: (13, 4)."""
+    numbers = _int(), _int()
+    _call(_library(major), "nvrtcVersion", *map(ctypes.byref, numbers))
+    return numbers[0].value, numbers[1].value
+
+
+@functools.cache
+def archs(major: int | None = None) -> tuple[int, ...]:
+    """Return the architectures that NVRTC compiles for, in rising order: (75, 80, ...)."""
+    count = _int()
+    _call(_library(major), "nvrtcGetNumSupportedArchs", ctypes.byref(count))
+    numbers = (_int * count.value)()
+    _call(_library(major), "nvrtcGetSupportedArchs", numbers)
+    return tuple(sorted(numbers))
+
+
+def _check_arch(arch: str, major: int | None) -> None:
+    """A cubin runs on its own line of GPUs only: there is no next best for one that NVRTC does not know."""
+    known = archs(major)
+    if arch not in (f"sm_{number}" for number in known):
+        release = ".".join(map(str, version(major)))
+        raise BackendError(f"NVRTC {release} does not compile for {arch}, only for sm_{known[0]} to sm_{known[-1]} "
+                           f"({', '.join(map(str, known))}); a newer GPU needs a newer NVRTC, an older one CUDA 12's")
+
+
+def _read(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
+    """Return one of the program's results, its log or its cubin."""
+    size = _size()
+    _call(library, f"nvrtcGet{what}Size", program, ctypes.byref(size))
+    room = ctypes.create_string_buffer(size.value)
+    _call(library, f"nvrtcGet{what}", program, room)
+    return room.raw
+
+
+def _call(library: ctypes.CDLL, function: str, *arguments: object) -> None:
+    _check(library, function, getattr(library, function)(*arguments))
+
+
+def _check(library: ctypes.CDLL, function: str, result: int) -> None:
+    if result != SUCCESS:
+        raise BackendError(f"{function}: {library.nvrtcGetErrorString(result).decode()}")
+
+
+# ---------------------------------------------------------------- where the library is
+
+
+@functools.cache
+def _library(major: int | None) -> ctypes.CDLL:
+    """Load libnvrtc, of CUDA `major` or of the newest that there is; BackendError says where it was looked for."""
+    tried = []
+    for path in _places(MAJORS if major is None else (major,), os.environ):
+        try:
+            return _with_prototypes(ctypes.CDLL(path))
+        except OSError as error:
+            tried.append(str(error))
+    raise BackendError("NVRTC is needed to compile kernels for a GPU: pip install "
+                       f"'gpucoll[cuda{major or MAJORS[0]}]'; tried {'; '.join(tried)}")
+
+
+def _places(majors: tuple[int, ...], environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield what to load, best first: the toolkit that CUDA_PATH names, NVIDIA's wheels, the system's."""
+    toolkit = environment.get("CUDA_PATH")
+    if toolkit:
+        yield from (f"{toolkit}/lib64/{_file(major)}" for major in majors)
+    wheels = importlib.util.find_spec("nvidia")  # a package without a module of its own: as many folders as there are
+    for folder in (wheels and wheels.submodule_search_locations) or ():
+        yield from (f"{folder}/{WHEELS[major]}/{_file(major)}" for major in majors if major in WHEELS)
+    yield from map(_file, majors)
+
+
+def _file(major: int) -> str:
+    return f"libnvrtc.so.{major}"
+
+
+def _with_prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
+    for name, arguments in PROTOTYPES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, _int
+    library.nvrtcGetErrorString.argtypes, library.nvrtcGetErrorString.restype = (_int,), _text
+    return library

@@ -1,0 +1,114 @@
+"""The kernels' sources: which file and which few lines more make the kernel of one op and dtype.
+
+A source is one self-contained text, our headers in it, so that a cache need only look at the text.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.resources
+import re
+from importlib.resources.abc import Traversable
+from typing import Literal, NamedTuple
+
+from gpucoll.dtypes import Dtype
+from gpucoll.errors import DtypeError
+from gpucoll.ops import OPS, Op
+
+Scale = Literal["divide", "multiply", "truth"]
+
+UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # by how many bytes they have
+_SCALES: dict[Scale, str] = {"divide": "Divide", "multiply": "Multiply", "truth": "Truth"}
+_INCLUDE = re.compile(r'#include "(.*)"\n')
+
+
+class Instance(NamedTuple):
+    """One kernel: its name in the compiled object, the file it is in, and the lines that make it after that file."""
+
+    entry: str
+    file: str
+    lines: str
+
+
+def reduce(op: Op, dtype: Dtype) -> Instance:
+    """The kernel that combines two to eight arrays; ops that are alike on a GPU share it.
+
+    >>> from gpucoll.dtypes import DTYPES
+    >>> reduce(OPS["avg"], DTYPES["float16"]).entry
+    'reduce_float16_sum'
+    """
+    if op.expression and dtype.kind == "complex" and re.search(r"[a-z]\(", op.expression):
+        raise DtypeError(f"op {op.expression} calls a function, and on a GPU none is defined for {dtype.name}",
+                         code="GC-OP-DTYPE")
+    entry = f"reduce_{dtype.name}_{_name(op)}"
+    lines = (f"struct Op_{entry} {{\n    typedef Wide<{dtype.cuda}> W;\n"
+             f"    static GC_DEV W of(W a, W b) {{ return W({op.cuda}); }}\n}};\n")
+    return _instance(entry, "reduce", f"{dtype.cuda}, Op_{entry}", lines)
+
+
+def copy(width: int) -> Instance:
+    """The kernel that copies elements of 1, 2, 4, 8 or 16 bytes."""
+    return _instance(f"copy_{width}", "copy", UNITS[width])
+
+
+def pack(width: int) -> Instance:
+    """The kernel that makes strided units of 1, 2, 4, 8 or 16 bytes contiguous."""
+    return _instance(f"pack_{width}", "pack", UNITS[width])
+
+
+def unpack(width: int) -> Instance:
+    """The kernel that puts contiguous units where the strides say."""
+    return _instance(f"unpack_{width}", "unpack", UNITS[width], file="pack.cu")
+
+
+def scale(what: Scale, dtype: Dtype) -> Instance:
+    """The kernel that divides or multiplies every element by a factor, or makes it 0 or 1."""
+    return _instance(f"scale_{what}_{dtype.name}", "scale", f"{dtype.cuda}, {_SCALES[what]}")
+
+
+def cast(source: Dtype, target: Dtype) -> Instance:
+    """The kernel that converts every element; neither dtype is complex."""
+    return _instance(f"cast_{source.name}_{target.name}", "cast", f"{source.cuda}, {target.cuda}")
+
+
+def _name(op: Op) -> str:
+    """Return the first op of the table with the same CUDA text; ops of the user's own are named by a digest."""
+    alike = next((row.name for row in OPS.values() if row.cuda == op.cuda), None)
+    return alike or hashlib.sha256(op.cuda.encode()).hexdigest()[:16]
+
+
+def _instance(entry: str, kernel: str, parameters: str, lines: str = "", file: str = "") -> Instance:
+    arguments = f"{'pack' if kernel == 'unpack' else kernel}".title() + "Arguments"
+    return Instance(entry, file or f"{kernel}.cu", f"{lines}GC_ENTRY({entry}, {arguments}, {kernel}<{parameters}>)\n")
+
+
+def text(*instances: Instance) -> str:
+    """Return the translation unit that holds the kernels of `instances`, each once."""
+    distinct = dict.fromkeys(instances)
+    known: set[str] = set()
+    files = [_inlined(instance.file, known) for instance in distinct]
+    return "".join([*files, *(instance.lines for instance in distinct)])
+
+
+def _inlined(name: str, known: set[str]) -> str:
+    """Return the file with our headers in the place of their includes, each in the place of its first."""
+    if name in known:
+        return ""
+    known.add(name)
+    parts = _INCLUDE.split(_read(name))
+    return parts[0] + "".join(_inlined(header, known) + rest for header, rest in zip(parts[1::2], parts[2::2],
+                                                                                    strict=True))
+
+
+@functools.cache
+def _read(name: str) -> str:
+    return folder().joinpath(name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+
+
+@functools.cache
+def folder() -> Traversable:
+    """Return the kernels' folder: inside the installed package, or beside the package in a checkout."""
+    package = importlib.resources.files("gpucoll")
+    installed = package.joinpath("kernels")
+    return installed if installed.is_dir() else package.joinpath("..", "kernels")

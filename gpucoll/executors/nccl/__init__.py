@@ -1,0 +1,168 @@
+"""The `nccl` executor: schedules on GPU arrays, by NCCL's send and receive and our own kernels.
+
+A round is one group of messages, then the kernels that combine what came, all enqueued without waiting on the host.
+Where the messages of a round form pairs in order (a ring's segments), each pair is a group of its own, and what came
+is combined on a second stream while the next pair is under way.
+
+    dataflow   a plan as a program for two streams
+    rooms      memory that is kept, and the order of operations on any streams
+    replay     small calls alike, captured as a graph
+    native     NCCL's own collectives
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll.arrays import address
+from gpucoll.device import Device, Event, Part, Stream, Transport
+from gpucoll.device.compilers import CompileError
+from gpucoll.device.sources import reduce
+from gpucoll.errors import ArgumentError
+from gpucoll.executors import Message, Plan, Span, Task, Write
+from gpucoll.executors.nccl.dataflow import Exchange, Program, program
+from gpucoll.executors.nccl.replay import Graphs, Replay
+from gpucoll.executors.nccl.rooms import Order, Rooms
+from gpucoll.waits import Operation, keep_for_ever
+
+TOKEN = 1  # bytes of a barrier's message, which has no data
+PROGRAMS = 1024  # kept
+
+
+class NcclExecutor:
+    """Runs schedules on `device` by `transport`; operations follow each other, on any streams."""
+
+    name = "nccl"
+
+    def __init__(self, device: Device, transport: Transport, order: Order) -> None:
+        self._device, self._transport, self._order = device, transport, order
+        self._rooms = Rooms(device)
+        self._graphs = Graphs()
+        self._side: Stream | None = None
+        self._events: list[Event] = []
+        self._programs: dict[int, tuple[Plan, Program]] = {}
+
+    def serves(self, task: Task) -> str | None:
+        """Every schedule. The kernel that it needs is compiled here, on every rank alike, before data move."""
+        if task.plan is None:
+            return f"{task.algorithm} has no schedule"
+        if task.op is not None:
+            self._device.use()
+            try:
+                self._device.kernels.ready(reduce(task.op, task.dtype))
+            except CompileError as error:
+                if not task.op.expression:
+                    raise
+                raise ArgumentError(f"{task.collective}: {task.op.expression!r} is not valid for {task.dtype.name}: "
+                                    f"{error.line}", code="GC-OP") from error
+        return None
+
+    def run(self, task: Task) -> Operation:
+        """Enqueue `task` on its stream."""
+        self._device.use()
+        self._order.follow(task.stream)
+        try:
+            if self._transport.capturable and self._graphs.serve(task):
+                yield from self._replay(task)
+            else:
+                yield from self._enqueue(task, task.stream, task.input, task.output)
+        except BaseException:
+            keep_for_ever(self._rooms)
+            raise
+
+    def close(self) -> None:
+        """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
+        self._graphs.clear()
+        self._rooms.clear()
+
+    def _enqueue(self, task: Task, stream: Stream, source: Any, target: Any) -> Operation:
+        assert task.plan is not None
+        run = _Run(self._device, task, self._rooms.of(task, source, target, stream))
+        if task.plan.copy_input:
+            run.copy_input(source, stream)
+        for number, node in enumerate(self._program(task.plan).nodes):
+            where = self._side_stream() if node.side else stream
+            if node.after is not None:
+                where.wait_event(self._event(node.after))  # type: ignore[arg-type]
+            if isinstance(node.work, Exchange):
+                yield from self._transport.group(run.parts(node.work.sends), run.parts(node.work.receives), where)
+                self._device.use()  # this may be another thread than before
+            else:
+                run.combine(node.work, where)
+            if node.awaited:
+                self._event(number).record(where)
+
+    def _replay(self, task: Task) -> Operation:
+        kept = self._graphs.get(task)
+        if kept is None:
+            kept = yield from self._capture(task)
+        kernels, width = self._device.kernels, task.dtype.itemsize
+        if task.input is not None:
+            kernels.copy(address(task.input), address(kept.source), task.input.size, width, task.stream)
+        kept.graph.launch(task.stream)
+        if task.output is not None:
+            kernels.copy(address(kept.target), address(task.output), task.output.size, width, task.stream)
+
+    def _capture(self, task: Task) -> Any:
+        """Return the call captured on buffers of its own; what it allocates and loads comes before the capture."""
+        stream = self._device.new_stream()
+        source, target = self._graphs.buffers(task, self._device, stream)
+        self._rooms.of(task, source, target, stream)
+        self._side_stream()
+        stream.begin_capture()
+        try:
+            yield from self._enqueue(task, stream, source, target)
+        finally:
+            graph = stream.end_capture()
+        return self._graphs.put(task, Replay(graph, source, target, stream))
+
+    def _program(self, plan: Plan) -> Program:
+        """Return the program of a plan; plans are kept by who makes them, and met again."""
+        if id(plan) not in self._programs:
+            if len(self._programs) == PROGRAMS:
+                self._programs.clear()
+            self._programs[id(plan)] = (plan, program(plan))
+        return self._programs[id(plan)][1]
+
+    def _side_stream(self) -> Stream:
+        self._side = self._side or self._device.new_stream()
+        return self._side
+
+    def _event(self, number: int) -> Event:
+        while len(self._events) <= number:
+            self._events.append(self._device.new_event())
+        return self._events[number]
+
+
+class _Run:
+    """A task under way: its buffers by name, as addresses."""
+
+    def __init__(self, device: Device, task: Task, rows: dict[str, Any]) -> None:
+        self._kernels, self._task = device.kernels, task
+        self._width = task.dtype.itemsize
+        self._addresses = {name: 0 if row is None else address(row) for name, row in rows.items()}
+
+    def parts(self, messages: tuple[Message, ...]) -> list[Part]:
+        """Return the messages as addresses; those without data only where a barrier needs them."""
+        if self._task.collective == "barrier":
+            return [Part(self._addresses["token"], TOKEN, message.peer) for message in messages]
+        parts = [Part(self._at(m.span), (m.span.stop - m.span.start) * self._width, m.peer) for m in messages]
+        return [part for part in parts if part.nbytes]
+
+    def combine(self, writes: tuple[Write, ...], stream: Stream) -> None:
+        """Enqueue what forms results: a reduction or a copy for each write."""
+        task = self._task
+        for write in writes:
+            count = write.dst.stop - write.dst.start
+            if write.operands and task.op is not None:
+                sources = [self._at(span) for span in (write.base, *write.operands)]
+                self._kernels.reduce(task.op, task.dtype, sources, self._at(write.dst), count, stream)
+            else:
+                self._kernels.copy(self._at(write.base), self._at(write.dst), count, self._width, stream)
+
+    def copy_input(self, source: Any, stream: Stream) -> None:
+        """Enqueue a copy of the input into its room."""
+        self._kernels.copy(address(source), self._addresses["input"], source.size, self._width, stream)
+
+    def _at(self, span: Span) -> int:
+        return self._addresses[span.buffer] + span.start * self._width

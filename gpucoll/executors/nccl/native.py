@@ -1,0 +1,104 @@
+"""NCCL's own collectives: the `native` choice for GPU arrays.
+
+NCCL adds what it knows and moves everything as bytes. Complex numbers are pairs of reals to it, which is right for sum
+and avg; bool is a byte, whose max is `or` and whose min is `and`.
+"""
+
+from __future__ import annotations
+
+from gpucoll.arrays import address
+from gpucoll.device import Device, nccl
+from gpucoll.device.nccl import Nccl
+from gpucoll.dtypes import DTYPES
+from gpucoll.executors import Task
+from gpucoll.executors.nccl.rooms import Order
+from gpucoll.ops import OPS
+from gpucoll.waits import Operation
+
+ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
+           "land": "min"}
+MOVES = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}
+REDUCES = ("all_reduce", "reduce", "reduce_scatter")
+
+
+class NcclNative:
+    """Runs NCCL's collectives on `device`."""
+
+    name = "native"
+
+    def __init__(self, device: Device, transport: Nccl, order: Order) -> None:
+        self._device, self._transport, self._order = device, transport, order
+
+    def serves(self, task: Task) -> str | None:
+        """The collectives, ops and dtypes that NCCL has and that mean what the contract says."""
+        if task.collective in REDUCES:
+            return _cannot_reduce(task)
+        if task.collective in ("broadcast", "all_gather"):
+            return None
+        return nccl.lacks(MOVES[task.collective]) if task.collective in MOVES else f"NCCL has no {task.collective}"
+
+    def run(self, task: Task) -> Operation:
+        """Enqueue NCCL's collective on the task's stream."""
+        self._device.use()
+        self._order.follow(task.stream)
+        source, target = (0 if row is None else address(row) for row in (task.input, task.output))
+        if task.collective in REDUCES:
+            self._reduce(task, source, target)
+        else:
+            self._move(task, source, target)
+        return iter(())
+
+    def close(self) -> None:
+        """Nothing to give back: the transport belongs to the communicator."""
+
+    def _reduce(self, task: Task, source: int, target: int) -> None:
+        dtype, op, per_element = _spelled(task)
+        count = (task.output if task.collective == "reduce_scatter" else task.input).size * per_element
+        call = getattr(self._transport, task.collective)
+        if task.collective == "reduce":
+            call(source, target or source, count, dtype, op, task.root, task.stream)
+        else:
+            call(source, target, count, dtype, op, task.stream)
+
+    def _move(self, task: Task, source: int, target: int) -> None:
+        """Bytes of a block: of what a rank gives or gets where the other side has one for every rank."""
+        call = getattr(self._transport, task.collective)
+        sides = [row.nbytes for row in (task.input, task.output) if row is not None]
+        if task.collective == "broadcast":
+            call(source or target, target, sides[-1], task.root, task.stream)
+        elif task.collective == "all_gather":
+            call(source, target, task.input.nbytes, task.stream)
+        elif task.collective == "all_to_all":
+            call(source, target, task.input.nbytes // self._transport.size, task.stream)
+        else:
+            block = (task.input if task.collective == "gather" else task.output).nbytes
+            call(source, target, block, task.root, task.stream)
+
+
+def _cannot_reduce(task: Task) -> str | None:
+    """Return why NCCL cannot form this reduction; None where it can."""
+    assert task.op is not None
+    op, dtype = task.op, task.dtype
+    if op.expression:
+        return "NCCL has no op for an expression"
+    if dtype.kind == "bool":
+        return None if op.name in ON_BOOL else f"NCCL has no {op.name} for bool"
+    if dtype.kind == "complex":
+        return None if op.name in ("sum", "avg", "premul_sum") else f"NCCL has no {op.name} for complex numbers"
+    if dtype.nccl is None or op.nccl is None:
+        return f"NCCL has no {op.name} for {dtype.name}"
+    if dtype.kind == "float" and op.name in ("min", "max"):
+        return f"NCCL's {op.name} need not let NaN win"
+    return None
+
+
+def _spelled(task: Task) -> tuple[str, str, int]:
+    """Return NCCL's names of dtype and op, and how many of its elements one of ours is."""
+    assert task.op is not None
+    name = "sum" if task.op.factor is not None else task.op.name  # the factor has been applied before
+    if task.dtype.kind == "bool":
+        return "ncclUint8", f"{OPS[ON_BOOL[name]].nccl}", 1
+    if task.dtype.kind == "complex":
+        real = DTYPES[f"float{4 * task.dtype.itemsize}"]
+        return f"{real.nccl}", f"{OPS[name].nccl}", 2
+    return f"{task.dtype.nccl}", f"{OPS[name].nccl}", 1

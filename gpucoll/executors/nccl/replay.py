@@ -1,0 +1,84 @@
+"""Small calls alike, captured once as a CUDA graph and replayed.
+
+NCCL asks that a message is part of a graph on both of its ranks or on none, so that whether a call is replayed must
+follow from what all ranks know: what is called, and how often it has been. Arrays are not known to all, hence a graph
+works on buffers of its own, into which the input is copied and from which the output is.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, NamedTuple
+
+from gpucoll.arrays import same_memory
+from gpucoll.device import Device, Graph, Stream
+from gpucoll.executors import Task
+
+LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than the two copies
+CALLS = 3  # a call that has come so often is likely to come again
+GRAPHS = 64  # kept; further calls are enqueued one by one
+SEEN = 4096  # signatures counted
+
+
+class Replay(NamedTuple):
+    """A captured call with the buffers that it works on, and the stream that it was captured on."""
+
+    graph: Graph
+    source: Any
+    target: Any
+    stream: Stream
+
+
+class Graphs:
+    """The captured calls of one communicator, and how often each has come."""
+
+    def __init__(self) -> None:
+        self._seen: collections.Counter[Any] = collections.Counter()
+        self._chosen: set[Any] = set()
+        self._kept: dict[Any, Replay] = {}
+
+    def serve(self, task: Task) -> bool:
+        """Return whether `task` is to be replayed, alike on every rank; counts the call."""
+        if not 0 < task.nbytes <= LIMIT or task.lengths is not None or task.stream.is_capturing():
+            return False
+        signature = _signature(task)
+        if signature in self._chosen:
+            return True
+        if len(self._seen) == SEEN:
+            self._seen.clear()
+        self._seen[signature] += 1
+        if self._seen[signature] > CALLS and len(self._chosen) < GRAPHS:
+            self._chosen.add(signature)
+        return signature in self._chosen
+
+    def get(self, task: Task) -> Replay | None:
+        """Return the captured call, if there is one; in place and out of place are two."""
+        return self._kept.get((_signature(task), _in_place(task)))
+
+    def put(self, task: Task, replay: Replay) -> Replay:
+        """Keep a captured call."""
+        self._kept[_signature(task), _in_place(task)] = replay
+        return replay
+
+    def buffers(self, task: Task, device: Device, stream: Stream) -> tuple[Any, Any]:
+        """Return new rows for input and output, one and the same in place, as the plan has been made for."""
+        def like(row: Any) -> Any:
+            return None if row is None else device.empty(row.size, row.dtype, stream)
+
+        target = like(task.output)
+        return target if _in_place(task) else like(task.input), target
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._kept.clear()
+        self._chosen.clear()
+        self._seen.clear()
+
+
+def _signature(task: Task) -> Any:
+    """Return what tells a call from another one and is the same on every rank."""
+    return task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
+
+
+def _in_place(task: Task) -> bool:
+    return task.input is not None and task.output is not None and same_memory(task.input, task.output)

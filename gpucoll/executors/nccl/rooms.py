@@ -1,0 +1,73 @@
+"""Device memory that is kept from call to call, and the order of a communicator's operations on any streams."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy
+
+from gpucoll.device import Device, Event, Stream
+from gpucoll.executors import Task
+
+
+class Rooms:
+    """Scratch and staging. Rooms only grow, by doubling: a stream may still be using the old one, so it is kept."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._rooms: dict[str, Any] = {}
+        self._outgrown: list[Any] = []
+
+    def of(self, task: Task, source: Any, target: Any, stream: Stream) -> dict[str, Any]:
+        """Return the buffers of `task` by name: rows, or None; `input` is a room where the plan needs a copy of it."""
+        plan, width = task.plan, task.dtype.itemsize
+        assert plan is not None
+        rows = {"input": source, "output": target, "scratch": self._room("scratch", plan.scratch * width, stream),
+                "staging": self._room("staging", 2 * plan.staging * width, stream)}
+        if task.collective == "barrier":
+            rows["token"] = self._room("token", 1, stream)
+        if plan.copy_input:
+            rows["input"] = self._room("input", source.nbytes, stream)
+        return rows
+
+    def _room(self, name: str, nbytes: int, stream: Stream) -> Any:
+        room = self._rooms.get(name)
+        if nbytes and (room is None or room.nbytes < nbytes):
+            self._outgrown.append(room)
+            room = self._rooms[name] = self._device.empty(1 << (nbytes - 1).bit_length(), numpy.dtype("u1"), stream)
+        return room
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        self._rooms.clear()
+        self._outgrown.clear()
+
+
+class Order:
+    """The operations of a communicator follow each other, whatever streams they are on."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._last: Stream | None = None
+        self._event: Event | None = None
+        self._flying: collections.deque[tuple[Event, object]] = collections.deque()
+
+    def follow(self, stream: Stream) -> None:
+        """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
+        if self._event is not None and self._last != stream and not stream.is_capturing():
+            stream.wait_event(self._event)
+
+    def mark(self, stream: Stream, keep: object) -> Event | None:
+        """Return the event that stands for the end of what was enqueued on `stream`, which is the last from here on.
+
+        `keep` lives until then. None where a graph of the user's is being captured: it has no end of its own.
+        """
+        if stream.is_capturing():
+            return None
+        self._last, self._event = stream, self._device.new_event()
+        self._event.record(stream)
+        self._flying.append((self._event, keep))
+        while self._flying and self._flying[0][0].done:
+            self._flying.popleft()
+        return self._event

@@ -1,0 +1,92 @@
+// dst = src in another dtype, neither of them complex. Floats become integers by truncation; what an integer cannot hold
+// becomes anything. src and dst do not overlap.
+#include "functions.h"
+#include "number.h"
+#include "walk.h"
+
+struct CastArguments {
+    const void* src;
+    void* dst;
+    u64 count;
+};
+
+// As many elements as fill a word of the narrower dtype, and how many words they are on either side.
+template <class S, class D> struct Group {
+    static constexpr u32 SIZE = sizeof(Word) / (sizeof(S) < sizeof(D) ? sizeof(S) : sizeof(D));
+    static constexpr u32 READS = SIZE / ITEMS<S, Word>;
+    static constexpr u32 WRITES = SIZE / ITEMS<D, Word>;
+    static constexpr u32 MOST = READS > WRITES ? READS : WRITES;
+    static constexpr u32 AT_ONCE = MOST < 4 ? 4 / MOST : 1;
+};
+
+// The float next to x that is odd where x itself is none. Rounding it again gives what rounding x at once would give.
+GC_DEV float odd_float(double x) {
+    const double nearest = float(x);
+    u32 bits = bits_of(float(x));
+    if (absolute(nearest) > absolute(x)) --bits;
+    return float_of(nearest != x ? bits | 1 : bits);
+}
+
+// Between the wide types of S and D. float64 becomes float16 as NumPy has it, and the rest as ml_dtypes has it.
+template <class S, class D> struct Between {
+    static GC_DEV Wide<D> of(Wide<S> x) { return Wide<D>(x); }
+};
+template <> struct Between<double, Float16> {
+    static GC_DEV float of(double x) { return odd_float(x); }
+};
+
+template <class S, class D, u32 N, u32 READS, u32 WRITES>
+GC_DEV void cast_group(Word (&to)[WRITES][N], const Word (&from)[READS][N], u32 group) {
+    constexpr u32 PER_READ = ITEMS<S, Word>, PER_WRITE = ITEMS<D, Word>;
+    Wide<D> results[WRITES][PER_WRITE];
+    GC_UNROLL
+    for (u32 i = 0; i < READS; ++i) {
+        Wide<S> wide[PER_READ];
+        widen<S>(wide, from[i][group]);
+        GC_UNROLL
+        for (u32 j = 0; j < PER_READ; ++j) {
+            const u32 item = i * PER_READ + j;
+            results[item / PER_WRITE][item % PER_WRITE] = Between<S, D>::of(wide[j]);
+        }
+    }
+    GC_UNROLL
+    for (u32 i = 0; i < WRITES; ++i) to[i][group] = narrow<D, Word>(results[i]);
+}
+
+template <class S, class D> GC_DEV void cast_groups(const CastArguments& a, u64 head, u64 groups) {
+    typedef Group<S, D> G;
+    const Evenly sources = {head * sizeof(S), G::SIZE * sizeof(S)}, targets = {head * sizeof(D), G::SIZE * sizeof(D)};
+    for_batches<G::AT_ONCE>(groups, [&](u64 first) {
+        const Batch<G::AT_ONCE> reads(first, groups, sources), writes(first, groups, targets);
+        Word from[G::READS][G::AT_ONCE], to[G::WRITES][G::AT_ONCE];
+        GC_UNROLL
+        for (u32 i = 0; i < G::READS; ++i) reads.read(from[i], address_of(a.src) + i * sizeof(Word));
+        GC_UNROLL
+        for (u32 i = 0; i < G::AT_ONCE; ++i) cast_group<S, D>(to, from, i);
+        GC_UNROLL
+        for (u32 i = 0; i < G::WRITES; ++i) writes.write(address_of(a.dst) + i * sizeof(Word), to[i]);
+    });
+}
+
+template <class S, class D> GC_DEV void cast_edges(const CastArguments& a, u64 count, const Edges<S>& source,
+                                                   const Edges<D>& target) {
+    for_batches<1>(count, [&](u64 first) {
+        D stored;
+        down(stored, Between<S, D>::of(up(load<S>(address_of(a.src) + source(first)))));
+        store<D>(address_of(a.dst) + target(first), stored);
+    });
+}
+
+// The elements before the first group, or all of them where src and dst have no boundary in common.
+template <class S, class D> GC_DEV u64 head_of(u64 src, u64 dst, u64 count) {
+    const u64 head = sizeof(S) < sizeof(D) ? (0 - src) % sizeof(Word) / sizeof(S) : (0 - dst) % sizeof(Word) / sizeof(D);
+    const u64 past = (src + head * sizeof(S)) | (dst + head * sizeof(D));
+    return past % sizeof(Word) == 0 && head < count ? head : count;
+}
+
+template <class S, class D> GC_DEV void cast(const CastArguments& a) {
+    const u64 head = head_of<S, D>(address_of(a.src), address_of(a.dst), a.count);
+    const u64 groups = (a.count - head) / Group<S, D>::SIZE, grouped = groups * Group<S, D>::SIZE;
+    cast_groups<S, D>(a, head, groups);
+    cast_edges<S, D>(a, a.count - grouped, {head, grouped}, {head, grouped});
+}

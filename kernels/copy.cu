@@ -1,0 +1,24 @@
+// dst = src, elements of type T, which is as wide as the addresses are aligned at least.
+#include "walk.h"
+
+struct CopyArguments {
+    const void* src;
+    void* dst;
+    u64 count;
+};
+
+template <class Unit, class Place> GC_DEV void copy_units(const CopyArguments& a, u64 count, const Place& place) {
+    constexpr u32 AT_ONCE = 4;
+    for_batches<AT_ONCE>(count, [&](u64 first) {
+        const Batch<AT_ONCE> batch(first, count, place);
+        Unit units[AT_ONCE];
+        batch.read(units, address_of(a.src));
+        batch.write(address_of(a.dst), units);
+    });
+}
+
+template <class T> GC_DEV void copy(const CopyArguments& a) {
+    const Layout layout = layout_of<T>(address_of(a.dst), address_of(a.src) ^ address_of(a.dst), a.count);
+    copy_units<Word>(a, layout.words, words_of<T>(layout));
+    copy_units<T>(a, layout.edges, edges_of<T>(layout));
+}

@@ -1,0 +1,113 @@
+// The dialect of the kernels: CUDA C++ for GPUs by NVRTC, and the same text for CPUs by g++.
+//
+// No header of CUDA's is needed. An instance of a kernel is made by GC_ENTRY(name, Arguments, kernel...): on the device
+// the launch passes Arguments by value; on the host name(blocks, threads, &arguments) runs the grid and returns null, or
+// the text of the first fault.
+#pragma once
+
+typedef signed char i8;
+typedef short i16;
+typedef int i32;
+typedef long long i64;
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+// What a thread reads or writes at once.
+struct alignas(16) Word {
+    u32 x, y, z, w;
+};
+
+#if defined(__CUDACC__)
+
+#define GC_DEV __device__ __forceinline__
+#define GC_UNROLL _Pragma("unroll")
+#define GC_ROLLED _Pragma("unroll 1")
+#define GC_SHARED(T, name, n) __shared__ T name[n]
+#define GC_ENTRY(name, Arguments, ...) \
+    extern "C" __global__ void __launch_bounds__(512, 2) name(const __grid_constant__ Arguments a) { __VA_ARGS__(a); }
+
+GC_DEV u32 bits_of(float x) { return __float_as_uint(x); }
+GC_DEV float float_of(u32 bits) { return __uint_as_float(bits); }
+GC_DEV u64 bits_of(double x) { return __double_as_longlong(x); }
+GC_DEV double double_of(u64 bits) { return __longlong_as_double(bits); }
+
+GC_DEV float root(float x) { return sqrtf(x); }
+GC_DEV double root(double x) { return ::sqrt(x); }
+GC_DEV float exponential(float x) { return expf(x); }
+GC_DEV double exponential(double x) { return ::exp(x); }
+GC_DEV float logarithm(float x) { return logf(x); }
+GC_DEV double logarithm(double x) { return ::log(x); }
+GC_DEV float raised(float x, float y) { return powf(x, y); }
+GC_DEV double raised(double x, double y) { return ::pow(x, y); }
+
+template <class Unit> GC_DEV Unit load(u64 address) { return *reinterpret_cast<const Unit*>(address); }
+template <class Unit> GC_DEV void store(u64 address, Unit unit) { *reinterpret_cast<Unit*>(address) = unit; }
+
+// Words by instructions of their own: the compiler makes several narrow stores of one, and puts loads behind what waits.
+template <> GC_DEV Word load<Word>(u64 address) {
+    Word word;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(address));
+    return word;
+}
+template <> GC_DEV void store<Word>(u64 address, Word word) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(address), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
+}
+
+#else
+
+#include "host.h"
+
+#define GC_DEV inline __attribute__((always_inline))
+#define GC_UNROLL
+#define GC_ROLLED
+#define GC_SHARED(T, name, n)                                                            \
+    static_assert(sizeof(T) * (n) <= host::ARENA, "more than a block has");              \
+    T* const name = static_cast<T*>(host::shared(__COUNTER__, sizeof(T) * (n)))
+#define GC_ENTRY(name, Arguments, ...)                                                   \
+    static void run_##name(const void* a) { __VA_ARGS__(*static_cast<const Arguments*>(a)); } \
+    extern "C" const char* name(u32 blocks, u32 threads, const Arguments* a) {           \
+        return host::launch(run_##name, a, blocks, threads);                             \
+    }
+
+template <class To, class From> GC_DEV To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From), "nothing may be lost");
+    To to;
+    __builtin_memcpy(&to, &from, sizeof(to));
+    return to;
+}
+GC_DEV u32 bits_of(float x) { return same_bits<u32>(x); }
+GC_DEV float float_of(u32 bits) { return same_bits<float>(bits); }
+GC_DEV u64 bits_of(double x) { return same_bits<u64>(x); }
+GC_DEV double double_of(u64 bits) { return same_bits<double>(bits); }
+
+GC_DEV float root(float x) { return __builtin_sqrtf(x); }
+GC_DEV double root(double x) { return __builtin_sqrt(x); }
+GC_DEV float exponential(float x) { return __builtin_expf(x); }
+GC_DEV double exponential(double x) { return __builtin_exp(x); }
+GC_DEV float logarithm(float x) { return __builtin_logf(x); }
+GC_DEV double logarithm(double x) { return __builtin_log(x); }
+GC_DEV float raised(float x, float y) { return __builtin_powf(x, y); }
+GC_DEV double raised(double x, double y) { return __builtin_pow(x, y); }
+
+// A GPU refuses an address that is no multiple of the size; a CPU would not, so that it is looked at here.
+template <class Unit> GC_DEV void expect_aligned(u64 address) {
+    if (address % alignof(Unit) != 0) host::fault("an access that is not aligned", address);
+}
+template <class Unit> GC_DEV Unit load(u64 address) {
+    expect_aligned<Unit>(address);
+    Unit unit;
+    __builtin_memcpy(&unit, reinterpret_cast<const void*>(address), sizeof(unit));
+    return unit;
+}
+template <class Unit> GC_DEV void store(u64 address, Unit unit) {
+    expect_aligned<Unit>(address);
+    __builtin_memcpy(reinterpret_cast<void*>(address), &unit, sizeof(unit));
+}
+
+#endif
+
+GC_DEV u64 address_of(const void* pointer) { return reinterpret_cast<u64>(pointer); }

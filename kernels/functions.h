@@ -1,0 +1,92 @@
+// What ops call: the functions of NumPy's that bear these names, on one value, to the bit but for exp, log and power.
+#pragma once
+
+#include "number.h"
+
+// The type in which sums and products wrap as NumPy's do: C++ leaves the overflow of signed integers undefined.
+template <class W> struct Modular {
+    typedef W Type;
+    static constexpr bool INTEGER = false;
+};
+struct Modular32 {
+    typedef u32 Type;
+    static constexpr bool INTEGER = true;
+};
+struct Modular64 {
+    typedef u64 Type;
+    static constexpr bool INTEGER = true;
+};
+template <> struct Modular<bool> : Modular32 {};
+template <> struct Modular<i8> : Modular32 {};
+template <> struct Modular<i16> : Modular32 {};
+template <> struct Modular<i32> : Modular32 {};
+template <> struct Modular<i64> : Modular64 {};
+template <> struct Modular<u8> : Modular32 {};
+template <> struct Modular<u16> : Modular32 {};
+template <> struct Modular<u32> : Modular32 {};
+template <> struct Modular<u64> : Modular64 {};
+template <class W> using Wrapping = typename Modular<W>::Type;
+
+template <class R> GC_DEV Complex<R> operator+(Complex<R> a, Complex<R> b) { return {a.re + b.re, a.im + b.im}; }
+template <class R> GC_DEV Complex<R> operator-(Complex<R> a, Complex<R> b) { return {a.re - b.re, a.im - b.im}; }
+template <class R> GC_DEV Complex<R> operator-(Complex<R> a) { return {-a.re, -a.im}; }
+template <class R> GC_DEV Complex<R> operator*(Complex<R> a, Complex<R> b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+}
+template <class R> GC_DEV bool operator!=(Complex<R> a, Complex<R> b) { return a.re != b.re || a.im != b.im; }
+
+template <class W> GC_DEV W add(W a, W b) { return W(Wrapping<W>(a) + Wrapping<W>(b)); }
+template <class W> GC_DEV W subtract(W a, W b) { return W(Wrapping<W>(a) - Wrapping<W>(b)); }
+template <class W> GC_DEV W multiply(W a, W b) { return W(Wrapping<W>(a) * Wrapping<W>(b)); }
+template <class W> GC_DEV W positive(W a) { return a; }
+template <class W> GC_DEV W negative(W a) { return W(-Wrapping<W>(a)); }
+template <class W> GC_DEV W divide(W a, W b) { return a / b; }
+
+// Smith's method, as NumPy's.
+template <class R> GC_DEV Complex<R> divide(Complex<R> a, Complex<R> b) {
+    const R re = b.re < 0 ? -b.re : b.re, im = b.im < 0 ? -b.im : b.im;
+    if (re == 0 && im == 0) return {a.re / re, a.im / re};
+    if (re >= im) {
+        const R ratio = b.im / b.re, scale = R(1) / (b.re + b.im * ratio);
+        return {(a.re + a.im * ratio) * scale, (a.im - a.re * ratio) * scale};
+    }
+    const R ratio = b.re / b.im, scale = R(1) / (b.im + b.re * ratio);
+    return {(a.re * ratio + a.im) * scale, (a.im * ratio - a.re) * scale};
+}
+
+template <class W> GC_DEV W minimum(W a, W b) { return b < a || b != b ? b : a; }
+template <class W> GC_DEV W maximum(W a, W b) { return b > a || b != b ? b : a; }
+
+template <class W> GC_DEV W absolute(W a) { return a < W(0) ? negative(a) : a; }
+GC_DEV bool absolute(bool a) { return a; }
+GC_DEV float absolute(float a) { return float_of(bits_of(a) & 0x7FFFFFFF); }
+GC_DEV double absolute(double a) { return double_of(bits_of(a) & 0x7FFFFFFFFFFFFFFF); }
+
+template <class W> GC_DEV W bitwise_and(W a, W b) { return W(a & b); }
+template <class W> GC_DEV W bitwise_or(W a, W b) { return W(a | b); }
+template <class W> GC_DEV W bitwise_xor(W a, W b) { return W(a ^ b); }
+template <class W> GC_DEV W invert(W a) { return W(~Wrapping<W>(a)); }
+GC_DEV bool invert(bool a) { return !a; }
+
+// C++ leaves shifts by the width and more undefined; bits that are shifted out are gone.
+template <class W> GC_DEV W left_shift(W a, W b) {
+    return Wrapping<W>(b) < 8 * sizeof(W) ? W(Wrapping<W>(a) << b) : W(0);
+}
+template <class W> GC_DEV W right_shift(W a, W b) {
+    const W most = W(8 * sizeof(W) - 1);
+    return W(a >> (Wrapping<W>(b) < Wrapping<W>(most) ? b : most));
+}
+
+template <class W> GC_DEV W sqrt(W a) { return root(a); }
+template <class W> GC_DEV W exp(W a) { return exponential(a); }
+template <class W> GC_DEV W log(W a) { return logarithm(a); }
+
+GC_DEV float power(float a, float b) { return raised(a, b); }
+GC_DEV double power(double a, double b) { return raised(a, b); }
+// By squaring; NumPy refuses negative exponents.
+template <class W> GC_DEV W power(W a, W b) {
+    W product = W(1);
+    for (; b > W(0); b = W(b >> 1), a = multiply(a, a))
+        if (b & W(1)) product = multiply(product, a);
+    return product;
+}

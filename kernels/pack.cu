@@ -1,0 +1,58 @@
+// pack: strided units become contiguous ones, in C order. unpack: contiguous units go where the strides say.
+//
+// A unit is as wide as all addresses and strides are aligned at least. Strides are in bytes, of any sign, or zero in pack.
+#include "walk.h"
+
+constexpr u32 MOST_AXES = 8;
+
+struct PackArguments {
+    const void* src;
+    void* dst;
+    u64 count;
+    u32 dims;
+    i64 shape[MOST_AXES], strides[MOST_AXES];  // the first dims of them, one at least
+};
+
+// Where a unit lies on the strided side. Index holds the number of any unit.
+template <class Index> struct Strided {
+    const PackArguments& a;
+
+    GC_DEV u64 operator()(u64 unit) const {
+        Index rest = Index(unit);
+        i64 offset = 0;
+        GC_ROLLED
+        for (u32 axis = a.dims - 1; axis > 0; --axis) {
+            const Index length = Index(a.shape[axis]), next = rest / length;
+            offset += i64(rest - next * length) * a.strides[axis];
+            rest = next;
+        }
+        return u64(offset + i64(rest) * a.strides[0]);
+    }
+};
+
+template <class Unit, class From, class To>
+GC_DEV void move_units(const PackArguments& a, const From& from, const To& to) {
+    constexpr u32 AT_ONCE = 4;
+    for_batches<AT_ONCE>(a.count, [&](u64 first) {
+        Unit units[AT_ONCE];
+        Batch<AT_ONCE>(first, a.count, from).read(units, address_of(a.src));
+        Batch<AT_ONCE>(first, a.count, to).write(address_of(a.dst), units);
+    });
+}
+
+template <class Unit> GC_DEV void pack(const PackArguments& a) {
+    const Evenly packed = {0, sizeof(Unit)};
+    // Divisions of 64 bits would cost several times as much.
+    if (a.count >> 32 == 0)
+        move_units<Unit>(a, Strided<u32>{a}, packed);
+    else
+        move_units<Unit>(a, Strided<u64>{a}, packed);
+}
+
+template <class Unit> GC_DEV void unpack(const PackArguments& a) {
+    const Evenly packed = {0, sizeof(Unit)};
+    if (a.count >> 32 == 0)
+        move_units<Unit>(a, packed, Strided<u32>{a});
+    else
+        move_units<Unit>(a, packed, Strided<u64>{a});
+}

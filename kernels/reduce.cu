@@ -1,0 +1,62 @@
+// dst = op(...op(op(sources[0], sources[1]), sources[2])...), element by element, formed in the wide type and rounded once.
+//
+// dst may be one of the sources. All addresses are multiples of what the dtype needs.
+#include "functions.h"
+#include "number.h"
+#include "walk.h"
+
+constexpr u32 MOST_SOURCES = 8;
+
+struct ReduceArguments {
+    const void* sources[MOST_SOURCES];  // the first source_count of them, two at least
+    void* dst;
+    u64 count;
+    u32 source_count;
+};
+
+template <class T, class Op, class Unit, u32 AT_ONCE>
+GC_DEV void combine(Wide<T> (&total)[AT_ONCE][ITEMS<T, Unit>], const Unit (&units)[AT_ONCE]) {
+    GC_UNROLL
+    for (u32 i = 0; i < AT_ONCE; ++i) {
+        Wide<T> wide[ITEMS<T, Unit>];
+        widen<T>(wide, units[i]);
+        GC_UNROLL
+        for (u32 j = 0; j < ITEMS<T, Unit>; ++j) total[i][j] = Op::of(total[i][j], wide[j]);
+    }
+}
+
+template <class T, class Op, class Unit, u32 AT_ONCE>
+GC_DEV void reduce_batch(const ReduceArguments& a, const Batch<AT_ONCE>& batch) {
+    // The first two sources are read together, so that twice as many loads are under way; more would take registers.
+    Unit units[AT_ONCE], second[AT_ONCE];
+    batch.read(units, address_of(a.sources[0]));
+    batch.read(second, address_of(a.sources[1]));
+    Wide<T> total[AT_ONCE][ITEMS<T, Unit>];
+    GC_UNROLL
+    for (u32 i = 0; i < AT_ONCE; ++i) widen<T>(total[i], units[i]);
+    combine<T, Op>(total, second);
+    GC_ROLLED
+    for (u32 k = 2; k < a.source_count; ++k) {
+        batch.read(units, address_of(a.sources[k]));
+        combine<T, Op>(total, units);
+    }
+    GC_UNROLL
+    for (u32 i = 0; i < AT_ONCE; ++i) units[i] = narrow<T, Unit>(total[i]);
+    batch.write(address_of(a.dst), units);
+}
+
+template <class T, class Op, class Unit, class Place>
+GC_DEV void reduce_units(const ReduceArguments& a, u64 count, const Place& place) {
+    constexpr u32 AT_ONCE = sizeof(T) == 1 ? 2 : 4;  // sixteen wide values for each word of bytes take the registers
+    for_batches<AT_ONCE>(count, [&](u64 first) {
+        reduce_batch<T, Op, Unit>(a, Batch<AT_ONCE>(first, count, place));
+    });
+}
+
+template <class T, class Op> GC_DEV void reduce(const ReduceArguments& a) {
+    u64 differences = 0;
+    for (u32 k = 0; k < a.source_count; ++k) differences |= address_of(a.sources[k]) ^ address_of(a.dst);
+    const Layout layout = layout_of<T>(address_of(a.dst), differences, a.count);
+    reduce_units<T, Op, Word>(a, layout.words, words_of<T>(layout));
+    reduce_units<T, Op, T>(a, layout.edges, edges_of<T>(layout));
+}

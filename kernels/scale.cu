@@ -1,0 +1,52 @@
+// dst = src / factor, src * factor, or whether src is not zero; formed in the wide type and rounded once.
+#include "functions.h"
+#include "number.h"
+#include "walk.h"
+
+struct ScaleArguments {
+    const void* src;
+    void* dst;
+    u64 count;
+    alignas(16) unsigned char factor[16];  // a value of the wide type
+};
+
+struct Divide {
+    template <class W> static GC_DEV W of(W x, W factor) { return divide(x, factor); }
+    // By a real number, both parts alike.
+    template <class R> static GC_DEV Complex<R> of(Complex<R> x, Complex<R> factor) {
+        return {x.re / factor.re, x.im / factor.re};
+    }
+};
+struct Multiply {
+    template <class W> static GC_DEV W of(W x, W factor) { return multiply(x, factor); }
+};
+// NaN is true.
+struct Truth {
+    template <class W> static GC_DEV W of(W x, W) { return W(x != W(0)); }
+};
+
+template <class T, class What, class Unit, class Place>
+GC_DEV void scale_units(const ScaleArguments& a, Wide<T> factor, u64 count, const Place& place) {
+    constexpr u32 AT_ONCE = sizeof(T) == 1 ? 2 : 4;
+    for_batches<AT_ONCE>(count, [&](u64 first) {
+        const Batch<AT_ONCE> batch(first, count, place);
+        Unit units[AT_ONCE];
+        batch.read(units, address_of(a.src));
+        GC_UNROLL
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            Wide<T> wide[ITEMS<T, Unit>];
+            widen<T>(wide, units[i]);
+            GC_UNROLL
+            for (u32 j = 0; j < ITEMS<T, Unit>; ++j) wide[j] = What::of(wide[j], factor);
+            units[i] = narrow<T, Unit>(wide);
+        }
+        batch.write(address_of(a.dst), units);
+    });
+}
+
+template <class T, class What> GC_DEV void scale(const ScaleArguments& a) {
+    const Wide<T> factor = *reinterpret_cast<const Wide<T>*>(a.factor);
+    const Layout layout = layout_of<T>(address_of(a.dst), address_of(a.src) ^ address_of(a.dst), a.count);
+    scale_units<T, What, Word>(a, factor, layout.words, words_of<T>(layout));
+    scale_units<T, What, T>(a, factor, layout.edges, edges_of<T>(layout));
+}

@@ -1,0 +1,64 @@
+// How the kernels walk over arrays: by words of 16 bytes where all addresses allow it, several of them at once.
+#pragma once
+
+#include "dialect.h"
+
+// Which elements lie in whole words. Those before the first word and after the last are edges.
+struct Layout {
+    u64 head, words, edges;
+};
+
+// `differences` has a bit wherever an address differs from dst.
+template <class T> GC_DEV Layout layout_of(u64 dst, u64 differences, u64 count) {
+    constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
+    const u64 gap = (0 - dst) % sizeof(Word), head = gap / sizeof(T);
+    if (differences % sizeof(Word) != 0 || gap % sizeof(T) != 0 || head > count) return {count, 0, count};
+    const u64 words = (count - head) / PER_WORD;
+    return {head, words, count - words * PER_WORD};
+}
+
+// Where units lie, in bytes from the beginning of an array: evenly spaced, or outside of the words.
+struct Evenly {
+    u64 start, step;
+    GC_DEV u64 operator()(u64 i) const { return start + i * step; }
+};
+template <class T> struct Edges {
+    u64 head, skipped;
+    GC_DEV u64 operator()(u64 i) const { return (i < head ? i : i + skipped) * sizeof(T); }
+};
+template <class T> GC_DEV Evenly words_of(const Layout& layout) { return {layout.head * sizeof(T), sizeof(Word)}; }
+template <class T> GC_DEV Edges<T> edges_of(const Layout& layout) {
+    return {layout.head, layout.words * (sizeof(Word) / sizeof(T))};
+}
+
+// The units that a thread handles at once. Past the end it reads the last unit once more, so that it need not branch, and
+// writes nothing.
+template <u32 AT_ONCE> struct Batch {
+    u64 offset[AT_ONCE];
+    bool real[AT_ONCE];
+
+    template <class Place> GC_DEV Batch(u64 first, u64 count, const Place& place) {
+        GC_UNROLL
+        for (u32 i = 0; i < AT_ONCE; ++i) {
+            const u64 unit = first + u64(i) * blockDim.x;
+            real[i] = unit < count;
+            offset[i] = place(real[i] ? unit : count - 1);
+        }
+    }
+    template <class Unit> GC_DEV void read(Unit (&units)[AT_ONCE], u64 address) const {
+        GC_UNROLL
+        for (u32 i = 0; i < AT_ONCE; ++i) units[i] = load<Unit>(address + offset[i]);
+    }
+    template <class Unit> GC_DEV void write(u64 address, const Unit (&units)[AT_ONCE]) const {
+        GC_UNROLL
+        for (u32 i = 0; i < AT_ONCE; ++i)
+            if (real[i]) store<Unit>(address + offset[i], units[i]);
+    }
+};
+
+// Calls job(first) for every first unit of a thread's share: the blocks take tiles of blockDim.x * AT_ONCE units in turn.
+template <u32 AT_ONCE, class Job> GC_DEV void for_batches(u64 count, const Job& job) {
+    const u64 tile = u64(blockDim.x) * AT_ONCE;
+    GC_ROLLED
+    for (u64 first = blockIdx.x * tile + threadIdx.x; first < count; first += gridDim.x * tile) job(first);
+}
