@@ -37,6 +37,9 @@ def _parser() -> Parser:
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="pipelining to prove")
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.set_defaults(run=_verify)
+    doctor = verbs.add_parser("doctor", help="examine this machine, and under mpiexec this job")
+    doctor.add_argument("--json", action="store_true", help="print one JSON object")
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
@@ -60,3 +63,9 @@ def _verify(options: Any) -> int:
     else:
         print(f"{total} schedules of {len(rows)} algorithms in {seconds} s: {faults or 'no'} faults")
     return 1 if faults else 0
+
+
+def _doctor(options: Any) -> int:
+    from gpucoll.doctor import main as doctor
+
+    return doctor(as_json=options.json)

@@ -35,8 +35,8 @@ template <> struct Between<double, Float16> {
     static GC_DEV float of(double x) { return odd_float(x); }
 };
 
-template <class S, class D, u32 N, u32 READS, u32 WRITES>
-GC_DEV void cast_group(Word (&to)[WRITES][N], const Word (&from)[READS][N], u32 group) {
+template <class S, class D, u32 AT_ONCE, u32 READS, u32 WRITES>
+GC_DEV void cast_group(Word (&to)[WRITES][AT_ONCE], const Word (&from)[READS][AT_ONCE], u32 group) {
     constexpr u32 PER_READ = ITEMS<S, Word>, PER_WRITE = ITEMS<D, Word>;
     Wide<D> results[WRITES][PER_WRITE];
     GC_UNROLL
@@ -53,28 +53,25 @@ GC_DEV void cast_group(Word (&to)[WRITES][N], const Word (&from)[READS][N], u32 
     for (u32 i = 0; i < WRITES; ++i) to[i][group] = narrow<D, Word>(results[i]);
 }
 
-template <class S, class D> GC_DEV void cast_groups(const CastArguments& a, u64 head, u64 groups) {
+template <class S, class D, u32 AT_ONCE>
+GC_DEV void cast_batch(const CastArguments& a, u64 head, const Batch<AT_ONCE>& batch) {
     typedef Group<S, D> G;
-    const Evenly sources = {head * sizeof(S), G::SIZE * sizeof(S)}, targets = {head * sizeof(D), G::SIZE * sizeof(D)};
-    for_batches<G::AT_ONCE>(groups, [&](u64 first) {
-        const Batch<G::AT_ONCE> reads(first, groups, sources), writes(first, groups, targets);
-        Word from[G::READS][G::AT_ONCE], to[G::WRITES][G::AT_ONCE];
-        GC_UNROLL
-        for (u32 i = 0; i < G::READS; ++i) reads.read(from[i], address_of(a.src) + i * sizeof(Word));
-        GC_UNROLL
-        for (u32 i = 0; i < G::AT_ONCE; ++i) cast_group<S, D>(to, from, i);
-        GC_UNROLL
-        for (u32 i = 0; i < G::WRITES; ++i) writes.write(address_of(a.dst) + i * sizeof(Word), to[i]);
-    });
+    Word from[G::READS][AT_ONCE], to[G::WRITES][AT_ONCE];
+    GC_UNROLL
+    for (u32 i = 0; i < G::READS; ++i)
+        batch.read(from[i], a.src, Evenly{head * sizeof(S) + i * sizeof(Word), G::READS * sizeof(Word)});
+    GC_UNROLL
+    for (u32 i = 0; i < AT_ONCE; ++i) cast_group<S, D>(to, from, i);
+    GC_UNROLL
+    for (u32 i = 0; i < G::WRITES; ++i)
+        batch.write(a.dst, to[i], Evenly{head * sizeof(D) + i * sizeof(Word), G::WRITES * sizeof(Word)});
 }
 
-template <class S, class D> GC_DEV void cast_edges(const CastArguments& a, u64 count, const Edges<S>& source,
-                                                   const Edges<D>& target) {
-    for_batches<1>(count, [&](u64 first) {
-        D stored;
-        down(stored, Between<S, D>::of(up(load<S>(address_of(a.src) + source(first)))));
-        store<D>(address_of(a.dst) + target(first), stored);
-    });
+template <class S, class D>
+GC_DEV void cast_edge(const CastArguments& a, const Edges<S>& source, const Edges<D>& target, u64 i) {
+    D stored;
+    down(stored, Between<S, D>::of(up(load<S>(address_of(a.src) + source(i)))));
+    store<D>(address_of(a.dst) + target(i), stored);
 }
 
 // The elements before the first group, or all of them where src and dst have no boundary in common.
@@ -87,6 +84,8 @@ template <class S, class D> GC_DEV u64 head_of(u64 src, u64 dst, u64 count) {
 template <class S, class D> GC_DEV void cast(const CastArguments& a) {
     const u64 head = head_of<S, D>(address_of(a.src), address_of(a.dst), a.count);
     const u64 groups = (a.count - head) / Group<S, D>::SIZE, grouped = groups * Group<S, D>::SIZE;
-    cast_groups<S, D>(a, head, groups);
-    cast_edges<S, D>(a, a.count - grouped, {head, grouped}, {head, grouped});
+    for_batches<Group<S, D>::AT_ONCE>(groups, [&](const auto& batch) { cast_batch<S, D>(a, head, batch); });
+    for_batches<1>(a.count - grouped, [&](const auto& batch) {
+        cast_edge<S, D>(a, {head, grouped}, {head, grouped}, batch.first);
+    });
 }

@@ -7,14 +7,15 @@ struct CopyArguments {
     u64 count;
 };
 
+template <class Unit, u32 AT_ONCE, class Place>
+GC_DEV void copy_batch(const CopyArguments& a, const Batch<AT_ONCE>& batch, const Place& place) {
+    Unit units[AT_ONCE];
+    batch.read(units, a.src, place);
+    batch.write(a.dst, units, place);
+}
+
 template <class Unit, class Place> GC_DEV void copy_units(const CopyArguments& a, u64 count, const Place& place) {
-    constexpr u32 AT_ONCE = 4;
-    for_batches<AT_ONCE>(count, [&](u64 first) {
-        const Batch<AT_ONCE> batch(first, count, place);
-        Unit units[AT_ONCE];
-        batch.read(units, address_of(a.src));
-        batch.write(address_of(a.dst), units);
-    });
+    for_batches<4>(count, [&](const auto& batch) { copy_batch<Unit>(a, batch, place); });
 }
 
 template <class T> GC_DEV void copy(const CopyArguments& a) {

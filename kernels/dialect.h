@@ -26,7 +26,7 @@ struct alignas(16) Word {
 #define GC_ROLLED _Pragma("unroll 1")
 #define GC_SHARED(T, name, n) __shared__ T name[n]
 #define GC_ENTRY(name, Arguments, ...) \
-    extern "C" __global__ void __launch_bounds__(512, 2) name(const __grid_constant__ Arguments a) { __VA_ARGS__(a); }
+    extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ Arguments a) { __VA_ARGS__(a); }
 
 GC_DEV u32 bits_of(float x) { return __float_as_uint(x); }
 GC_DEV float float_of(u32 bits) { return __uint_as_float(bits); }

@@ -30,14 +30,16 @@ template <class Index> struct Strided {
     }
 };
 
+template <class Unit, u32 AT_ONCE, class From, class To>
+GC_DEV void move_batch(const PackArguments& a, const Batch<AT_ONCE>& batch, const From& from, const To& to) {
+    Unit units[AT_ONCE];
+    batch.read(units, a.src, from);
+    batch.write(a.dst, units, to);
+}
+
 template <class Unit, class From, class To>
 GC_DEV void move_units(const PackArguments& a, const From& from, const To& to) {
-    constexpr u32 AT_ONCE = 4;
-    for_batches<AT_ONCE>(a.count, [&](u64 first) {
-        Unit units[AT_ONCE];
-        Batch<AT_ONCE>(first, a.count, from).read(units, address_of(a.src));
-        Batch<AT_ONCE>(first, a.count, to).write(address_of(a.dst), units);
-    });
+    for_batches<4>(a.count, [&](const auto& batch) { move_batch<Unit>(a, batch, from, to); });
 }
 
 template <class Unit> GC_DEV void pack(const PackArguments& a) {

@@ -25,32 +25,30 @@ GC_DEV void combine(Wide<T> (&total)[AT_ONCE][ITEMS<T, Unit>], const Unit (&unit
     }
 }
 
-template <class T, class Op, class Unit, u32 AT_ONCE>
-GC_DEV void reduce_batch(const ReduceArguments& a, const Batch<AT_ONCE>& batch) {
+template <class T, class Op, class Unit, u32 AT_ONCE, class Place>
+GC_DEV void reduce_batch(const ReduceArguments& a, const Batch<AT_ONCE>& batch, const Place& place) {
     // The first two sources are read together, so that twice as many loads are under way; more would take registers.
     Unit units[AT_ONCE], second[AT_ONCE];
-    batch.read(units, address_of(a.sources[0]));
-    batch.read(second, address_of(a.sources[1]));
+    batch.read(units, a.sources[0], place);
+    batch.read(second, a.sources[1], place);
     Wide<T> total[AT_ONCE][ITEMS<T, Unit>];
     GC_UNROLL
     for (u32 i = 0; i < AT_ONCE; ++i) widen<T>(total[i], units[i]);
     combine<T, Op>(total, second);
     GC_ROLLED
     for (u32 k = 2; k < a.source_count; ++k) {
-        batch.read(units, address_of(a.sources[k]));
+        batch.read(units, a.sources[k], place);
         combine<T, Op>(total, units);
     }
     GC_UNROLL
     for (u32 i = 0; i < AT_ONCE; ++i) units[i] = narrow<T, Unit>(total[i]);
-    batch.write(address_of(a.dst), units);
+    batch.write(a.dst, units, place);
 }
 
 template <class T, class Op, class Unit, class Place>
 GC_DEV void reduce_units(const ReduceArguments& a, u64 count, const Place& place) {
     constexpr u32 AT_ONCE = sizeof(T) == 1 ? 2 : 4;  // sixteen wide values for each word of bytes take the registers
-    for_batches<AT_ONCE>(count, [&](u64 first) {
-        reduce_batch<T, Op, Unit>(a, Batch<AT_ONCE>(first, count, place));
-    });
+    for_batches<AT_ONCE>(count, [&](const auto& batch) { reduce_batch<T, Op, Unit>(a, batch, place); });
 }
 
 template <class T, class Op> GC_DEV void reduce(const ReduceArguments& a) {

@@ -25,23 +25,25 @@ struct Truth {
     template <class W> static GC_DEV W of(W x, W) { return W(x != W(0)); }
 };
 
+template <class T, class What, class Unit, u32 AT_ONCE, class Place>
+GC_DEV void scale_batch(const ScaleArguments& a, Wide<T> factor, const Batch<AT_ONCE>& batch, const Place& place) {
+    Unit units[AT_ONCE];
+    batch.read(units, a.src, place);
+    GC_UNROLL
+    for (u32 i = 0; i < AT_ONCE; ++i) {
+        Wide<T> wide[ITEMS<T, Unit>];
+        widen<T>(wide, units[i]);
+        GC_UNROLL
+        for (u32 j = 0; j < ITEMS<T, Unit>; ++j) wide[j] = What::of(wide[j], factor);
+        units[i] = narrow<T, Unit>(wide);
+    }
+    batch.write(a.dst, units, place);
+}
+
 template <class T, class What, class Unit, class Place>
 GC_DEV void scale_units(const ScaleArguments& a, Wide<T> factor, u64 count, const Place& place) {
     constexpr u32 AT_ONCE = sizeof(T) == 1 ? 2 : 4;
-    for_batches<AT_ONCE>(count, [&](u64 first) {
-        const Batch<AT_ONCE> batch(first, count, place);
-        Unit units[AT_ONCE];
-        batch.read(units, address_of(a.src));
-        GC_UNROLL
-        for (u32 i = 0; i < AT_ONCE; ++i) {
-            Wide<T> wide[ITEMS<T, Unit>];
-            widen<T>(wide, units[i]);
-            GC_UNROLL
-            for (u32 j = 0; j < ITEMS<T, Unit>; ++j) wide[j] = What::of(wide[j], factor);
-            units[i] = narrow<T, Unit>(wide);
-        }
-        batch.write(address_of(a.dst), units);
-    });
+    for_batches<AT_ONCE>(count, [&](const auto& batch) { scale_batch<T, What, Unit>(a, factor, batch, place); });
 }
 
 template <class T, class What> GC_DEV void scale(const ScaleArguments& a) {

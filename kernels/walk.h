@@ -31,34 +31,32 @@ template <class T> GC_DEV Edges<T> edges_of(const Layout& layout) {
     return {layout.head, layout.words * (sizeof(Word) / sizeof(T))};
 }
 
-// The units that a thread handles at once. Past the end it reads the last unit once more, so that it need not branch, and
-// writes nothing.
+// The units that a thread handles at once: they are blockDim.x apart, as the threads lie between them.
 template <u32 AT_ONCE> struct Batch {
-    u64 offset[AT_ONCE];
-    bool real[AT_ONCE];
+    u64 first;
 
-    template <class Place> GC_DEV Batch(u64 first, u64 count, const Place& place) {
-        GC_UNROLL
-        for (u32 i = 0; i < AT_ONCE; ++i) {
-            const u64 unit = first + u64(i) * blockDim.x;
-            real[i] = unit < count;
-            offset[i] = place(real[i] ? unit : count - 1);
-        }
-    }
-    template <class Unit> GC_DEV void read(Unit (&units)[AT_ONCE], u64 address) const {
-        GC_UNROLL
-        for (u32 i = 0; i < AT_ONCE; ++i) units[i] = load<Unit>(address + offset[i]);
-    }
-    template <class Unit> GC_DEV void write(u64 address, const Unit (&units)[AT_ONCE]) const {
+    template <class Unit, class Place>
+    GC_DEV void read(Unit (&units)[AT_ONCE], const void* from, const Place& place) const {
         GC_UNROLL
         for (u32 i = 0; i < AT_ONCE; ++i)
-            if (real[i]) store<Unit>(address + offset[i], units[i]);
+            units[i] = load<Unit>(address_of(from) + place(first + u64(i) * blockDim.x));
+    }
+    template <class Unit, class Place>
+    GC_DEV void write(void* to, const Unit (&units)[AT_ONCE], const Place& place) const {
+        GC_UNROLL
+        for (u32 i = 0; i < AT_ONCE; ++i)
+            store<Unit>(address_of(to) + place(first + u64(i) * blockDim.x), units[i]);
     }
 };
 
-// Calls job(first) for every first unit of a thread's share: the blocks take tiles of blockDim.x * AT_ONCE units in turn.
+// Calls job(batch) for the batches that are the thread's share of `count` units. The blocks take tiles of AT_ONCE units
+// for each thread in turn, and what fills no tile, unit by unit. blockDim.x is a power of two.
 template <u32 AT_ONCE, class Job> GC_DEV void for_batches(u64 count, const Job& job) {
-    const u64 tile = u64(blockDim.x) * AT_ONCE;
+    const u64 threads = blockDim.x, tile = threads * AT_ONCE, tiled = count & ~(tile - 1);
     GC_ROLLED
-    for (u64 first = blockIdx.x * tile + threadIdx.x; first < count; first += gridDim.x * tile) job(first);
+    for (u64 first = blockIdx.x * tile + threadIdx.x; first < tiled; first += gridDim.x * tile)
+        job(Batch<AT_ONCE>{first});
+    GC_ROLLED
+    for (u64 first = tiled + blockIdx.x * threads + threadIdx.x; first < count; first += gridDim.x * threads)
+        job(Batch<1>{first});
 }

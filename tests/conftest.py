@@ -1,5 +1,7 @@
 """What the tests share: ranks to run programs on, and the mark of the tests that need them."""
 
+import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,3 +48,11 @@ def ranks(rank_pool):
 def mpiexec(launcher):
     """`mpiexec(ranks, *argv, timeout=...)`: the `subprocess.CompletedProcess` of a job of its own."""
     return launch
+
+
+@pytest.fixture(scope="session")
+def emulated_kernels():
+    """Skips where there is no compiler; what it makes stays in the user's cache."""
+    compiler = os.environ.get("CXX", "g++").split()[0]
+    if shutil.which(compiler) is None:
+        pytest.skip(f"the emulated device needs a C++ compiler, and there is no {compiler}")

@@ -91,7 +91,6 @@ def premultiplied(op: Op, row: Array) -> Array:
 def finish(op: Op, row: Array, contributions: int) -> None:
     """Apply what an op does once, at the end: avg divides; a lone logical contribution becomes 0 or 1."""
     if op.name == "avg":
-        row = row.view(row.real.dtype)  # both parts of complex numbers alike: NumPy's own division would round twice
         wide = row_of(row.dtype).wide
         with numpy.errstate(all="ignore"):
             row[...] = ((row if wide is None else row.astype(wide)) / contributions).astype(row.dtype)

@@ -35,6 +35,7 @@ class EmulatedDevice:
     def __init__(self, seed: int = 0) -> None:
         self.kernels = Kernels(_load, PROCESSORS, threads=THREADS)
         self._order = random.Random(seed)
+        self._ended = 0  # actions, of all streams
         self._streams: list[EmulatedStream] = []
         self.captured: EmulatedGraph | None = None  # where what is enqueued goes during a capture
         self._main = self.new_stream()
@@ -62,10 +63,18 @@ class EmulatedDevice:
         stream.enqueue(lambda: row.view(value.dtype).fill(value[0]))
 
     def settle(self) -> Waiting:
-        """Run all streams until nothing is left in them."""
-        while busy := [stream for stream in self._streams if stream.queue]:
-            if not _any_advances(self._order.sample(busy, len(busy))):
-                yield functools.partial(_any_advances, busy)
+        """Run all streams until nothing is left in them; whoever else runs them helps."""
+        while any(stream.queue for stream in self._streams):
+            before = self._ended
+            if not self._advance():
+                yield lambda before=before: self._advance() or self._ended != before  # type: ignore[misc]
+
+    def _advance(self) -> bool:
+        """Let every stream go on as far as it can; return whether anything has ended."""
+        before = self._ended
+        for stream in self._order.sample(self._streams, len(self._streams)):
+            self._ended += stream.advance()
+        return self._ended != before
 
     def abandon(self) -> None:
         """Empty the queues; messages under way are called back."""
@@ -73,10 +82,6 @@ class EmulatedDevice:
             for action in stream.queue:
                 getattr(action, "abandon", bool)()
             stream.queue.clear()
-
-
-def _any_advances(streams: list[EmulatedStream]) -> bool:
-    return any([stream.advance() for stream in streams])
 
 
 class EmulatedStream:
@@ -101,12 +106,13 @@ class EmulatedStream:
         else:
             self.queue.append(begin())
 
-    def advance(self) -> bool:
-        """Go on as far as possible; return whether anything has ended."""
-        before = len(self.queue)
+    def advance(self) -> int:
+        """Go on as far as possible; return how many actions have ended."""
+        ended = 0
         while self.queue and self.queue[0]():
             self.queue.popleft()
-        return len(self.queue) < before
+            ended += 1
+        return ended
 
     def wait_event(self, event: EmulatedEvent) -> None:
         self.enqueue_action(event.mark.awaited)

@@ -25,8 +25,9 @@ Launch: TypeAlias = Callable[[int, int, Arguments, Any], None]
 
 MOST_SOURCES, MOST_AXES = 8, 8  # as in the kernels
 WORD = 16  # bytes that a thread reads or writes at once
-AT_ONCE = 4  # words that a thread has under way; where it has two, the grid is at most too small by half
-BLOCKS_PER_PROCESSOR = 4  # of 512 threads as many as a processor can hold
+AT_ONCE = 4  # words that a thread has under way; of a dtype of one byte it has two, and then comes by twice
+THREADS = 256  # in a block: three times as many fit a processor at the registers that the kernels take, and not two of 512
+BLOCKS_PER_PROCESSOR = 32  # several times what it holds, so that all processors end at about the same time
 FEWEST_THREADS = 64
 
 
@@ -64,7 +65,7 @@ class Kernels:
     many blocks, and so many threads in each, at a time.
     """
 
-    def __init__(self, load: Callable[[Instance], Launch], processors: int, *, threads: int = 512) -> None:
+    def __init__(self, load: Callable[[Instance], Launch], processors: int, *, threads: int = THREADS) -> None:
         self._load = load
         self._threads = threads
         self._most_blocks = BLOCKS_PER_PROCESSOR * processors

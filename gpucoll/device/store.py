@@ -156,7 +156,8 @@ def _is_own(status: os.stat_result) -> bool:
 
 def _read(path: Path) -> bytes | None:
     """Return the content of a file of the user's own; None for anything else, and where there is none."""
-    with contextlib.suppress(OSError), open(os.open(path, READ), "rb") as file:
+    # A name that a broken entry made up may hold a zero byte, which is a ValueError.
+    with contextlib.suppress(OSError, ValueError), open(os.open(path, READ), "rb") as file:
         status = os.fstat(file.fileno())  # of what was opened: a name may be exchanged meanwhile
         return file.read() if stat.S_ISREG(status.st_mode) and _is_own(status) else None
     return None

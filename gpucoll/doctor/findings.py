@@ -8,6 +8,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from gpucoll.errors import GpucollError
+
+REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
+            "ml_dtypes": "pip install 'gpucoll[dtypes]'", "mpi4py": "pip install mpi4py"}
 # Whatever lies in a folder is known by its own name; the system's folders say nothing of who runs this.
 _FOLDERS = re.compile(r"(?<![\w.~])/(?!dev/|proc/|sys/)(?:[^\s/:;,'\"()]+/)+")
 
@@ -19,7 +23,7 @@ class Findings:
         self.facts: dict[str, Any] = {}
         self.missing: dict[str, str] = {}
 
-    def look(self, name: str, find: Callable[[], Any], remedy: str = "") -> Any:
+    def look(self, name: str, find: Callable[[], Any]) -> Any:
         """Return what `find` finds and keep it; None where it raises, whatever it raises, and then keep the reason.
 
         >>> found = Findings()
@@ -32,15 +36,21 @@ class Findings:
             self.facts[name] = find()
         except Exception as error:
             self.facts[name] = None
-            self.missing[name] = reason(error) + (f"; {remedy}" if remedy else "")
+            self.missing[name] = reason(error)
         return self.facts[name]
 
 
 def reason(error: BaseException) -> str:
-    """Return what an exception says, in one line that names neither the user nor the user's folders."""
+    """Return what an exception says, in one line that names neither the user nor the user's folders.
+
+    >>> reason(ModuleNotFoundError(name="ml_dtypes"))
+    "ml_dtypes is not installed: pip install 'gpucoll[dtypes]'"
+    """
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"{error.name} is not installed"
-    return scrubbed(" ".join(str(error).split()) or type(error).__name__)
+        remedy = REMEDIES.get(error.name.partition(".")[0])
+        return f"{error.name} is not installed" + (f": {remedy}" if remedy else "")
+    said = error.args[0] if isinstance(error, GpucollError) else str(error)
+    return scrubbed(" ".join(str(said).split()) or type(error).__name__)
 
 
 def scrubbed(text: str) -> str:

@@ -26,7 +26,6 @@ def machine() -> Findings:
     found = Findings()
     found.look("cores", os.cpu_count)
     found.look("affinity", lambda: ranges(os.sched_getaffinity(0)))
-    found.look("usable_cores", lambda: len(os.sched_getaffinity(0)))
     found.look("quota_cores", _quota)
     found.look("numa", _numa)
     found.look("shm", _shared_memory)

@@ -64,13 +64,12 @@ def short(library: str) -> str:
 
 def library_facts(found: Findings) -> str | None:
     """Find library and standard without starting MPI; return what the library says of itself."""
-    text = found.look("library_text", lambda: _module().Get_library_version(), "pip install 'gpucoll[mpich]'")
-    found.facts["library"] = text and short(found.facts.pop("library_text"))
-    found.facts.pop("library_text", None)
-    if "library_text" in found.missing:
-        found.missing["library"] = found.missing.pop("library_text")
+    says = Findings()
+    text = says.look("library", lambda: _module().Get_library_version())
+    found.facts["library"] = text and short(text)
+    found.missing.update(says.missing)
     found.look("standard", lambda: ".".join(map(str, _module().Get_version())))
-    return text
+    return str(text) if text else None
 
 
 def _module() -> Any:
@@ -103,6 +102,26 @@ def mismatch(library: str | None, started_by: Launcher | None) -> str | None:
         return None
     return (f"{started_by.name} started {started_by.size} ranks, but mpi4py uses {short(library)}; launch with "
             f"{family(library)}'s own mpiexec")
+
+
+def launcher_facts(found: Findings, library: str | None, started_by: Launcher | None) -> None:
+    """Find who launched this process, or who would, and whether that goes with mpi4py's library."""
+    found.facts.update(launcher=started_by and started_by.name, launched=started_by and started_by.size, mpiexec=None,
+                       threads=None, ranks=None)
+    sentence = mismatch(library, started_by) if started_by else own_mpiexec(found, library)
+    known = library and (found.facts["mpiexec"] or (started_by and started_by.family))
+    found.facts.update(mismatch=sentence, match=sentence is None if known else None)
+
+
+def world_facts(found: Findings, size: int) -> None:
+    """Find what MPI tells once it is started: `size` ranks, and what threads may do."""
+    mpi = _module()
+    levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized",
+              mpi.THREAD_MULTIPLE: "multiple"}
+    found.facts["ranks"] = size
+    if found.facts["launched"]:
+        found.facts["match"] = found.facts["launched"] == size
+    found.look("threads", lambda: levels[mpi.Query_thread()])
 
 
 def own_mpiexec(found: Findings, library: str | None) -> str | None:

@@ -11,8 +11,6 @@ import gpucoll
 from gpucoll.doctor import gpus
 from gpucoll.doctor.findings import Findings
 
-CUDA = "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'"
-NVML = "pip install 'gpucoll[nvml]'"
 # Keys of the report, and how people call them.
 NAMES = {"gpucoll": "gpucoll", "python": "Python", "numpy": "NumPy", "mpi4py": "mpi4py", "ml_dtypes": "ml_dtypes",
          "cupy": "CuPy", "nccl": "NCCL", "nccl_build": "NCCL that CuPy was built for", "nvrtc": "NVRTC",
@@ -25,16 +23,15 @@ def versions() -> Findings:
     found = Findings()
     found.look("gpucoll", lambda: gpucoll.__version__)
     found.look("python", platform.python_version)
-    for package, remedy in (("numpy", ""), ("mpi4py", ""), ("ml_dtypes", "pip install 'gpucoll[dtypes]'"),
-                            ("cupy", CUDA)):
-        found.look(package, lambda package=package: str(importlib.import_module(package).__version__), remedy)
+    for package in ("numpy", "mpi4py", "ml_dtypes", "cupy"):
+        found.look(package, lambda package=package: str(importlib.import_module(package).__version__))
     found.look("nccl", lambda: nccl_text(_nccl().get_version()))
     found.look("nccl_build", lambda: nccl_text(_nccl().get_build_version()))
     found.look("nvrtc", _nvrtc)
     found.look("cuda_runtime", lambda: cuda_text(_cuda_runtime()))
     found.look("cuda_driver", lambda: cuda_text(_cuda_driver()))
     found.look("nvidia_driver", _nvidia_driver)
-    found.look("nvidia_ml_py", _pynvml, NVML)
+    found.look("nvidia_ml_py", _pynvml)
     return found
 
 

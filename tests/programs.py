@@ -1,0 +1,322 @@
+"""Programs that ranks run: every collective on exact data, held against the oracle; on the host or on a device."""
+
+import functools
+import hashlib
+import itertools
+
+import numpy
+
+import gpucoll as gc
+import oracle
+from gpucoll.algorithms import registry
+
+REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v")
+MOVEMENTS = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v",
+             "all_to_all_v")
+
+
+def algorithms(collective):
+    return [name for kind, name in registry() if kind == collective] + ["native", "auto"]
+
+
+def grid(collectives):
+    return [(collective, algorithm, size) for collective in collectives for algorithm in algorithms(collective)
+            for size in oracle.SIZES]
+
+
+def program(test):
+    """Give `test` a communicator of the ranks it runs on, closed afterwards."""
+
+    @functools.wraps(test)
+    def run(mpi, *arguments, **options):
+        with gc.Communicator.from_mpi(mpi, timeout=60) as comm:
+            return test(comm, *arguments, **options)
+
+    return run
+
+
+def inputs(op, name, size, shape):
+    count = int(numpy.prod(shape))
+    return [oracle.values(op, name, rank, count).reshape(shape) for rank in range(size)]
+
+
+def counts(size):
+    return sorted({0, 1, size - 1, size, size + 1, 1000})
+
+
+def check(found, expected, *context):
+    assert isinstance(found, numpy.ndarray), context
+    assert oracle.same_bits(found, expected), (context, found, expected)
+
+
+def reduction(comm, collective, algorithm, op, name, count, in_place=False):
+    """One call of a reduction on exact data, held against the oracle."""
+    if op == "avg" and "scan" in collective:
+        return
+    root, rows = count % comm.size, [(count + rank) % 3 for rank in range(comm.size)]
+    shape = {"reduce_scatter": (comm.size, count), "reduce_scatter_v": (sum(rows), 5)}.get(collective, (count,))
+    everyone = inputs(op, name, comm.size, shape)
+    mine = everyone[comm.rank].copy()
+    arguments = {"op": op, "algorithm": algorithm} | ({"root": root} if collective == "reduce" else {})
+    if collective == "reduce_scatter_v":
+        found = comm.reduce_scatter_v(mine, rows, **arguments)
+    else:
+        if in_place and collective != "reduce_scatter" and (collective != "reduce" or comm.rank == root):
+            arguments["out"] = mine
+        found = getattr(comm, collective)(mine, **arguments)
+    expected = expected_reduction(comm, collective, op, name, everyone, rows)
+    if collective == "reduce" and comm.rank != root:
+        assert found is None
+    else:
+        check(found, expected, op, name, count)
+        assert found is arguments.get("out", found)
+    if "out" not in arguments:
+        check(mine, everyone[comm.rank], "the input has changed", op, name, count)
+
+
+def expected_reduction(comm, collective, op, name, everyone, rows):
+    if collective == "exscan":
+        return oracle.reduced(op, name, everyone[:comm.rank]) if comm.rank else \
+            numpy.full(everyone[0].shape, oracle.identity(op, name), oracle.kind(name))
+    total = oracle.reduced(op, name, everyone[:comm.rank + 1] if collective == "scan" else everyone)
+    first = sum(rows[:comm.rank])
+    return {"reduce_scatter": lambda: total[comm.rank],
+            "reduce_scatter_v": lambda: total[first:first + rows[comm.rank]]}.get(collective, lambda: total)()
+
+
+@program
+def every_op_and_dtype(comm, collective, algorithm):
+    for op, name in itertools.product(oracle.OPS, oracle.DTYPES):
+        if oracle.legal(op, name):
+            reduction(comm, collective, algorithm, op, name, 13, in_place=(len(op) + len(name)) % 2 == 0)
+
+
+@program
+def every_count(comm, collective, algorithm):
+    for count in (*counts(comm.size), 65537):
+        for in_place in (False, True):
+            reduction(comm, collective, algorithm, "sum", "int32", count, in_place)
+
+
+@program
+def copies(comm, collective, algorithm):
+    for name, count in itertools.product(("uint8", "bfloat16", "complex128"), (*counts(comm.size), 65537)):
+        for root in {0, comm.size // 2, comm.size - 1}:
+            MOVED[collective](comm, algorithm, name, count, root)
+
+
+def broadcast(comm, algorithm, name, count, root):
+    everyone = inputs("sum", name, comm.size, (count,))
+    x = everyone[comm.rank].copy()
+    assert comm.broadcast(x, root, algorithm=algorithm) is x
+    check(x, everyone[root], name, count, root)
+
+
+def gathered(comm, algorithm, name, count, root, collective="gather"):
+    everyone = inputs("sum", name, comm.size, (count,))
+    out = numpy.empty((comm.size, count), oracle.kind(name)) if count % 2 and comm.rank == root else None
+    options = {"root": root} if collective == "gather" else {}
+    found = getattr(comm, collective)(everyone[comm.rank], out, algorithm=algorithm, **options)
+    if collective == "gather" and comm.rank != root:
+        assert found is None
+    else:
+        check(found, numpy.stack(everyone), name, count)
+        assert out is None or found is out
+
+
+def scattered(comm, algorithm, name, count, root):
+    x = oracle.values("sum", name, root, comm.size * count).reshape(comm.size, count)
+    out = numpy.empty(count, oracle.kind(name)) if count % 2 else None
+    found = comm.scatter(x if comm.rank == root else None, out, root, algorithm=algorithm)
+    check(found, x[comm.rank].copy(), name, count)
+    assert out is None or found is out
+
+
+def exchanged(comm, algorithm, name, count, root):
+    everyone = inputs("sum", name, comm.size, (comm.size, count))
+    x = everyone[comm.rank].copy()
+    found = comm.all_to_all(x, x if count % 2 else None, algorithm=algorithm)
+    check(found, numpy.stack([one[comm.rank] for one in everyone]), name, count)
+    assert (found is x) == bool(count % 2)
+
+
+def ragged(rank, peer, name, count):
+    """An array whose length differs for every pair of ranks; some are empty."""
+    return oracle.values("sum", name, rank, (rank * 3 + peer * 5 + count) % 7 * 2).reshape(-1, 2)
+
+
+def gathered_v(comm, algorithm, name, count, root, collective="gather_v"):
+    options = {"root": root} if collective == "gather_v" else {}
+    found = getattr(comm, collective)(ragged(comm.rank, 0, name, count), algorithm=algorithm, **options)
+    if collective == "gather_v" and comm.rank != root:
+        assert found is None
+    else:
+        check_list(found, [ragged(rank, 0, name, count) for rank in range(comm.size)])
+
+
+def scattered_v(comm, algorithm, name, count, root):
+    xs = [ragged(root, peer, name, count) for peer in range(comm.size)]
+    check(comm.scatter_v(xs if comm.rank == root else None, root, algorithm=algorithm), xs[comm.rank], name, count)
+
+
+def exchanged_v(comm, algorithm, name, count, root):
+    found = comm.all_to_all_v([ragged(comm.rank, peer, name, count) for peer in range(comm.size)], algorithm=algorithm)
+    check_list(found, [ragged(rank, comm.rank, name, count) for rank in range(comm.size)])
+
+
+def check_list(found, expected):
+    assert isinstance(found, list)
+    assert len(found) == len(expected)
+    for one, wanted in zip(found, expected, strict=True):
+        check(one, wanted)
+
+
+MOVED = {
+    "broadcast": broadcast, "gather": gathered, "all_gather": functools.partial(gathered, collective="all_gather"),
+    "scatter": scattered, "all_to_all": exchanged, "gather_v": gathered_v,
+    "all_gather_v": functools.partial(gathered_v, collective="all_gather_v"), "scatter_v": scattered_v,
+    "all_to_all_v": exchanged_v,
+}
+
+
+@program
+def shapes_and_strides(comm, algorithm):
+    """Strided, negative-stride, 0-stride, Fortran-ordered, 0-d and multi-dimensional arrays; gaps of out stay."""
+    plain = numpy.arange(24, dtype=numpy.int64).reshape(4, 6) + 100 * comm.rank
+    total = comm.size * numpy.arange(24).reshape(4, 6) + 100 * sum(range(comm.size))
+    wide = numpy.zeros((4, 12), numpy.int64)
+    wide[:, ::2] = plain
+    for x in (plain, numpy.asfortranarray(plain), plain[::-1, ::-1][::-1, ::-1], wide[:, ::2]):
+        found = comm.all_reduce(x, algorithm=algorithm)
+        check(found, total, x.strides)
+        assert found.flags.c_contiguous
+    check(comm.all_reduce(plain[::-1], algorithm=algorithm), total[::-1].copy())
+    flat = numpy.broadcast_to(numpy.int64(comm.rank + 1), (3, 5))
+    check(comm.all_reduce(flat, algorithm=algorithm), numpy.full((3, 5), sum(range(1, comm.size + 1))))
+    check(comm.all_reduce(numpy.array(comm.rank), algorithm=algorithm), numpy.array(sum(range(comm.size))))
+    gaps = numpy.full((4, 12), -1, numpy.int64)
+    out = gaps[:, ::2]
+    assert comm.all_reduce(plain, out=out, algorithm=algorithm) is out
+    check(gaps[:, ::2].copy(), total)
+    assert (gaps[:, 1::2] == -1).all()
+    assert comm.all_reduce(wide[:, ::2], out=wide[:, ::2], algorithm=algorithm) is not None
+    check(wide[:, ::2].copy(), total)
+    fortran = numpy.asfortranarray(plain)
+    assert comm.all_reduce(fortran, out=fortran, algorithm=algorithm) is fortran
+    check(numpy.ascontiguousarray(fortran), total)
+
+
+@program
+def shapes_of_the_others(comm):
+    block = numpy.arange(6).reshape(2, 3)
+    check(comm.all_gather(numpy.asfortranarray(block + comm.rank)),
+          numpy.stack([block + rank for rank in range(comm.size)]))
+    check(comm.all_gather(numpy.array(comm.rank)), numpy.arange(comm.size))
+    stack = numpy.stack([block * rank for rank in range(comm.size)])
+    check(comm.reduce_scatter(stack), block * comm.rank * comm.size)
+    check(comm.reduce_scatter(numpy.arange(comm.size)), numpy.array(comm.rank * comm.size))
+    gaps = numpy.zeros((4, 4), numpy.int64)
+    gaps[::2, ::2] = comm.rank + 5
+    comm.broadcast(gaps[::2, ::2], root=comm.size - 1)
+    assert (gaps[::2, ::2] == comm.size + 4).all()
+    assert gaps.sum() == 4 * (comm.size + 4)
+    for empty in (numpy.empty((comm.size, 0)), numpy.empty((comm.size, 3, 0))):  # NumPy gives these strides of 0
+        assert comm.all_gather(empty[0], out=empty) is empty
+        assert comm.all_reduce(empty, out=empty) is empty
+    fixed = numpy.arange(5)
+    fixed.flags.writeable = comm.rank != 0
+    check(comm.broadcast(fixed, root=0), numpy.arange(5))
+
+
+@program
+def special_values(comm, algorithm):
+    """NaN wins, infinities and overflow are IEEE's, integers wrap, halves round as told."""
+    last = comm.rank == comm.size - 1
+    x = numpy.array([numpy.nan if last else 1, -numpy.inf if last else 2, 3], numpy.float32)
+    low, high = (comm.all_reduce(x, op=op, algorithm=algorithm) for op in ("min", "max"))
+    assert numpy.isnan(low[0])
+    assert numpy.isnan(high[0])
+    assert low[1] == -numpy.inf
+    assert comm.all_reduce(x, algorithm=algorithm)[1] == -numpy.inf
+    wrapped = comm.all_reduce(numpy.array([2**31 - 1], numpy.int32), algorithm=algorithm)
+    assert wrapped[0] == numpy.array([(2**31 - 1) * comm.size]).astype(numpy.int32)[0]
+    big = comm.all_reduce(numpy.array([60000], numpy.float16), algorithm=algorithm)
+    assert big[0] == (numpy.inf if comm.size > 1 else 60000)
+    tiny = numpy.array([numpy.finfo(numpy.float32).smallest_subnormal])
+    assert comm.all_reduce(tiny, algorithm=algorithm)[0] == tiny[0] * comm.size
+    carrier = numpy.ones(4, oracle.kind("float8_e4m3fn")).view(numpy.uint8)
+    as_float8 = comm.all_reduce(carrier, dtype="float8_e4m3fn", algorithm=algorithm)
+    assert as_float8.dtype == numpy.uint8
+    assert (as_float8.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
+
+
+@program
+def digests(comm, collective, algorithm, name):
+    """The digests of five repeats on random floats, half of them in place."""
+    values = numpy.random.default_rng(comm.rank).standard_normal(4099).astype(oracle.kind(name))
+    if collective == "reduce_scatter":
+        values = numpy.stack([values] * comm.size)
+    found = []
+    for repeat in range(5):
+        x = values.copy()
+        y = comm.all_reduce(x, out=x if repeat % 2 else None, algorithm=algorithm) if collective == "all_reduce" \
+            else comm.all_gather(comm.reduce_scatter(x, algorithm=algorithm))
+        found.append(hashlib.sha256(y.tobytes()).hexdigest())
+    return found
+
+
+@program
+def segmented(comm, collective, algorithm):
+    """Arrays long enough for several segments: a tree's in many, a ring's in two."""
+    count = (1 << 20) + 7
+    mine = (numpy.arange(count, dtype=numpy.float32) + comm.rank) % 97
+    everyone = [(numpy.arange(count, dtype=numpy.float32) + rank) % 97 for rank in range(comm.size)]
+    if collective == "broadcast":
+        check(comm.broadcast(mine.copy(), comm.size - 1, algorithm=algorithm), everyone[-1])
+    else:
+        found = getattr(comm, collective)(mine, algorithm=algorithm)
+        assert found is None or (found == sum(everyone)).all()
+
+
+@program
+def whole_range(comm, collective, algorithm):
+    """Integers over their whole range wrap as in NumPy; so do products."""
+    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+        limits = numpy.iinfo(name)
+        everyone = [numpy.random.default_rng(rank).integers(limits.min, limits.max, (comm.size, 501), name, True)
+                    for rank in range(comm.size)]
+        for op in ("sum", "prod", "max", "bxor"):
+            found = getattr(comm, collective)(everyone[comm.rank].copy(), op=op, algorithm=algorithm)
+            expected = everyone[0]
+            for other in everyone[1:comm.rank + 1] if collective == "scan" else everyone[1:]:
+                expected = oracle.PAIRS[op](expected, other)
+            check(found, expected[comm.rank] if collective == "reduce_scatter" else expected, name, op)
+
+
+@program
+def in_place_here_and_there(comm, algorithm):
+    """Whether a rank works in place is its own affair: no other rank can know it."""
+    for count in (7, 9000):
+        x = numpy.random.default_rng(comm.rank).standard_normal(count)
+        plain = comm.all_reduce(x, algorithm=algorithm)
+        for odd in (True, False):
+            mine = x.copy()
+            found = comm.all_reduce(mine, out=mine if comm.rank % 2 == odd else None, algorithm=algorithm)
+            assert found.tobytes() == plain.tobytes()
+    return plain.tobytes()
+
+
+@program
+def carriers(comm, algorithm):
+    """uint8 and uint16 read as other dtypes, into strided results as well."""
+    for name in ("float8_e5m2", "float16", "bfloat16"):
+        x = oracle.values("sum", name, comm.rank, 6)
+        total = oracle.reduced("sum", name, inputs("sum", name, comm.size, (6,)))
+        carrier, room = x.view(f"u{x.itemsize}"), numpy.zeros(12, f"u{x.itemsize}")
+        comm.all_reduce(carrier, out=room[::2], dtype=name, algorithm=algorithm)
+        assert (room[::2].view(total.dtype) if room[::2].flags.c_contiguous else
+                room[::2].copy().view(total.dtype)).tobytes() == total.tobytes()
+        assert not room[1::2].any()
+    matrix = numpy.matrix(numpy.zeros((2, 3)))
+    assert comm.all_reduce(numpy.ones((2, 3)), out=matrix, algorithm=algorithm) is matrix
+    assert (matrix == comm.size).all()
