@@ -135,7 +135,7 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
     try:
         cuda = _cuda(tree.body)
     except (ArithmeticError, ValueError) as error:
-        raise ArgumentError(f"elementwise_op: a constant of {expression!r} has no value: {error}", code="GC-OP") from None
+        raise ArgumentError(f"elementwise_op: part of {expression!r} has no value: {error}", code="GC-OP") from None
     return Op("elementwise", "", cuda, None, "", identity, _ALL, expression=expression.strip())
 
 
@@ -160,7 +160,7 @@ def _check_node(expression: str, node: ast.AST) -> None:
         _check_node(expression, part)
 
 
-def _cuda(node: ast.AST) -> str:
+def _cuda(node: ast.expr) -> str:
     """Return the C++ text of a checked node, in which every step has the type W and means what NumPy's does."""
     match node:
         case ast.Name(name):

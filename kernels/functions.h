@@ -42,9 +42,14 @@ template <class W> GC_DEV W positive(W a) { return a; }
 template <class W> GC_DEV W negative(W a) { return W(-Wrapping<W>(a)); }
 template <class W> GC_DEV W divide(W a, W b) { return a / b; }
 
+template <class W> GC_DEV W absolute(W a) { return a < W(0) ? negative(a) : a; }
+GC_DEV bool absolute(bool a) { return a; }
+GC_DEV float absolute(float a) { return float_of(bits_of(a) & 0x7FFFFFFF); }
+GC_DEV double absolute(double a) { return double_of(bits_of(a) & 0x7FFFFFFFFFFFFFFF); }
+
 // Smith's method, as NumPy's.
 template <class R> GC_DEV Complex<R> divide(Complex<R> a, Complex<R> b) {
-    const R re = b.re < 0 ? -b.re : b.re, im = b.im < 0 ? -b.im : b.im;
+    const R re = absolute(b.re), im = absolute(b.im);
     if (re == 0 && im == 0) return {a.re / re, a.im / re};
     if (re >= im) {
         const R ratio = b.im / b.re, scale = R(1) / (b.re + b.im * ratio);
@@ -57,25 +62,16 @@ template <class R> GC_DEV Complex<R> divide(Complex<R> a, Complex<R> b) {
 template <class W> GC_DEV W minimum(W a, W b) { return b < a || b != b ? b : a; }
 template <class W> GC_DEV W maximum(W a, W b) { return b > a || b != b ? b : a; }
 
-template <class W> GC_DEV W absolute(W a) { return a < W(0) ? negative(a) : a; }
-GC_DEV bool absolute(bool a) { return a; }
-GC_DEV float absolute(float a) { return float_of(bits_of(a) & 0x7FFFFFFF); }
-GC_DEV double absolute(double a) { return double_of(bits_of(a) & 0x7FFFFFFFFFFFFFFF); }
-
 template <class W> GC_DEV W bitwise_and(W a, W b) { return W(a & b); }
 template <class W> GC_DEV W bitwise_or(W a, W b) { return W(a | b); }
 template <class W> GC_DEV W bitwise_xor(W a, W b) { return W(a ^ b); }
 template <class W> GC_DEV W invert(W a) { return W(~Wrapping<W>(a)); }
 GC_DEV bool invert(bool a) { return !a; }
 
-// C++ leaves shifts by the width and more undefined; bits that are shifted out are gone.
-template <class W> GC_DEV W left_shift(W a, W b) {
-    return Wrapping<W>(b) < 8 * sizeof(W) ? W(Wrapping<W>(a) << b) : W(0);
-}
-template <class W> GC_DEV W right_shift(W a, W b) {
-    const W most = W(8 * sizeof(W) - 1);
-    return W(a >> (Wrapping<W>(b) < Wrapping<W>(most) ? b : most));
-}
+// C++ leaves shifts by the width and more undefined. Here only the sign is left of what is shifted out.
+template <class W> GC_DEV bool is_shift(W b) { return Wrapping<W>(b) < 8 * sizeof(W); }
+template <class W> GC_DEV W left_shift(W a, W b) { return is_shift(b) ? W(Wrapping<W>(a) << b) : W(0); }
+template <class W> GC_DEV W right_shift(W a, W b) { return is_shift(b) ? W(a >> b) : W(a < W(0) ? -1 : 0); }
 
 template <class W> GC_DEV W sqrt(W a) { return root(a); }
 template <class W> GC_DEV W exp(W a) { return exponential(a); }

@@ -57,7 +57,7 @@ class Algorithm(NamedTuple):
     options: frozenset[str]
 
 
-DEVICES = {"cpu": True, "cuda": False, "emulated": False}  # whether an executor runs schedules there
+DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 
 
@@ -89,8 +89,8 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     """Return the names of the algorithms of `collective` that accept just that.
 
     `size` is the number of ranks, `op` and `dtype` as in the collectives, `device` "cpu", "cuda"
-    or "emulated". Any name that it returns works, so that there is none yet but for the CPU; an `op`
-    is ignored where nothing is reduced. Raises ArgumentError for an unknown collective, op or device.
+    or "emulated". Any name that it returns works; an `op` is ignored where nothing is reduced. Raises
+    ArgumentError for an unknown collective, op or device.
 
     >>> algorithms("reduce_scatter")
     ('direct', 'ring')
@@ -100,7 +100,7 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     kind = None if dtype is None else row_of(dtype).kind
     if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):
         return ()
-    return tuple(name for row, name in registry() if row == collective and DEVICES[device])
+    return tuple(name for row, name in registry() if row == collective)
 
 
 def find(collective: str, name: str) -> Algorithm:

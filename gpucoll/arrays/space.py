@@ -1,6 +1,6 @@
 """A space: where the arrays of a call live, and what is done to them there besides moving them between ranks.
 
-`Host` is NumPy's memory. A GPU's space belongs to `gpucoll.device`; bound to a stream, it enqueues what it is asked for.
+`Host` is NumPy's memory. A device's space is bound to a stream, and enqueues what it is asked for.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class HostBackend:
 
         return NativeExecutor(self._link.wire)
 
-    def close(self, *, failed: bool) -> None:
+    def close(self) -> None:
         """Give back what the executors hold."""
         made: dict[str, Any] = self.__dict__
         for executor in (made.get("schedules"), made.get("native")):

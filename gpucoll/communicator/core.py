@@ -166,8 +166,9 @@ class Core:
         self.closed = True
         together = self._say_farewell()
         self._waits.close()
-        for backend in (self._host, *self._gpus.values()):
-            backend.close(failed=not together)
+        self._host.close()
+        for gpu in self._gpus.values():
+            gpu.close(failed=not together)
         if together:
             self._link.free()
 

@@ -10,6 +10,7 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.arrays import HOST, Array, address
 from gpucoll.device import Device, Event, Stream, Transport
+from gpucoll.device.sources import Scale
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.executors import Executor, Task
@@ -120,7 +121,7 @@ class DeviceSpace:
         HOST.fill_identity(op, value, dtype)
         self.gpu.device.fill(row, value, self.stream)
 
-    def _scale(self, what: str, dtype: Dtype, source: Array, target: Array, factor: Any) -> None:
+    def _scale(self, what: Scale, dtype: Dtype, source: Array, target: Array, factor: Any) -> None:
         wide = row_of(dtype.wide or dtype.name)
         value = numpy.array([factor], numpy_dtype(wide.name))
         self.gpu.device.kernels.scale(what, dtype, address(source), address(target), source.size, value, self.stream)

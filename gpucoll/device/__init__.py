@@ -27,7 +27,9 @@ Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation in the sense o
 class Event(Protocol):
     """A point in a stream."""
 
-    done: bool  # whether all work before it has ended
+    @property
+    def done(self) -> bool:
+        """Whether all work before it has ended."""
 
     def record(self, stream: Any) -> None:
         """Stand from now on for what `stream` has been given so far."""

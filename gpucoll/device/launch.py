@@ -26,7 +26,7 @@ Launch: TypeAlias = Callable[[int, int, Arguments, Any], None]
 MOST_SOURCES, MOST_AXES = 8, 8  # as in the kernels
 WORD = 16  # bytes that a thread reads or writes at once
 AT_ONCE = 4  # words that a thread has under way; of a dtype of one byte it has two, and then comes by twice
-THREADS = 256  # in a block: three times as many fit a processor at the registers that the kernels take, and not two of 512
+THREADS = 256  # in a block; by the registers that they take, three such blocks fit a processor, and only one of 512
 BLOCKS_PER_PROCESSOR = 32  # several times what it holds, so that all processors end at about the same time
 FEWEST_THREADS = 64
 
@@ -215,5 +215,6 @@ def _cut(axes: Axes) -> tuple[tuple[int, int, Axes], ...]:
     nbytes = math.prod(inner.shape) * axes.unit
     if nbytes == 0:
         return ()
-    offsets = [sum(map(int.__mul__, index, axes.strides)) for index in itertools.product(*map(range, axes.shape[:extra]))]
+    outer = itertools.product(*map(range, axes.shape[:extra]))
+    offsets = [sum(map(int.__mul__, index, axes.strides)) for index in outer]
     return tuple((offset, position * nbytes, inner) for position, offset in enumerate(offsets))

@@ -74,4 +74,4 @@ class _Group:
 
 
 def _memory(part: Part) -> numpy.ndarray[Any, Any]:
-    return numpy.frombuffer((ctypes.c_ubyte * part.nbytes).from_address(part.address), numpy.uint8)
+    return numpy.ctypeslib.as_array((ctypes.c_ubyte * part.nbytes).from_address(part.address))

@@ -164,7 +164,7 @@ def last_error() -> str:
 
 @contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Raise NCCL's and CUDA's errors as BackendError. CuPy's constructor knows codes 0 to 6 and raises KeyError else."""
+    """Raise NCCL's and CUDA's errors as BackendError; CuPy raises KeyError for codes that it does not know."""
     try:
         yield
     except KeyError as error:

@@ -6,10 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy
-
 from gpucoll import ops
-from gpucoll.arrays import Array
+from gpucoll.arrays import Array, module_of
 from gpucoll.distributed.groups import ProcessGroup, member
 from gpucoll.distributed.shapes import (
     alike,
@@ -131,7 +129,14 @@ def _reshaped(out: Array, size: int, shape: tuple[int, ...]) -> Array | None:
 
 
 def _delivery(out: Array) -> Callable[[Any], None] | None:
-    return None if out.flags.c_contiguous else lambda done: numpy.copyto(out, done.reshape(out.shape))
+    return None if out.flags.c_contiguous else _filling(out)
+
+
+def _filling(out: Array) -> Callable[[Any], None]:
+    def fill_in(done: Any) -> None:
+        out[...] = done.reshape(out.shape)
+
+    return fill_in
 
 
 def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any = None, async_op: bool = False,
@@ -197,7 +202,7 @@ def _scatter_blocks(found: ProcessGroup, tensor: Any, scatter_list: Any) -> Arra
     except GpucollError as error:
         found.communicator._told_by(found.rank(), {"error": str(error)}, name, error)
         raise
-    return numpy.stack(blocks)
+    return module_of(blocks[0]).stack(blocks)
 
 
 def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None,
@@ -210,11 +215,11 @@ def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: 
     out = output_view(name, "output", output, blocks[0].dtype)
     check_shape(name, "output", out, f"input_list[{found.rank()}]", blocks[found.rank()].shape)
     if alike(blocks):
-        done = found.communicator.reduce_scatter(numpy.stack(blocks), out, op, async_op=async_op)
+        done = found.communicator.reduce_scatter(module_of(out).stack(blocks), out, op, async_op=async_op)
         return conclude(done, [output], async_op)
-    row = numpy.concatenate([block.reshape(-1) for block in blocks])
+    row = module_of(out).concatenate([block.reshape(-1) for block in blocks])
     done = found.communicator.reduce_scatter_v(row, [block.size for block in blocks], op, async_op=async_op)
-    return conclude(done, [output], async_op, lambda block: numpy.copyto(out, block.reshape(out.shape)))
+    return conclude(done, [output], async_op, _filling(out))
 
 
 def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group: Any = None,

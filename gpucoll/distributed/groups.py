@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 import numpy
 
+from gpucoll.arrays import on_gpu
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, UsageError
 
@@ -123,7 +124,7 @@ def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
                       stacklevel=3)
         return None
     found = _checked(name, group)
-    found.uses_gpu |= any(hasattr(array, "__cuda_array_interface__") for array in arrays)
+    found.uses_gpu |= any(on_gpu(array) for array in arrays)
     return found
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gpucoll.arrays import on_gpu
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
 from gpucoll.distributed.work import Work
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
@@ -39,14 +40,15 @@ def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
 def _receive(found: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
     if src is None and group_src is None:
         return _FromAny(found, tensor, tag)
-    return _Receive(found, tensor, tag, found.number_of("recv", "src", src, group_src))
+    number = found.number_of("recv", "src", src, group_src)
+    return _Receive(found, tensor, found.communicator.recv(tensor, number, tag, async_op=True), number)
 
 
 class _Receive(Work):
     """A message that is awaited from `source`, a rank of the group."""
 
-    def __init__(self, found: ProcessGroup, tensor: Any, tag: int, source: int) -> None:
-        super().__init__(found.communicator.recv(tensor, source, tag, async_op=True), [tensor])
+    def __init__(self, found: ProcessGroup, tensor: Any, work: Any, source: int) -> None:
+        super().__init__(work, [tensor])
         self._ranks, self._source = found.ranks, source
 
     def source_rank(self) -> int:
@@ -60,6 +62,8 @@ class _FromAny(_Receive):
     def __init__(self, found: ProcessGroup, tensor: Any, tag: int) -> None:
         if found.communicator.mpi is None:
             raise UsageError("recv: without MPI a source must be named", code="GC-USAGE")
+        if on_gpu(tensor) or found.communicator.options.emulated:
+            raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
         self._found, self._tensor, self._tag = found, tensor, tag
         self._late = time.monotonic() + found.communicator.timeout
         Work.__init__(self, None, [tensor])
@@ -70,7 +74,8 @@ class _FromAny(_Receive):
 
         status = MPI.Status()
         if self._work is None and self._found.communicator.mpi.Iprobe(MPI.ANY_SOURCE, self._tag, status):
-            super().__init__(self._found, self._tensor, self._tag, status.source)
+            work = self._found.communicator.recv(self._tensor, status.source, self._tag, async_op=True)
+            super().__init__(self._found, self._tensor, work, status.source)
         if self._work is None and time.monotonic() > self._late:
             raise CollectiveTimeout(f"recv: no rank sent a message within {self._found.communicator.timeout:g} s")
         return super().is_completed()
@@ -139,7 +144,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     messages = [communicator._message(name, one.tag, **{what: one.tensor, other: one.group_peer})
                 for one in found for name, what, other in [_SIDES[one.op]]]
     works = communicator._start_together(messages)
-    return [Work(work, [one.tensor]) for work, one in zip(works, found, strict=True)]
+    return [_Receive(found[0].group, one.tensor, work, one.group_peer) if one.op is irecv else Work(work, [one.tensor])
+            for work, one in zip(works, found, strict=True)]
 
 
 _SIDES = {isend: ("send", "x", "dst"), irecv: ("recv", "out", "src")}

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, as_array, check_writable
+from gpucoll.arrays import Array, address, as_array, check_writable, overlap
 from gpucoll.distributed.groups import is_whole
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, MismatchError
-
-OVERLAP_WORK = 100_000  # the exact answer can take exponential time; from there on: they overlap
 
 
 def view(name: str, what: str, x: Any) -> Array:
@@ -66,7 +64,7 @@ def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
     for low, high, index in sorted((*_bytes_of(array), index) for index, array in enumerate(arrays) if array.size):
         before = [(end, other) for end, other in before if end > low]
         for _, other in before:
-            if _share(arrays[other], arrays[index]):
+            if overlap(arrays[other], arrays[index]):
                 raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: one result would "
                                     "overwrite the other; pass an array for each rank", code="GC-OVERLAP")
         before.append((high, index))
@@ -75,20 +73,13 @@ def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
 def _bytes_of(array: Array) -> tuple[int, int]:
     """Return the range of addresses in which the elements lie."""
     steps = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
-    start = array.ctypes.data
+    start = address(array)
     return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize
-
-
-def _share(x: Array, y: Array) -> bool:
-    try:
-        return numpy.shares_memory(x, y, max_work=OVERLAP_WORK)  # type: ignore[arg-type] # any number is allowed
-    except numpy.exceptions.TooHardError:
-        return True
 
 
 def apart(x: Array, out: Array) -> Array:
     """Return `x`, or a copy where it may share memory with `out`: torch lets one be a slot of the other."""
-    return x.copy() if numpy.may_share_memory(x, out) else x
+    return x.copy() if overlap(x, out) else x
 
 
 def alike(arrays: Sequence[Array]) -> bool:
@@ -131,7 +122,7 @@ def fill(name: str, what: str, outs: Sequence[Array], blocks: Sequence[Array]) -
         raise MismatchError(f"{name}: rank {rank} of the group sent {came} elements, but {what}[{rank}] has {length}",
                             code="GC-SHAPE", ranks=(rank,))
     for out, block in zip(outs, blocks, strict=True):
-        numpy.copyto(out, block.reshape(out.shape))
+        out[...] = block.reshape(out.shape)
 
 
 def _differences(outs: Sequence[Array], blocks: Sequence[Array]) -> Iterator[tuple[int, int, int]]:

@@ -51,18 +51,26 @@ class Work:
         return self._error if self.is_completed() else None
 
     def wait(self, timeout: Any = None) -> bool:
-        """Return True when the call has ended; raise its error, CollectiveTimeout after `timeout` (a timedelta)."""
-        limit = float("inf") if not timeout else time.monotonic() + timeout.total_seconds()
-        if not timeout and self._work is not None:
+        """Return True when results may be used: when the call has ended or, on a GPU, will have in the current stream.
+
+        Raises the call's error, and CollectiveTimeout after `timeout`, a timedelta, with which the host waits.
+        """
+        if timeout or self._work is None:
+            self._wait_on_the_host(timeout)
+        else:
             with contextlib.suppress(GpucollError):  # raised below
-                self._work.synchronize()
+                self._work.wait()
+            self._finish(self._work)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _wait_on_the_host(self, timeout: Any) -> None:
+        limit = float("inf") if not timeout else time.monotonic() + timeout.total_seconds()
         while not self.is_completed():
             if time.monotonic() > limit:
                 raise CollectiveTimeout(f"wait: not completed within {timeout}; the call goes on")
             time.sleep(NAP)
-        if self._error is not None:
-            raise self._error
-        return True
 
     def synchronize(self) -> None:
         """Block until the call has ended; raise its error."""

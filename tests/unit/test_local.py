@@ -58,6 +58,13 @@ def test_every_call(size):
     assert on_threads(size, everything) == [(None, rank, size, 0, 1) for rank in range(size)]
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_every_call_on_the_emulated_device(size, monkeypatch, emulated_kernels):
+    monkeypatch.setenv("GPUCOLL_DEVICE", "emulated")
+    assert on_threads(size, everything) == [(None, rank, size, 0, 1) for rank in range(size)]
+
+
 def test_threads_have_no_native_collectives():
     def program(comm):
         with pytest.raises(gc.ArgumentError, match="native") as refused:

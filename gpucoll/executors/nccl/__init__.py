@@ -83,7 +83,7 @@ class NcclExecutor:
         for number, node in enumerate(self._program(task.plan).nodes):
             where = self._side_stream() if node.side else stream
             if node.after is not None:
-                where.wait_event(self._event(node.after))  # type: ignore[arg-type]
+                where.wait_event(self._event(node.after))
             if isinstance(node.work, Exchange):
                 yield from self._transport.group(run.parts(node.work.sends), run.parts(node.work.receives), where)
                 self._device.use()  # this may be another thread than before

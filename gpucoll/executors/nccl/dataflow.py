@@ -75,7 +75,8 @@ def _works(planned: PlannedRound) -> Iterator[Exchange | Combine]:
         sends = planned.sends[first:come] if pairs else planned.sends
         if sends or planned.receives[first:come]:
             yield Exchange(sends, planned.receives[first:come])
-        ready = tuple(write for write in planned.writes if done < write.needs <= come or (not first and not write.needs))
+        ready = tuple(write for write in planned.writes
+                      if done < write.needs <= come or (not first and not write.needs))
         done = come
         if ready:
             yield ready

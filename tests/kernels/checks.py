@@ -1,0 +1,233 @@
+"""Checks that a kernel on the CPU is NumPy's equal, for the real sources and for mutants of them."""
+
+import itertools
+import math
+
+import numpy
+from emulation import Memory, address
+from expected import NARROW, PAIRS, quiet, random_array, reduced, same, wide
+
+from gpucoll.dtypes import DTYPES
+from gpucoll.ops import OPS
+from oracle import kind
+
+COUNTS = (0, 1, 7, 15, 16, 17, 255, 1000, 4097)
+MANY = 40_000  # elements, so that every block goes round several times
+
+
+def alignments(dtype):
+    """By how many bytes an array may miss a multiple of 16."""
+    step = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    return range(0, 16, step)
+
+
+class Reduction:
+    """Reductions by one launcher, in memory that is used again."""
+
+    def __init__(self, launcher):
+        self._launcher = launcher
+        self._memories = [Memory(1 << 20) for _ in range(20)]
+
+    def check(self, op, name, sources, count, misaligned, in_place=None, pair=None):
+        """`misaligned` has as many numbers as there are sources, and dst's."""
+        memories = self._memories[:sources + 1]
+        arrays = [random_array(name, count, seed) for seed in range(sources)]
+        held = [memory.hold(array, shift) for memory, array, shift in zip(memories, arrays, misaligned, strict=False)]
+        target = memories[sources] if in_place is None else memories[in_place]
+        dst = target.place(kind(name), count, misaligned[sources]) if in_place is None else held[in_place]
+        self._launcher.reduce(op, DTYPES[name], [address(x) for x in held], address(dst), count, None)
+        expected = reduced(pair or PAIRS[op.name], arrays)
+        zeros_free = "min" in (op.name + op.expression) or "max" in (op.name + op.expression)
+        assert same(dst, expected, zeros_free=zeros_free), (op.name, name, sources, count, misaligned)
+        assert all(memory.is_clean() for memory in memories)
+        assert all(same(x, array) for x, array in zip(held, arrays, strict=True) if x is not dst)
+
+
+def check_reduce(launcher, op, name):
+    """Counts and numbers of sources, aligned; then all alike misaligned, and in place."""
+    reduction, shifts = Reduction(launcher), alignments(kind(name))
+    for count, sources in [*itertools.product(COUNTS, (2, 3)), (MANY, 2), (1000, 8)]:
+        reduction.check(op, name, sources, count, [0] * 9)
+    for shift in shifts:
+        reduction.check(op, name, 3, 100, [shift] * 4)
+    reduction.check(op, name, 3, MANY // 8, [shifts[-1]] * 3, in_place=1)
+
+
+def check_misaligned(launcher, name):
+    """Every misalignment of either source against dst."""
+    reduction, op = Reduction(launcher), OPS["sum" if "int" not in name and name != "bool" else "bxor"]
+    for first, second in itertools.product(alignments(kind(name)), repeat=2):
+        reduction.check(op, name, 2, 67, [first, second, 0])
+        reduction.check(op, name, 2, 67, [0, first, second])
+
+
+def check_expression(launcher, op, name, function):
+    """An op of the user's own against the function of NumPy arrays that it should be."""
+    for sources in (2, 5):
+        Reduction(launcher).check(op, name, sources, 1000, [0] * 6, pair=function)
+
+
+def wrapping(a, b):
+    """What shows whether a sum wraps before it is compared."""
+    return numpy.maximum(a + b, b)
+
+
+def check_copy(launcher):
+    source, target = Memory(1 << 20), Memory(1 << 20)
+    for width, count in itertools.product((1, 2, 4, 8, 16), (0, 1, 7, 16, 1000, MANY)):
+        for src, dst in itertools.product(range(0, 16, min(width, 8)), repeat=2) if count == 1000 else [(0, 0), (8, 8)]:
+            x = source.hold(random_array("uint8", width * count, count), src)
+            y = target.place(numpy.dtype("u1"), x.size, dst)
+            launcher.copy(address(x), address(y), count, width, None)
+            assert (x == y).all(), (width, count, src, dst)
+            assert target.is_clean()
+            assert source.is_clean()
+
+
+# Views of an array of the given shape; together all that strides can be.
+VIEWS = {
+    "whole": ((8, 6, 4), lambda x: x),
+    "transposed": ((5, 7, 3), lambda x: x.T),
+    "backwards": ((40, 3), lambda x: x[::-1]),
+    "backwards inside": ((6, 40), lambda x: x[:, ::-1]),
+    "rows": ((64, 40), lambda x: x[::3, 8:32]),
+    "odd rows": ((64, 41), lambda x: x[:, 1:]),
+    "columns": ((33, 32), lambda x: x[:, ::5]),
+    "one": ((1, 1), lambda x: x),
+    "scalar": ((), lambda x: x),
+    "a long axis": ((4, 5000), lambda x: x[1:4:2, ::2]),
+    "nine axes": ((2, 3) * 4 + (3,), lambda x: x.transpose(8, 1, 3, 0, 2, 5, 4, 7, 6)[:, ::2]),
+    "nothing": ((4, 0, 3), lambda x: x.T),
+}
+REPEATED = {"repeated": ((7, 1, 5), lambda x: numpy.broadcast_to(x, (7, 6, 5))),
+            "repeated inside": ((9, 1), lambda x: numpy.broadcast_to(x, (9, 17)))}
+PACKED = ("uint8", "int16", "float32", "float64", "complex128")
+
+
+def check_pack(launcher):
+    source, target = Memory(1 << 20), Memory(1 << 20)
+    for name, (shape, view), shift in itertools.product(PACKED, (VIEWS | REPEATED).values(), (0, 1)):
+        values = random_array(name, math.prod(shape), 1)
+        x = view(source.hold(values, shift * values.itemsize % 16).reshape(shape))
+        y = target.place(x.dtype, x.size, (1 - shift) * values.itemsize % 16)
+        launcher.pack(address(x), x.shape, x.strides, x.itemsize, address(y), None)
+        assert y.tobytes() == x.tobytes(), (name, shape)
+        assert target.is_clean()
+
+
+def check_unpack(launcher):
+    source, target = Memory(1 << 20), Memory(1 << 20)
+    for name, (shape, view), shift in itertools.product(PACKED, VIEWS.values(), (0, 1)):
+        before = random_array(name, math.prod(shape), 2)
+        whole = target.hold(before, shift * before.itemsize % 16).reshape(shape)
+        expected = before.copy().reshape(shape)
+        x = source.hold(random_array(name, view(whole).size, 3))
+        view(expected)[...] = x.reshape(view(expected).shape)
+        y = view(whole)
+        launcher.unpack(address(x), address(y), y.shape, y.strides, y.itemsize, None)
+        assert whole.tobytes() == expected.tobytes(), (name, shape)
+        assert target.is_clean()
+
+
+def check_far(launcher, axis=0):
+    """Strides, and offsets along any axis, that take more than 32 bits, in memory of which few pages are touched."""
+    far, near = (5 << 30) + 64, Memory()
+    whole = numpy.empty(2 * far + 64, numpy.uint8)
+    rows = numpy.lib.stride_tricks.as_strided(whole[:16], (3, 16), (far, 1))
+    rows[...] = numpy.arange(48).reshape(3, 16)
+    view = rows.T if axis else rows
+    packed = near.place(numpy.dtype("u1"), 48)
+    launcher.pack(address(view), view.shape, view.strides, 1, address(packed), None)
+    assert packed.tobytes() == view.tobytes()
+
+
+def check_far_inside(launcher):
+    check_far(launcher, axis=1)
+
+
+def factor_for(name):
+    return 3 if "int" in name else 2.5 - 1.5j if name == "complex64" else 3.0
+
+
+@quiet
+def scaled(what, array, factor):
+    """Formed wide and rounded once; of complex numbers both parts are divided by a real one."""
+    if what == "truth":
+        return (wide(array) != 0).astype(array.dtype)
+    if array.dtype.kind == "c":
+        parts, factor = array.view(array.real.dtype), array.dtype.type(factor)
+        return (parts / factor.real).view(array.dtype) if what == "divide" else PAIRS["prod"](array, factor)
+    values, factor = wide(array), wide(array).dtype.type(factor)
+    return (values / factor if what == "divide" else values * factor).astype(array.dtype)
+
+
+def check_scale(launcher, what, name):
+    source, target = Memory(1 << 20), Memory(1 << 20)
+    for count, (src, dst) in itertools.product((0, 1, 17, 1000, MANY), [(0, 0), (8, 8), (0, 8)]):
+        values = random_array(name, count, 4)
+        x, y = source.hold(values, src), target.place(values.dtype, count, dst)
+        for out in (y, x):
+            launcher.scale(what, DTYPES[name], address(x), address(out), count, factor_for(name), None)
+            assert same(out, scaled(what, values, factor_for(name))), (what, name, count, src, dst)
+        assert target.is_clean()
+        assert source.is_clean()
+
+
+@quiet
+def castable(values, target):
+    """The same values without those that the target's integers do not hold."""
+    if "int" not in target or values.dtype.kind in "biu":
+        return values
+    limit = numpy.iinfo(target)
+    inside = (wide(values) >= float(limit.min)) & (wide(values) < float(limit.max))
+    return numpy.where(inside, values, values.dtype.type(1)).astype(values.dtype)
+
+
+@quiet
+def cast(values, target):
+    if target == "bool":
+        return wide(values) != 0
+    return wide(values).astype(kind(target))
+
+
+def check_cast(launcher, name, target, counts=(0, 1, 15, 17, 1000)):
+    source, destination = Memory(1 << 19), Memory(1 << 19)
+    shifts = [(0, 0), (8, 8), (8, 0), (kind(name).itemsize, kind(target).itemsize % 16)]
+    for count, (src, dst) in itertools.product(counts, shifts):
+        values = castable(random_array(name, count, 5), target)
+        x, y = source.hold(values, src), destination.place(kind(target), count, dst)
+        launcher.cast(DTYPES[name], DTYPES[target], address(x), address(y), count, None)
+        assert same(y, cast(values, target)), (name, target, count, src, dst)
+        assert destination.is_clean()
+
+
+def codes(name):
+    """Every value of a dtype of one or two bytes."""
+    return numpy.arange(256 ** kind(name).itemsize).astype(f"u{kind(name).itemsize}").view(kind(name))
+
+
+def boundaries(name):
+    """The float32 about which rounding to a narrow float changes: between two codes, and on them, and beside both."""
+    values = numpy.unique(codes(name).astype(numpy.float32)[numpy.isfinite(codes(name).astype(numpy.float32))])
+    ends = numpy.array([2 * float(values[-1]), float(values[-1]) * 1.0625, float(values[-1]) * 1.03125])
+    middles = (values[1:].astype(float) + values[:-1].astype(float)) / 2
+    last = values[-1] + (values[-1].astype(float) - values[-2].astype(float)) / 2
+    with numpy.errstate(over="ignore"):
+        exact = numpy.concatenate([values, middles, ends, -ends, [last, -last]]).astype(numpy.float32)
+    bits = exact.view(numpy.uint32)
+    return numpy.concatenate([bits, bits + 1, bits - 1]).view(numpy.float32)
+
+
+@quiet
+def check_conversions(launcher, name):
+    """All values up; down all boundaries, and random bits."""
+    assert name in NARROW
+    everything = codes(name)
+    up = numpy.empty(everything.size, numpy.float32)
+    launcher.cast(DTYPES[name], DTYPES["float32"], address(everything), address(up), up.size, None)
+    assert same(up, everything.astype(numpy.float32))
+    random = numpy.frombuffer(numpy.random.default_rng(7).bytes(1 << 20), numpy.float32)
+    values = numpy.concatenate([boundaries(name), random])
+    down = numpy.empty(values.size, kind(name))
+    launcher.cast(DTYPES["float32"], DTYPES[name], address(values), address(down), down.size, None)
+    assert same(down, values.astype(kind(name)))

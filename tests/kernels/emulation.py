@@ -1,0 +1,91 @@
+"""The kernels on the CPU, launched at once, on memory between pages that nobody may touch."""
+
+import ctypes
+import functools
+import mmap
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy
+
+from gpucoll.device.gxx import compile_shared, recipe
+from gpucoll.device.launch import Kernels
+from gpucoll.device.sources import text
+from gpucoll.device.store import user_store
+
+CANARY = 0xA5
+PROCESSORS, THREADS = 2, 64
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Fault(Exception):
+    """What a kernel did that no GPU would let pass."""
+
+
+def shared_object(source):
+    path = user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe())
+    return ctypes.CDLL(str(path))
+
+
+def shared_objects(sources):
+    """All of them, two compilers at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(shared_object, sources))
+
+
+def run(library, entry, blocks, threads, arguments):
+    """Launch one kernel; raise its first fault."""
+    function = getattr(library, entry)
+    function.restype = ctypes.c_char_p
+    fault = function(blocks, threads, ctypes.c_void_p(arguments.ctypes.data))
+    if fault is not None:
+        raise Fault(fault.decode())
+
+
+def launcher(library, **grid):
+    """`Kernels` whose instances are all in one library; their stream is None."""
+    def load(instance):
+        return lambda blocks, threads, arguments, stream: run(library, instance.entry, blocks, threads, arguments)
+
+    return Kernels(load, grid.get("processors", PROCESSORS), threads=grid.get("threads", THREADS))
+
+
+def kernels(*instances, change=lambda source: source, **grid):
+    """`Kernels` that know these instances, their source changed as said."""
+    return launcher(shared_object(change(text(*instances))), **grid)
+
+
+class Memory:
+    """Room for an array, with a page before and a page after it that cannot be read or written."""
+
+    def __init__(self, nbytes=1 << 17):
+        room = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        pages = mmap.mmap(-1, room + 2 * mmap.PAGESIZE)
+        first = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        for guard in (first, first + mmap.PAGESIZE + room):
+            assert _libc.mprotect(guard, mmap.PAGESIZE, 0) == 0
+        self.bytes = numpy.frombuffer(pages, numpy.uint8, room, mmap.PAGESIZE)
+        self.start = self.stop = 0
+
+    def place(self, dtype, count, misaligned=0):
+        """An array that begins so many bytes after a multiple of 16, as near to the page behind as that allows."""
+        nbytes = count * dtype.itemsize
+        start = len(self.bytes) - nbytes
+        self.start = start - (start - misaligned) % 16
+        self.stop = self.start + nbytes
+        self.bytes[:] = CANARY
+        return self.bytes[self.start:self.stop].view(dtype)
+
+    def hold(self, values, misaligned=0):
+        """The same, with these values."""
+        array = self.place(values.dtype, values.size, misaligned)
+        array.view(numpy.uint8)[:] = values.view(numpy.uint8)
+        return array
+
+    def is_clean(self):
+        """Whether nothing but the array was written."""
+        return bool((self.bytes[:self.start] == CANARY).all() and (self.bytes[self.stop:] == CANARY).all())
+
+
+def address(array):
+    return array.ctypes.data

@@ -1,0 +1,122 @@
+"""The program of a plan for two streams: what conflicts is ordered, on every rank messages still meet."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from gpucoll.algorithms import algorithms, schedule
+from gpucoll.analysis.replay import replay
+from gpucoll.chunks import Layout
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.executors import Layouts, resolve
+from gpucoll.executors.nccl.dataflow import Exchange, program
+from gpucoll.schedule import Recv, Send, Slice
+
+ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
+CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments, elements in
+         ((1, 1, 7), (2, 1, 64), (2, 3, 64), (3, 2, 50), (4, 4, 640), (5, 3, 11), (8, 2, 0))]
+
+
+def plans(collective, algorithm, size, segments, elements, in_place=False):
+    """The plans of all ranks."""
+    for rank in range(size):
+        made = schedule(collective, algorithm, rank=rank, size=size, segments=segments)
+        per_block = made.chunks // size if COLLECTIVES[collective].blocks else made.chunks
+        layout = Layout(elements, per_block)
+        yield resolve(made, Layouts(layout, layout), in_place=in_place)
+
+
+def touched(work):
+    """What a node reads and writes: its own reading of messages and writes."""
+    if isinstance(work, Exchange):
+        return {m.span for m in work.sends}, {m.span for m in work.receives}
+    return {span for write in work for span in (write.base, *write.operands)}, {write.dst for write in work}
+
+
+def meet(some, others):
+    return any(a.buffer == b.buffer and max(a.start, b.start) < min(a.stop, b.stop)
+               for a, b in itertools.product(some, others))
+
+
+def conflict(first, then):
+    (reads, writes), (others_reads, others_writes) = touched(first), touched(then)
+    return meet(writes, others_reads | others_writes) or meet(reads, others_writes)
+
+
+def unordered(nodes):
+    """The pairs of nodes that conflict, and of which the second does not follow the first."""
+    follows = []  # for each node all that it follows
+    last = {True: None, False: None}
+    for node in nodes:
+        direct = {one for one in (last[node.side], node.after) if one is not None}
+        follows.append(direct.union(*(follows[one] for one in direct)))
+        last[node.side] = len(follows) - 1
+    pairs = itertools.combinations(range(len(nodes)), 2)
+    return [(a, b) for a, b in pairs if a not in follows[b] and conflict(nodes[a].work, nodes[b].work)], follows
+
+
+def faults(nodes):
+    """What is wrong with a program: conflicts in no order, work that the end does not wait for, events not recorded."""
+    wrong, follows = unordered(nodes)
+    side = {number for number, node in enumerate(nodes) if node.side}
+    lost = side - follows[-1] if nodes and side else set()
+    silent = [node.after for node in nodes if node.after is not None and not nodes[node.after].awaited]
+    return wrong or lost or silent
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size", "segments", "elements"), CASES)
+def test_conflicts_are_ordered(collective, algorithm, size, segments, elements):
+    for in_place in (False, True):
+        for plan in plans(collective, algorithm, size, segments, elements, in_place):
+            assert not faults(program(plan).nodes)
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(("collective", "algorithm"), [("all_reduce", "ring"), ("reduce_scatter", "ring")])
+def test_every_wait_between_the_streams_is_needed(collective, algorithm):
+    tried = 0
+    for plan in plans(collective, algorithm, 4, 3, 640):
+        nodes = program(plan).nodes
+        for number, node in enumerate(nodes):
+            if node.after is not None:
+                mutant = [*nodes[:number], dataclasses.replace(node, after=None), *nodes[number + 1:]]
+                assert faults(mutant), (number, node)
+                tried += 1
+    assert tried > 20
+
+
+def test_a_ring_in_segments_combines_beside_its_messages():
+    """Of three segments, one is combined on the second stream while the next is under way."""
+    for plan in plans("all_reduce", "ring", 4, 3, 640):
+        nodes = program(plan).nodes
+        assert sum(node.side for node in nodes) >= 6
+        assert max(len(node.work.sends) for node in nodes if isinstance(node.work, Exchange)) == 1
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size", "segments", "elements"), CASES)
+def test_the_groups_of_all_ranks_meet(collective, algorithm, size, segments, elements):
+    """As strict as NCCL can be: a group ends when all its messages have met, and groups come one after the other."""
+
+    class Lengths:
+        def __init__(self):
+            self.rounds = {}
+
+        def begin(self, rank, steps):
+            self.rounds[rank] = steps
+
+        def meet(self, sender, sent, receiver, received):
+            assert self.rounds[sender][sent].src.count == self.rounds[receiver][received].dst.count
+
+        def finish(self, rank):
+            pass
+
+    def rounds(plan):
+        for node in program(plan).nodes:
+            if isinstance(node.work, Exchange):
+                yield (*(Send(Slice("input", 0, m.span.stop - m.span.start), m.peer) for m in node.work.sends),
+                       *(Recv(Slice("output", 0, m.span.stop - m.span.start), m.peer) for m in node.work.receives))
+
+    everyone = [list(rounds(plan)) for plan in plans(collective, algorithm, size, segments, elements)]
+    met = replay(everyone, Lengths())
+    assert met == sum(isinstance(step, Send) for one in everyone for steps in one for step in steps)
