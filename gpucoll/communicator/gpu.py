@@ -74,10 +74,15 @@ class DeviceSpace:
         return self._completion
 
     def end(self, keep: object) -> Operation:
-        """End an operation: the next one follows it, and `keep` lives until it has ended."""
-        event = self.gpu.order.mark(self.stream, keep)
-        if self._completion is not None:
-            self._completion.event = event
+        """End an operation: the next one follows it.
+
+        `keep` lives until it has ended, if it runs beside the caller's own work: else what is let go of earlier is
+        used again later in the same stream only.
+        """
+        if self._completion is None:
+            self.gpu.order.passed(self.stream)
+        else:
+            self._completion.event = self.gpu.order.mark(self.stream, keep)
         yield from self.gpu.device.settle()
 
     def check(self, name: str, what: str, array: Array) -> None:

@@ -27,7 +27,7 @@ PIECE = 1 << 26  # elements of at most 16 bytes
 class Task:
     """One collective on one rank: flat buffers (None where this rank has none) and what to do with them.
 
-    `nbytes` are those of the larger of input and output over all ranks. `lengths` are those of the blocks of input and
+    `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here. `lengths` are those of the blocks of input and
     output, in elements, where blocks are not alike. `device` is where the buffers are, `stream` what it is enqueued on.
     """
 
@@ -40,6 +40,7 @@ class Task:
     op: Op | None = None
     root: int = 0
     nbytes: int = 0
+    in_place: bool = False
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     device: str = "cpu"
     stream: Any = None

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from gpucoll.arrays import combiner, same_memory
+from gpucoll.arrays import combiner
 from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.executors import Task
 from gpucoll.ops import LOGICAL, Op
@@ -44,9 +44,9 @@ class NativeExecutor:
 
     def run(self, task: Task) -> Operation:
         """Start MPI's collective and wait for its end."""
-        if _in_place(task) and task.collective != "broadcast":
+        if task.in_place and task.collective != "broadcast":
             # MPI takes IN_PLACE from all ranks or from none; the copy lives as long as this generator
-            task = dataclasses.replace(task, input=task.input.copy())
+            task = dataclasses.replace(task, input=task.input.copy(), in_place=False)
         request = getattr(self, f"_{task.collective}")(task)
         try:
             while not request.Test():
@@ -102,7 +102,7 @@ class NativeExecutor:
         return self._comm.Ireduce_scatter(*_both(task), task.lengths[0], _op(task))
 
     def _broadcast(self, task: Task) -> MPI.Request:
-        if task.input is not None and not _in_place(task):
+        if task.input is not None and not task.in_place:
             numpy.copyto(task.output, task.input)
         return self._comm.Ibcast(_moved(task.output), task.root)
 
@@ -120,10 +120,6 @@ def _ragged(task: Task, side: int) -> list[Any]:
     assert task.lengths is not None
     row = task.output if side else task.input
     return [row.view(numpy.uint8), [length * row.dtype.itemsize for length in task.lengths[side]], MPI.BYTE]
-
-
-def _in_place(task: Task) -> bool:
-    return task.input is not None and task.output is not None and same_memory(task.input, task.output)
 
 
 def _both(task: Task) -> tuple[list[Any], list[Any] | None]:

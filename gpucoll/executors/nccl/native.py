@@ -95,7 +95,8 @@ def _cannot_reduce(task: Task) -> str | None:
 def _spelled(task: Task) -> tuple[str, str, int]:
     """Return NCCL's names of dtype and op, and how many of its elements one of ours is."""
     assert task.op is not None
-    name = "sum" if task.op.factor is not None else task.op.name  # the factor has been applied before
+    # A factor has been applied before, avg's division comes after, as for every executor.
+    name = "sum" if task.op.factor is not None or task.op.name == "avg" else task.op.name
     if task.dtype.kind == "bool":
         return "ncclUint8", f"{OPS[ON_BOOL[name]].nccl}", 1
     if task.dtype.kind == "complex":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 from typing import Any, NamedTuple
 
-from gpucoll.arrays import same_memory
 from gpucoll.device import Device, Graph, Stream
 from gpucoll.executors import Task
 
@@ -53,11 +52,11 @@ class Graphs:
 
     def get(self, task: Task) -> Replay | None:
         """Return the captured call, if there is one; in place and out of place are two."""
-        return self._kept.get((_signature(task), _in_place(task)))
+        return self._kept.get((_signature(task), task.in_place))
 
     def put(self, task: Task, replay: Replay) -> Replay:
         """Keep a captured call."""
-        self._kept[_signature(task), _in_place(task)] = replay
+        self._kept[_signature(task), task.in_place] = replay
         return replay
 
     def buffers(self, task: Task, device: Device, stream: Stream) -> tuple[Any, Any]:
@@ -66,7 +65,7 @@ class Graphs:
             return None if row is None else device.empty(row.size, row.dtype, stream)
 
         target = like(task.output)
-        return target if _in_place(task) else like(task.input), target
+        return target if task.in_place else like(task.input), target
 
     def clear(self) -> None:
         """Forget all of them."""
@@ -79,6 +78,3 @@ def _signature(task: Task) -> Any:
     """Return what tells a call from another one and is the same on every rank."""
     return task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
 
-
-def _in_place(task: Task) -> bool:
-    return task.input is not None and task.output is not None and same_memory(task.input, task.output)

@@ -55,19 +55,29 @@ class Order:
 
     def follow(self, stream: Stream) -> None:
         """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
-        if self._event is not None and self._last != stream and not stream.is_capturing():
-            stream.wait_event(self._event)
+        if self._last is None or self._last == stream or stream.is_capturing():
+            return
+        if self._event is None:  # most operations are on one stream, and need none
+            self._event = self._device.new_event()
+            self._event.record(self._last)
+        stream.wait_event(self._event)
+
+    def passed(self, stream: Stream) -> None:
+        """The operation enqueued on `stream` is the last one from here on."""
+        if not stream.is_capturing():
+            self._last, self._event = stream, None
 
     def mark(self, stream: Stream, keep: object) -> Event | None:
-        """Return the event that stands for the end of what was enqueued on `stream`, which is the last from here on.
+        """Return the event that stands for the end of what was enqueued on `stream`; `keep` lives until then.
 
-        `keep` lives until then. None where a graph of the user's is being captured: it has no end of its own.
+        None where a graph of the user's is being captured: it has no end of its own.
         """
+        self.passed(stream)
         if stream.is_capturing():
             return None
-        self._last, self._event = stream, self._device.new_event()
-        self._event.record(stream)
-        self._flying.append((self._event, keep))
+        self._event = event = self._device.new_event()
+        event.record(stream)
+        self._flying.append((event, keep))
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
-        return self._event
+        return event
