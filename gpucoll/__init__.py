@@ -3,8 +3,9 @@
     communicator                one method per collective
     links                       what joins ranks: MPI between processes, memory between threads
     bootstrap, tuner            who am I; which algorithm
-    executors                   run a schedule: MPI messages, MPI's own collectives
-    arrays, waits               flat views and NumPy's reductions; deadlines and progress
+    executors                   run a schedule: MPI messages, NCCL and our kernels; MPI's and NCCL's own collectives
+    device                      a GPU, or what stands for it: kernels compiled and launched, streams, NCCL
+    arrays, waits               what is accepted, flat views, NumPy's reductions; deadlines and progress
     analysis                    prove a schedule
     algorithms                  ring, tree, star, ...: one file each
     collectives, topology       what each collective promises; shapes of rings and trees

@@ -175,10 +175,14 @@ def driver_extra(report: str) -> str:
 
 
 def driver_extras(stamp: Stamp) -> "set[str]":
-    """The CUDA extra that is still missing here, as a set; the driver is asked only where none is installed."""
+    """The CUDA extras still missing here: CuPy and NCCL, and what CuPy multiplies matrices by.
+
+    The driver is asked only where none is installed.
+    """
     if {"cuda12", "cuda13"} & set(stamp.extras) or not shutil.which("nvidia-smi"):
         return set()
-    return {driver_extra(output_of(["nvidia-smi"]))} - {""}
+    found = driver_extra(output_of(["nvidia-smi"]))
+    return {found, found.replace("cuda", "cublas")} - {""}
 
 
 # ---------------------------------------------------------------- making and completing

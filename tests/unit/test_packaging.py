@@ -326,7 +326,7 @@ def test_missing_extra_is_noticed(place):
 def test_driver_is_noticed_until_its_extra_is_there(place, monkeypatch):
     monkeypatch.setattr(environment.shutil, "which", lambda name, path=None: name if name == "nvidia-smi" else None)
     monkeypatch.setattr(environment, "output_of", lambda command: "CUDA Version: 12.4")
-    assert environment.driver_extras(environment.Stamp()) == {"cuda12"}
+    assert environment.driver_extras(environment.Stamp()) == {"cuda12", "cublas12"}
     assert environment.driver_extras(environment.Stamp(extras=("cuda13", "train"))) == set()
 
 
