@@ -1,1 +1,17 @@
-"""Benchmarks; installed as `gpucoll.bench`."""
+"""Benchmarks; installed as `gpucoll.bench`.
+
+    cases          what is measured: tests, sizes, factors
+    arguments      the command line: nccl-tests' flags and ours
+    devices        host, emulated device or GPU: memory and clocks
+    data           what every rank puts in and must get out
+    contestants    gpucoll's algorithms, and in `peers` whom they are measured against
+    measure        the clock; `overlap` and `pairs` for what is no collective alone
+    machine        what the host is, and how fast it copies
+    summary        statistics, ratios and their intervals
+    findings       slow ranks and slow links, named
+    table, osu     what is printed; `progress` while it is not
+    records        the JSON file; `document` makes it, `compare` holds two against each other
+    interrupt      Ctrl-C
+    run            all of it, in turn
+    suite          the standing suite of scripts/bench, and README's section made from its results
+"""

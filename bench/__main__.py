@@ -1,26 +1,47 @@
-"""`python -m gpucoll.bench COLLECTIVE ...` and `gpucoll bench`: measure a collective, under mpiexec."""
+"""`python -m gpucoll.bench TEST ...` and `gpucoll bench`: measure collectives, under mpiexec; `report` makes a page."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
 import gpucoll
 from gpucoll.arguments import refuse
 
-from .arguments import PROGRAM, parse
+from .arguments import Options, parse
+from .flags import PROGRAM
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the bench; return its exit code: 0, or 1 for wrong results. Wrong arguments end the process with 2."""
-    options = parse(sys.argv[1:] if arguments is None else arguments)
-    try:
-        with gpucoll.init(executor=options.executor) as comm:
-            from .run import run  # starts MPI, which wrong arguments should not
+    """Run the bench; return its exit code.
 
-            return run(comm, options)
-    except (gpucoll.ArgumentError, gpucoll.DtypeError, gpucoll.UsageError) as error:  # alike on every rank
-        refuse(PROGRAM, str(error))
+    0, or 1 where data were wrong, the bandwidth was below --min-bw, or something became slower than --compare has it.
+    Wrong arguments end the process with 2, Ctrl-C with 130.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["report"]:
+        from .report import main as report
+
+        return report(given[1:])
+    options = parse(given)
+    if options.device == "emulated":
+        os.environ["GPUCOLL_DEVICE"] = "emulated"  # read by the communicator that is made next
+    try:
+        with gpucoll.init(executor=options.executor, timeout=options.flags.timeout or None) as comm:
+            return _measured(comm, options, given)
+    except (gpucoll.ArgumentError, gpucoll.DtypeError, gpucoll.UsageError, gpucoll.BackendError) as error:
+        refuse(PROGRAM, str(error))  # alike on every rank
+
+
+def _measured(comm: gpucoll.Communicator, options: Options, given: Sequence[str]) -> int:
+    from .interrupt import watched
+    from .run import Run  # starts MPI, which wrong arguments should not
+
+    run = Run(comm, options, given)
+    with watched(comm.rank, lambda: run.finish(interrupted=True)):
+        run.measure()
+        return run.finish()
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What is measured: collectives and their sizes, those who compete, and in which order.
+"""What is measured: tests and their sizes, those who compete, and in which order.
 
-Pure arithmetic, as nccl-tests has it: neither MPI nor arrays.
+Pure arithmetic, as nccl-tests has it: neither MPI nor arrays. A test is a collective, or one of nccl-tests' two that
+are none: `sendrecv`, every rank to its right neighbour, and `hypercube`, the all_gather by recursive doubling.
 """
 
 from __future__ import annotations
@@ -16,7 +17,14 @@ from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import ArgumentError
 
-COLLECTIVE_NAMES = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
+TESTS: dict[str, Collective] = {
+    **COLLECTIVES,
+    "sendrecv": COLLECTIVES["scan"]._replace(name="sendrecv", reduces=False),
+    "hypercube": COLLECTIVES["all_gather"]._replace(name="hypercube", busbw="1"),
+}
+ONE_FORM = {"broadcast", "barrier", "sendrecv"}  # and the ragged ones: there is no second array to work into
+SAME_SHAPE = {"all_reduce", "reduce", "all_to_all", "scan", "exscan"}  # where out=x is possible
+ALIGNMENT = 16  # bytes of which nccl-tests makes blocks a multiple
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 # nccl-tests' names of dtypes, where they are not NumPy's: those that it prints, and those that it only understands.
@@ -26,9 +34,9 @@ UNDERSTOOD = {printed: name for name, printed in PRINTED.items()} | {"char": "in
 
 
 class Case(NamedTuple):
-    """One collective as it is measured; `dtype` is a name of `gpucoll.dtypes`, op and root count where they apply."""
+    """One test as it is measured; `dtype` is a name of `gpucoll.dtypes`, op and root count where they apply."""
 
-    collective: str
+    test: str
     dtype: str
     op: str
     root: int
@@ -37,28 +45,59 @@ class Case(NamedTuple):
     @property
     def row(self) -> Collective:
         """What the collective promises."""
-        return COLLECTIVES[self.collective]
+        return TESTS[self.test]
 
     @property
     def factor(self) -> float:
         """busbw / algbw."""
-        return bus_factor(self.collective, self.ranks)
+        return bus_factor(self.test, self.ranks)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return DTYPES[self.dtype].itemsize
 
     def count(self, nbytes: int) -> int:
         """Return the elements of a rank's array, or block, where the larger of input and output has `nbytes` bytes.
 
+        Blocks are cut down to a multiple of 16 bytes, as in nccl-tests.
+
         >>> Case("all_gather", "float32", "sum", 0, 4).count(1000)
-        62
+        60
         """
-        return nbytes // DTYPES[self.dtype].itemsize // self._blocks
+        if not self.row.blocks:
+            return nbytes // self.itemsize if self.test != "barrier" else 0
+        block = nbytes // self.itemsize // self.ranks
+        return block - block % max(1, ALIGNMENT // self.itemsize)
 
     def nbytes(self, count: int) -> int:
         """Return the bytes of the larger of input and output."""
-        return count * DTYPES[self.dtype].itemsize * self._blocks
+        return self.itemsize * (sum(self.lengths(count)) if self.row.blocks else count)
+
+    def moved(self, count: int) -> int:
+        """Return the bytes that algbw counts: those of the larger side, of hypercube those that come from others."""
+        return count * self.itemsize * (self.ranks - 1) if self.test == "hypercube" else self.nbytes(count)
+
+    def length(self, count: int, source: int, target: int) -> int:
+        """Return the elements of the block from `source` to `target`; those of the ragged tests differ.
+
+        >>> [Case("all_to_all_v", "int8", "sum", 0, 3).length(10, 0, target) for target in range(3)]
+        [5, 10, 15]
+        """
+        if self.row.ragged is None:
+            return count
+        turn = {"source": source, "target": target, "pair": source + target}[self.row.ragged]
+        return 2 * count * (turn % self.ranks + 1) // (self.ranks + 1)
+
+    def lengths(self, count: int) -> list[int]:
+        """Return the elements of each block of a rank's larger side; their sum is the same on every rank."""
+        return [self.length(count, 0 if self.row.ragged == "pair" else turn, turn) for turn in range(self.ranks)]
 
     @property
-    def _blocks(self) -> int:
-        return self.ranks if self.row.blocks else 1
+    def printed(self) -> tuple[str, str, int]:
+        """Type, redop and root as nccl-tests prints them; sendrecv has an op there, though nothing is reduced."""
+        redop = self.op if self.row.reduces or self.test == "sendrecv" else "none"
+        return PRINTED.get(self.dtype, self.dtype), redop, self.root if self.row.rooted else -1
 
 
 class Contestant(NamedTuple):
@@ -79,14 +118,31 @@ def turns(contestants: int, repetition: int) -> Iterator[int]:
     return ((repetition + direction * turn) % contestants for turn in range(contestants))
 
 
-def bus_factor(collective: str, ranks: int) -> float:
+def bus_factor(test: str, ranks: int) -> float:
     """Return what algbw is multiplied with: the share of the busiest link, so that the hardware's speed comes out.
 
     >>> bus_factor("all_reduce", 4)
     1.5
     """
-    formula = COLLECTIVES[collective].busbw  # our own data, never a user's text
+    formula = TESTS[test].busbw  # our own data, never a user's text
     return float(eval(formula, {"__builtins__": {}}, {"P": ranks}))
+
+
+# The least bytes that all ranks' memories together read and write, N being the larger of input and output: each
+# input is read once and each output written once; of broadcast, in place, the root writes nothing.
+TRAFFIC = {"all_reduce": "2 * P", "reduce": "P + 1", "broadcast": "P", "all_gather": "P + 1", "gather": "2",
+           "scatter": "2", "reduce_scatter": "P + 1", "all_to_all": "2 * P", "scan": "2 * P", "exscan": "2 * P",
+           "sendrecv": "2 * P", "hypercube": "P + 1", "barrier": "0"}
+
+
+def least_traffic(test: str, ranks: int) -> int:
+    """Return the multiple of N that memory has to move; see `TRAFFIC`.
+
+    >>> least_traffic("all_gather_v", 4)
+    5
+    """
+    formula = TRAFFIC[test.removesuffix("_v")]
+    return int(eval(formula, {"__builtins__": {}}, {"P": ranks}))
 
 
 def size_of(text: str) -> int:

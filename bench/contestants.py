@@ -1,78 +1,139 @@
-"""Who is measured: algorithms of gpucoll, and the peers that they are measured against."""
+"""Who is measured: gpucoll's algorithms, and the peers that they are measured against."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
-from mpi4py import MPI
+from gpucoll import Communicator, GpucollError, algorithms
+from gpucoll.dtypes import EXTENDED
 
-from gpucoll import ArgumentError, Communicator, algorithms
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import op_of
-
-from .arguments import Options
+from .arguments import ANY, POINTS, Options
 from .cases import Case, Contestant
-from .data import Data
+from .data import Data, Turn
+from .devices import Device
+from .peers import PEERS, LeftOut, Peer
 
-# The blocking calls of mpi4py: what a program without gpucoll would use.
-MPI_CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
-             "reduce_scatter": "Reduce_scatter_block"}
+NAMES = dict(zip(POINTS, ("sendrecv", "recursive_doubling"), strict=True))  # of the one way to do each
 
 
-def contestants(comm: Communicator, case: Case, options: Options) -> list[Contestant]:
-    """Return all that was asked for, the peers last; each has done the collective once.
+class Left(NamedTuple):
+    """Something that is not measured, and why."""
 
-    Raises ArgumentError or DtypeError, alike on every rank, where one of them cannot do it.
+    what: str
+    reason: str
+
+
+class Field(NamedTuple):
+    """All that take part in one case, and what was left out of it."""
+
+    contestants: list[Contestant]
+    left_out: list[Left]
+
+
+def field(comm: Communicator, case: Case, options: Options, device: Device, peers: Mapping[str, Peer | str]) -> Field:
+    """Return all that was asked for, the peers last; each has done the test once.
+
+    Raises ArgumentError or DtypeError, alike on every rank, where an algorithm of ours cannot do it.
     """
-    found = [Contestant(name, _ours(comm, case, name)) for name in _names(case, options)]
-    found += [Contestant(peer, PEERS[peer](comm, case), peer=True) for peer in options.against]
-    data = Data(case, comm.rank, count=1)
-    for contestant in found:
-        _rehearse(contestant, data)
-    return found
+    if case.test == "hypercube" and case.ranks & (case.ranks - 1):
+        return Field([], [Left("hypercube", f"nRanks {case.ranks} is not a power of 2, skipping")])
+    data = Data(case, comm.rank, count=1, device=device)
+    ours = [Contestant(name, ours_by(comm, case, name, device)) for name in _names(case, options)]
+    for contestant in ours:
+        contestant.call(*data.arguments(Turn(0)))
+    if not ours:
+        return Field([], [Left(case.test, f"it has no algorithm {', '.join(options.algorithms)}")])
+    found = [_rival(comm, data, name, peers[name]) for name in options.against]
+    return Field([*ours, *(peer for peer in found if isinstance(peer, Contestant))],
+                 [left for left in found if isinstance(left, Left)])
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:
-    """Return the algorithms, "all" replaced by those that the executor can run."""
-    scheduled = algorithms(case.collective, size=case.ranks, op=case.op if case.row.reduces else None, dtype=case.dtype)
+    """Return the algorithms, "all" replaced by those that can run here; of several tests each takes those it has."""
+    if case.test in POINTS:
+        return [NAMES[case.test]] if {"auto", "all"} & set(options.algorithms) else []
+    scheduled = algorithms(case.test, size=case.ranks, op=case.op if case.row.reduces else None, dtype=case.dtype,
+                           device=options.device)
     every = {None: (*scheduled, "native"), "native": ("native",)}.get(options.executor, scheduled)
-    asked = ((name,) if name != "all" else every for name in options.algorithms)
-    return dict.fromkeys(name for several in asked for name in several)
+    known = (*algorithms(case.test), *ANY)
+    asked = [name for name in options.algorithms if len(options.tests) == 1 or name.partition("(")[0] in known]
+    return dict.fromkeys(name for one in asked for name in (every if one == "all" else (one,)))
 
 
-def _ours(comm: Communicator, case: Case, algorithm: str) -> Callable[..., Any]:
+def ours_by(comm: Communicator, case: Case, algorithm: str, device: Device) -> Callable[..., Any]:
+    """Return the call of gpucoll that does the test by `algorithm`."""
+    if case.test in POINTS:
+        return functools.partial({"sendrecv": _sendrecv, "hypercube": _hypercube}[case.test], comm)
     options: dict[str, Any] = {"algorithm": algorithm}
     if case.row.reduces:
         options["op"] = case.op
+        if device.name == "cuda" and case.dtype in EXTENDED:
+            options["dtype"] = case.dtype  # the arrays are unsigned carriers
     if case.row.rooted:
         options["root"] = case.root
-    return functools.partial(getattr(comm, case.collective), **options)
+    return functools.partial(getattr(comm, case.test), **options)
 
 
-def _mpi(comm: Communicator, case: Case) -> Callable[..., Any]:
-    options: dict[str, Any] = {}
-    if case.row.reduces:
-        options["op"] = getattr(MPI, op_of(case.op).mpi)
-    if case.row.rooted:
-        options["root"] = case.root
-    call = functools.partial(getattr(comm.mpi, MPI_CALLS[case.collective]), **options)
-    return call if DTYPES[case.dtype].mpi else functools.partial(_as_bytes, call)
+def _sendrecv(comm: Communicator, x: Any, out: Any) -> Any:
+    """Send to the right neighbour, receive from the left one, as nccl-tests does."""
+    return comm.sendrecv(x, out, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size)
 
 
-def _as_bytes(call: Callable[..., Any], *arrays: Any) -> None:
-    """Move what MPI has no name for, such as bfloat16."""
-    call(*(array if array is None else array.view("u1") for array in arrays))
+def _hypercube(comm: Communicator, x: Any, out: Any) -> Any:
+    """Gather all blocks by recursive doubling, message by message, as nccl-tests does. The ranks are a power of 2."""
+    out[comm.rank] = x
+    mask = 1
+    while mask < comm.size:
+        mine, peer = comm.rank & ~(mask - 1), comm.rank ^ mask
+        theirs = mine ^ mask
+        comm.sendrecv(out[mine:mine + mask], out[theirs:theirs + mask], peer, peer)
+        mask *= 2
+    return out
 
 
-PEERS: dict[str, Callable[[Communicator, Case], Callable[..., Any]]] = {"mpi": _mpi}
+def meet(comm: Communicator, device: Device, names: Iterable[str]) -> dict[str, Peer | str]:
+    """Return each peer, ready to start, or the reason why it is left out; a collective call, alike on every rank."""
+    return {name: _agreed(comm, lambda name=name: PEERS[name](comm, device)) for name in names}  # type: ignore[misc]
 
 
-def _rehearse(contestant: Contestant, data: Data) -> None:
+def _agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
+    """Return what `make` returns, or, on every rank, the reason of the first rank where it is left out."""
+    found, reason = None, None
     try:
-        contestant.call(*data.arguments(0))
-    except MPI.Exception as error:
-        case, reason = data.case, MPI.Get_error_string(error.Get_error_class())
-        raise ArgumentError(f"{contestant.name} does not do {case.collective} by {case.op} of {case.dtype}: {reason}",
-                            code="GC-PEER-OP") from error
+        found = make()
+    except LeftOut as left:
+        reason = str(left)
+    reasons = comm.mpi.allgather(reason)
+    return next(filter(None, reasons), found)
+
+
+def _rival(comm: Communicator, data: Data, name: str, peer: Peer | str) -> Contestant | Left:
+    """Return a peer that has done the test once, or why it does not take part in it."""
+    what = f"against {name}"
+    if isinstance(peer, str):
+        return Left(what, peer)
+    call = _agreed(comm, lambda: peer(data.case))
+    if isinstance(call, str):
+        return Left(what, call)
+    refusal = _agreed(comm, lambda: _rehearsed(call, data))
+    return Left(what, refusal) if refusal else Contestant(name, call, peer=True)
+
+
+def _rehearsed(call: Callable[..., Any], data: Data) -> None:
+    """Call a peer once; LeftOut where its library refuses. Some hang on what they refuse elsewhere: all are alike."""
+    try:
+        call(*data.arguments(Turn(0)))
+    except (GpucollError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # whatever a foreign library raises is its reason
+        raise LeftOut(f"{data.case.test} by {data.case.op} of {data.case.dtype}: {error}") from error
+
+
+def every_case(options: Options, ranks: int) -> Iterator[Case]:
+    """Return all cases that were asked for, in nccl-tests' order; raise ArgumentError for a root that is none."""
+    for test in options.tests:
+        for dtype in options.dtypes:
+            yield from (Case(test, dtype, op, root, ranks)
+                        for op in options.ops_of(test, dtype) for root in options.roots_of(test, ranks))

@@ -1,176 +1,240 @@
 """What every rank puts in, what it must get out, and how many elements are wrong.
 
-Inputs differ by rank, by index and from repetition to repetition, and every result is exact. A row
-of pseudo-random bytes, the same on every rank, says for each index which of 256 draws applies
-there; a draw is one small number for each rank. So the expected result needs no communication
-and takes one look-up per element, whatever the number of ranks: its 256 values are reduced
-beforehand, by NumPy and in wide numbers. Repetitions read the same row from different places.
+Inputs differ by rank, by index and from repetition to repetition, and every result is exact (see `operands`).
+Repetitions read the same row from different places, so that no result of an earlier one is right again.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.dtypes import DTYPES, numpy_dtype
+from gpucoll.dtypes import numpy_dtype
 
-from .cases import Case
+from .cases import ONE_FORM, SAME_SHAPE, Case
+from .devices import Device, Host
+from .operands import MOVED, identity, look_up, operands, random_bytes, reduced
+from .summary import Array
 
-Array: TypeAlias = numpy.ndarray[Any, Any]
-
-DRAWS = 256
 PLACES = 32  # from which a row is read before the data come again
 STRIDE = 64  # elements from one place to the next: whole cache lines
-BLOCK = 1 << 16  # elements that are looked up at a time
-BITS = 127  # all bits that an int8 has beside its sign
-MOVED = "bxor"  # whose operands are drawn where nothing is reduced: any numbers do
 
 
-class Draw(NamedTuple):
-    """How an op's operands are drawn: at most `most` ranks give one of `choices`, the others `idle`.
+class Turn(NamedTuple):
+    """Which repetition, which of the calls that are aggregated in it (-m), and whether into the input itself."""
 
-    `choices` None stands for all numbers of a size that the dtype adds exactly.
-    """
-
-    choices: tuple[int, ...] | None
-    idle: int = 0
-    most: int | None = None
-
-
-# An oracle of its own: the library's table of ops is what it judges.
-UFUNCS: dict[str, numpy.ufunc] = {
-    "sum": numpy.add, "avg": numpy.add, "prod": numpy.multiply, "min": numpy.minimum, "max": numpy.maximum,
-    "band": numpy.bitwise_and, "bor": numpy.bitwise_or, "bxor": numpy.bitwise_xor,
-    "land": numpy.logical_and, "lor": numpy.logical_or, "lxor": numpy.logical_xor,
-}
-# A few operands differ from the neutral one, so that every single one decides some results.
-DRAWN: dict[str, Draw] = {
-    "sum": Draw(None), "avg": Draw(None), "min": Draw(None), "max": Draw(None),
-    "prod": Draw((1, 2, 2), 1, 6),
-    "band": Draw(tuple(BITS - (1 << bit) for bit in range(7)), BITS, 4),
-    "bor": Draw(tuple(1 << bit for bit in range(7)), 0, 4),
-    "bxor": Draw(tuple(range(BITS + 1))),
-    "land": Draw((0, 1, 2), 1, 4), "lor": Draw((0, 0, 3), 0, 4), "lxor": Draw((0, 1, 2)),
-}
-ON_BOOL = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
-# Up to here every whole number exists in the dtype; the wider ones are given no more either.
-EXACT = {"float8_e5m2": 8, "float8_e4m3fn": 16, "int8": 127, "uint8": 127, "bfloat16": 256, "float16": 2048}
-EXACT_ELSEWHERE = 1 << 20
-
-
-def random_bytes(count: int, seed: int) -> Array:
-    """Return `count` pseudo-random bytes, the same ones on every host (NumPy promises raw streams only)."""
-    return numpy.random.PCG64(seed).random_raw(-(-count // 8)).view(numpy.uint8)[:count]
-
-
-def operands(dtype: str, op: str, ranks: int) -> Array:
-    """Return what each rank gives in each draw, shape (ranks, DRAWS): whole numbers, in NumPy's widest dtype."""
-    draw = DRAWN[ON_BOOL.get(op, op) if dtype == "bool" else op]
-    exact = EXACT.get(dtype, EXACT_ELSEWHERE)
-    choices = numpy.array(draw.choices or _magnitudes(dtype, exact // ranks))
-    numbers = choices[random_bytes(ranks * DRAWS, seed=ranks) % len(choices)].reshape(ranks, DRAWS)
-    every = -(-ranks // (draw.most or exact))  # one rank in so many gives something
-    gives = (numpy.arange(ranks)[:, None] + numpy.arange(DRAWS)) % every == 0
-    unit = 1 + 1j if DTYPES[dtype].kind == "complex" else 1
-    return numpy.where(gives, numbers * unit, draw.idle)
-
-
-def _magnitudes(dtype: str, largest: int) -> range:
-    """The numbers of which one per rank adds up exactly; a look-up by a byte reaches no more than 256."""
-    largest = max(1, min(largest, 100))
-    signed = not dtype.startswith(("uint", "bool"))
-    return range(-largest if signed else 0, largest + 1)
-
-
-def reduced(given: Array, op: str, dtype: str) -> Array:
-    """Return the reduction of `given`, shape (ranks, DRAWS), in `dtype`: exact, rounded at most once."""
-    if dtype == "bool":
-        given = given.astype(bool)
-    total = UFUNCS[op].reduce(given, axis=0)
-    return (total / len(given) if op == "avg" else total).astype(numpy_dtype(dtype))
-
-
-def look_up(table: Array, draws: Array) -> Array:
-    """Return ``table[draws]``, shape of `draws`; block by block, since NumPy widens a whole index to 8 bytes each."""
-    found = numpy.empty(draws.shape, table.dtype)
-    source, target = draws.reshape(-1), found.reshape(-1)
-    for start in range(0, len(target), BLOCK):
-        target[start:start + BLOCK] = table[source[start:start + BLOCK]]
-    return found
+    repetition: int
+    call: int = 0
+    in_place: bool = False
 
 
 class Data:
     """The arrays of one rank for one case and one size; `count` as in `Case.count`.
 
-    ``out`` is the array for the result, None where this rank gets none. Costs a row of bytes and
-    a row of elements as long as the input.
+    ``outs`` are the arrays for the results of the `calls` that one repetition makes, None where this rank gets none or
+    the library makes its own. `shift` elements, -u, misalign all of them. `fixed` inputs stay at one address, for
+    graphs. Costs a row of bytes and a row of elements as long as the input.
     """
 
-    def __init__(self, case: Case, rank: int, count: int) -> None:
-        self.case, self.rank, self.count = case, rank, count
+    def __init__(self, case: Case, rank: int, count: int, device: Device | None = None, *, calls: int = 1,
+                 shift: int = 0, fixed: bool = False) -> None:
+        self.case, self.rank, self.count, self.calls = case, rank, count, calls
+        self.device, self._shift = device or Host(), shift
         given = operands(case.dtype, case.op if case.row.reduces else MOVED, case.ranks)
         self.given = given.astype(numpy_dtype(case.dtype))
-        self.reduced = reduced(given, case.op, case.dtype) if case.row.reduces else None
-        self._shape = (case.ranks, count) if case.row.input.blocks else (count,)
-        self._draws = random_bytes(math.prod(self._shape) + PLACES * STRIDE, seed=0)
-        self._row = look_up(self.given[rank], self._draws)
-        self.out = self._room()
+        self.reduced = self._reduced(given) if case.row.reduces else None
+        self.has_input, self.has_output = self._sides()
+        self._shape = self._input_shape()
+        self._draws = random_bytes(math.prod(self._shape) + PLACES * STRIDE + shift, seed=0)
+        self._row = self._held(look_up(self.given[rank], self._draws)) if self.has_input else None
+        self._fixed = [self._room(self._shape) for _ in range(calls)] if fixed and self.has_input else None
+        self.outs = [self._room(self._output_shape()) if self.has_output else None for _ in range(calls)]
 
-    def _room(self) -> Array | None:
+    def _reduced(self, given: Array) -> Array:
+        """The reduction of whoever counts for this rank: of a prefix, those before it."""
+        last = {"scan": self.rank + 1, "exscan": self.rank}.get(self.case.test, self.case.ranks)
+        if last == 0:
+            return numpy.broadcast_to(identity(self.case.op, self.case.dtype), given.shape[1:])
+        return reduced(given[:last], self.case.op, self.case.dtype)
+
+    def _sides(self) -> tuple[bool, bool]:
+        """Whether this rank gives something, and whether it needs an array for what it gets."""
         row, root = self.case.row, self.case.root
-        is_source = row.name == "broadcast" and self.rank == root
-        if is_source or not row.output.exists(self.rank, root):
-            return None
-        shape = (self.case.ranks, self.count) if row.output.blocks else (self.count,)
-        return numpy.zeros(shape, self._row.dtype)
+        if self.case.test == "broadcast":
+            return self.rank == root, self.rank != root
+        return row.input.exists(self.rank, root), row.output.exists(self.rank, root) and row.ragged is None
 
-    def _place(self, repetition: int, row: Array) -> Array:
-        start = repetition % PLACES * STRIDE
+    def _input_shape(self) -> tuple[int, ...]:
+        row, count, ranks = self.case.row, self.count, self.case.ranks
+        if row.ragged == "source":
+            return (max(self.case.lengths(count)),)
+        if row.ragged:
+            return (sum(self.case.lengths(count)),)
+        return (ranks, count) if row.input.blocks else (count,)
+
+    def _output_shape(self) -> tuple[int, ...]:
+        return (self.case.ranks, self.count) if self.case.row.output.blocks else (self.count,)
+
+    def _room(self, shape: tuple[int, ...]) -> Any:
+        """Return an array of `shape`, `shift` elements after the beginning of its memory."""
+        return self.device.empty((math.prod(shape) + self._shift,), self.case.dtype)[self._shift:].reshape(shape)
+
+    def _held(self, values: Array) -> Any:
+        row = self.device.empty(values.shape, self.case.dtype)
+        self.device.write(row, values)
+        return row
+
+    def _place(self, turn: Turn, row: Any) -> Any:
+        """Return what of a row is read in that turn."""
+        start = (turn.repetition * self.calls + turn.call) % PLACES * STRIDE + self._shift
         return row[start:start + math.prod(self._shape)].reshape(self._shape)
 
-    def arguments(self, repetition: int) -> tuple[Array | None, ...]:
-        """Return the arrays to call with: (x, out), of broadcast (x,): off the root, that is `out`."""
-        x = self._place(repetition, self._row)
-        if self.case.collective == "broadcast":
-            return (x if self.out is None else self.out,)
-        return x, self.out
+    def arguments(self, turn: Turn) -> tuple[Any, ...]:
+        """Return what to call with: (x, out), where there is one array (x,), where counts are given (x, counts)."""
+        test, out = self.case.test, self.outs[turn.call]
+        if test == "barrier":
+            return ()
+        if turn.in_place and self.works_in_place and out is not None:
+            return out, out
+        x = self._input(turn)
+        if test == "broadcast":
+            return (x if self.rank == self.case.root else out,)
+        return RAGGED[test](self, x) if self.case.row.ragged else (x, out)
 
-    def expected(self, repetition: int) -> Array:
-        """Return what `out` must hold after that repetition, on a rank that has one."""
-        return EXPECTED[self.case.collective](self, self._place(repetition, self._draws))
+    def _input(self, turn: Turn) -> Any:
+        if not self.has_input:
+            return None
+        return self._place(turn, self._row) if self._fixed is None else self._fixed[turn.call]
 
-    def spoil(self, expected: Array) -> None:
-        """Make every element of `out` another one than `expected`: what is not written will be found."""
-        if self.out is not None:
-            self.out[...] = expected
-            self.out.view(numpy.uint8)[...] ^= 1
+    @property
+    def works_in_place(self) -> bool:
+        """Whether the result may take the input's place; where not, both halves of a line measure the same call."""
+        return self.case.test in SAME_SHAPE and self.case.test not in ONE_FORM
 
-    def wrong(self, expected: Array) -> int:
-        """Return how many elements of `out` are not as `expected`."""
-        return 0 if self.out is None else int(numpy.count_nonzero(self.out != expected))
+    def expected(self, turn: Turn) -> list[Array]:
+        """Return what this rank must get: one array, of the ragged tests several; none where it gets nothing."""
+        gets_blocks = self.case.row.ragged is not None and self.case.row.output.exists(self.rank, self.case.root)
+        if not (self.has_output or gets_blocks):
+            return []
+        return EXPECTED[self.case.test](self, self._place(turn, self._draws))
+
+    def prepare(self, turn: Turn, expected: Sequence[Array]) -> None:
+        """Make the arrays ready for a call: the input in place, or an output whose every element is wrong.
+
+        Without `expected` nothing will be checked, and an output keeps what it has.
+        """
+        out = self.outs[turn.call]
+        if self._fixed is not None:
+            self.device.copy(self._fixed[turn.call], self._place(turn, self._row))
+        if out is None:
+            return
+        if turn.in_place and self.works_in_place:
+            self.device.copy(out, self._place(turn, self._row))
+        elif expected:
+            spoilt = expected[0].copy()
+            spoilt.reshape(-1).view(numpy.uint8)[...] ^= 1
+            self.device.write(out, spoilt)
+
+    def wrong(self, turn: Turn, found: Any, expected: Sequence[Array]) -> int:
+        """Return how many elements of the result are not as `expected`; `found` is what the call returned."""
+        if not expected:
+            return 0
+        got = [self.outs[turn.call]] if self.case.row.ragged is None else found
+        results = got if isinstance(got, list) else [got]
+        if len(results) != len(expected):
+            return sum(map(len, expected))
+        pairs = zip(results, expected, strict=True)
+        return sum(self._differing(result, wanted) for result, wanted in pairs)
+
+    def _differing(self, result: Any, wanted: Array) -> int:
+        got = None if result is None else self.device.read(result, self.case.dtype)
+        if got is None or got.size != wanted.size or got.dtype != wanted.dtype:
+            return int(wanted.size)
+        return int(numpy.count_nonzero(got.reshape(wanted.shape) != wanted))
 
 
-def _everyone(data: Data, draws: Array) -> Array:
-    assert data.reduced is not None  # these collectives reduce
-    return look_up(data.reduced, draws)
+# What is expected: tables looked up at the draws that the input was made of.
 
 
-def _own_block(data: Data, draws: Array) -> Array:
+def _everyone(data: Data, draws: Array) -> list[Array]:
+    assert data.reduced is not None  # these tests reduce
+    return [look_up(data.reduced, draws)]
+
+
+def _own_block(data: Data, draws: Array) -> list[Array]:
     return _everyone(data, draws[data.rank])
 
 
-def _from_root(data: Data, draws: Array) -> Array:
-    return look_up(data.given[data.case.root], draws)
+def _from_root(data: Data, draws: Array) -> list[Array]:
+    return [look_up(data.given[data.case.root], draws)]
 
 
-def _block_of_each(data: Data, draws: Array) -> Array:
-    return numpy.stack([look_up(given, draws) for given in data.given])
+def _from_left(data: Data, draws: Array) -> list[Array]:
+    return [look_up(data.given[data.rank - 1], draws)]
 
 
-EXPECTED: dict[str, Callable[[Data, Array], Array]] = {
-    "all_reduce": _everyone, "reduce": _everyone, "broadcast": _from_root, "all_gather": _block_of_each,
-    "reduce_scatter": _own_block,
+def _block_of_each(data: Data, draws: Array) -> list[Array]:
+    return [numpy.stack([look_up(given, draws) for given in data.given])]
+
+
+def _block_from_root(data: Data, draws: Array) -> list[Array]:
+    return _from_root(data, draws[data.rank])
+
+
+def _block_from_each(data: Data, draws: Array) -> list[Array]:
+    return _block_of_each(data, draws[data.rank])
+
+
+def blocks(case: Case, count: int, source: int) -> list[slice]:
+    """Return where in its input a rank has the block for each rank."""
+    ends = itertools.accumulate((case.length(count, source, target) for target in range(case.ranks)), initial=0)
+    return [slice(first, last) for first, last in itertools.pairwise(ends)]
+
+
+def _ragged_of_each(data: Data, draws: Array) -> list[Array]:
+    lengths = data.case.lengths(data.count)
+    return [look_up(given, draws[:length]) for given, length in zip(data.given, lengths, strict=True)]
+
+
+def _ragged_from_root(data: Data, draws: Array) -> list[Array]:
+    return _from_root(data, draws[blocks(data.case, data.count, data.case.root)[data.rank]])
+
+
+def _own_ragged(data: Data, draws: Array) -> list[Array]:
+    return _everyone(data, draws[blocks(data.case, data.count, data.rank)[data.rank]])
+
+
+def _ragged_from_each(data: Data, draws: Array) -> list[Array]:
+    return [look_up(given, draws[blocks(data.case, data.count, source)[data.rank]])
+            for source, given in enumerate(data.given)]
+
+
+EXPECTED: dict[str, Callable[[Data, Array], list[Array]]] = {
+    "all_reduce": _everyone, "reduce": _everyone, "scan": _everyone, "exscan": _everyone, "broadcast": _from_root,
+    "all_gather": _block_of_each, "gather": _block_of_each, "hypercube": _block_of_each, "scatter": _block_from_root,
+    "reduce_scatter": _own_block, "all_to_all": _block_from_each, "sendrecv": _from_left,
+    "all_gather_v": _ragged_of_each, "gather_v": _ragged_of_each, "scatter_v": _ragged_from_root,
+    "reduce_scatter_v": _own_ragged, "all_to_all_v": _ragged_from_each,
+}
+
+
+def _own_rows(data: Data, x: Any) -> tuple[Any, ...]:
+    return (x[:data.case.lengths(data.count)[data.rank]],)
+
+
+def _list_of_blocks(data: Data, x: Any) -> tuple[Any, ...]:
+    return (None if x is None else [x[block] for block in blocks(data.case, data.count, data.rank)],)
+
+
+def _with_counts(data: Data, x: Any) -> tuple[Any, ...]:
+    return x, data.case.lengths(data.count)
+
+
+RAGGED: dict[str, Callable[[Data, Any], tuple[Any, ...]]] = {
+    "all_gather_v": _own_rows, "gather_v": _own_rows, "scatter_v": _list_of_blocks, "all_to_all_v": _list_of_blocks,
+    "reduce_scatter_v": _with_counts,
 }

@@ -1,13 +1,15 @@
 """The clock: contestants in turn within one run, so that whatever disturbs the machine disturbs them all.
 
-A repetition calls each contestant once, each time after a barrier, in an order that rotates
-from repetition to repetition. It took as long as it did on the slowest rank.
+A repetition lets every contestant do the test once out of place and once in place, each time after a barrier, in an
+order that rotates from repetition to repetition. Before it each call gets fresh data and an output that is wrong
+everywhere, after it the result is checked; the clock runs between the two only.
 """
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -17,70 +19,153 @@ from gpucoll import Communicator
 
 from .arguments import Options
 from .cases import Contestant, turns
-from .data import Array, Data
+from .data import Data, Turn
+from .devices import Device, Timed
+from .records import PLACEMENTS
+from .summary import Array
 
 ITERATIONS = 20  # nccl-tests' default of -n
 FEWEST = 5
 SECONDS = 2.0  # that the repetitions of one size may take where -n does not say how many there are
+WAIT_EACH, BARRIER_EACH, WAIT_LAST = 2, 1, 3  # nccl-tests' -z
+
+
+class Bench(NamedTuple):
+    """Who measures, what was asked for, and where the arrays lie."""
+
+    comm: Communicator
+    options: Options
+    device: Device
+
+    @property
+    def checks(self) -> int:
+        """How many repetitions are made for the check alone; at 0 nothing is checked."""
+        return int(self.options.flags.check)
 
 
 class Measured(NamedTuple):
-    """One contestant at one size: seconds of each timed repetition, and the wrong elements, None where not checked."""
+    """One contestant at one size: seconds, shape (placements, ranks, repetitions), and wrong elements or None."""
 
     seconds: Array
-    wrong: int | None
-
-    @property
-    def median(self) -> float:
-        """The median time in seconds."""
-        return float(numpy.median(self.seconds))
+    wrong: tuple[int | None, ...]
 
 
-def measure(comm: Communicator, contestants: Sequence[Contestant], data: Data, options: Options) -> list[Measured]:
+def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list[Measured]:
     """Warm up, time and check each contestant on `data`; return the same on every rank. A collective call."""
-    timed = options.warmups + _iterations(comm, contestants, data, options)
-    seconds = _timed(comm, contestants, data, range(options.warmups, timed))
-    wrong = _checked(comm, contestants, data, range(timed, timed + options.checks))
-    return [Measured(row, int(count) if options.checks else None) for row, count in zip(seconds, wrong, strict=True)]
+    warmups = bench.options.flags.warmup_iters
+    timed = warmups + _iterations(bench, contestants, data)
+    seconds, wrong = _repeat(bench, contestants, data, range(warmups, timed))
+    wrong += _repeat(bench, contestants, data, range(timed, timed + bench.checks))[1]
+    everyone = numpy.stack(bench.comm.mpi.allgather(seconds), axis=2)
+    bench.comm.mpi.Allreduce(MPI.IN_PLACE, wrong, MPI.SUM)
+    checked = [tuple(int(count) if bench.checks else None for count in row) for row in wrong]
+    return [Measured(row, counts) for row, counts in zip(everyone, checked, strict=True)]
 
 
-def _iterations(comm: Communicator, contestants: Sequence[Contestant], data: Data, options: Options) -> int:
+def _iterations(bench: Bench, contestants: Sequence[Contestant], data: Data) -> int:
     """Warm up; return -n, or as many repetitions as there is time for, by the last one that warmed up."""
-    elapsed = SECONDS
-    for repetition in range(max(options.warmups, options.iterations is None)):
+    elapsed, asked = SECONDS, bench.options.iterations
+    for repetition in range(max(bench.options.flags.warmup_iters, asked is None)):
         started = time.perf_counter()
-        _timed(comm, contestants, data, [repetition])
+        _repeat(bench, contestants, data, [repetition])
         elapsed = time.perf_counter() - started
-    affordable = int(SECONDS / comm.mpi.bcast(elapsed))
-    return options.iterations or max(FEWEST, min(ITERATIONS, affordable))
+    affordable = int(SECONDS / bench.comm.mpi.bcast(elapsed))
+    return asked or max(FEWEST, min(ITERATIONS, affordable))
 
 
-def _timed(comm: Communicator, contestants: Sequence[Contestant], data: Data, repetitions: Sequence[int]) -> Array:
-    """Return the seconds of the slowest rank, shape (contestants, repetitions)."""
-    seconds = numpy.zeros((len(contestants), len(repetitions)))
+def _repeat(bench: Bench, contestants: Sequence[Contestant], data: Data,
+            repetitions: Sequence[int]) -> tuple[Array, Array]:
+    """Return this rank's seconds, shape (contestants, placements, repetitions), and its wrong elements of each."""
+    seconds = numpy.zeros((len(contestants), len(PLACEMENTS), len(repetitions)))
+    wrong = numpy.zeros((len(contestants), len(PLACEMENTS)), numpy.int64)
     for column, repetition in enumerate(repetitions):
-        arguments = data.arguments(repetition)
-        for row in turns(len(contestants), repetition):
-            seconds[row, column] = _time(comm, contestants[row], arguments)
-    comm.mpi.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
-    return seconds
+        expected = [data.expected(Turn(repetition, call)) for call in range(data.calls)] if bench.checks else None
+        for placement in range(len(PLACEMENTS)):
+            calls = [Turn(repetition, call, placement == 1) for call in range(data.calls)]
+            for row in turns(len(contestants), repetition):
+                trial = Trial(bench, contestants[row], data, calls, expected)
+                seconds[row, placement, column] = trial.time()
+                wrong[row, placement] += trial.wrong()
+    return seconds, wrong
 
 
-def _time(comm: Communicator, contestant: Contestant, arguments: tuple[Any, ...]) -> float:
-    comm.mpi.Barrier()
-    started = time.perf_counter()
-    contestant.call(*arguments)
-    return time.perf_counter() - started
+class Trial:
+    """One contestant's calls of one repetition, from fresh data to the check."""
+
+    def __init__(self, bench: Bench, contestant: Contestant, data: Data, calls: Sequence[Turn],
+                 expected: Sequence[Sequence[Array]] | None) -> None:
+        self.bench, self.contestant, self.data, self.calls = bench, contestant, data, calls
+        self.expected = expected
+        self.found: list[Any] = []
+
+    def time(self) -> float:
+        """Return the seconds of one call; the ranks begin together."""
+        self.prepare()
+        call, divisor = self._work(), len(self.calls)
+        if self.bench.options.launches:
+            call = self.bench.device.captured(call, self.bench.options.launches)
+            divisor *= self.bench.options.launches
+        seconds, self.found = self._timed(call)
+        return seconds / divisor
+
+    def prepare(self) -> None:
+        """Give each call its data, and wait until every rank has them."""
+        for number, turn in enumerate(self.calls):
+            self.data.prepare(turn, self.expected[number] if self.expected else [])
+        self.bench.device.synchronize()
+        self.bench.comm.mpi.Barrier()
+
+    def _timed(self, call: Callable[[], Any]) -> Timed:
+        device, flags = self.bench.device, self.bench.options.flags
+        if flags.report_cputime:
+            return device.host_timed(call)
+        if flags.blocking:
+            return device.host_timed(functools.partial(_completed, device, call))
+        return device.timed(call)
+
+    def _work(self) -> Callable[[], list[Any]]:
+        """Return what is timed."""
+        arguments = [self.data.arguments(turn) for turn in self.calls]
+        call, blocking = self.contestant.call, self.bench.options.flags.blocking
+        if blocking in (BARRIER_EACH, WAIT_EACH):
+            return functools.partial(_one_by_one, self.bench, call, arguments, blocking)
+        if len(arguments) > 1 and not self.contestant.peer:
+            return functools.partial(_grouped, self.bench.comm, call, arguments)
+        return lambda: [call(*given) for given in arguments]
+
+    def wrong(self) -> int:
+        """Return how many elements of the results are wrong on this rank; untimed."""
+        if self.expected is None or (self.contestant.peer and self._undefined()):
+            return 0
+        if self.bench.options.launches > 1:  # in place, the replays have worked on their own results
+            self.prepare()
+            self.found = self._work()()
+        self.bench.device.synchronize()
+        return sum(self.data.wrong(turn, found, expected)
+                   for turn, found, expected in zip(self.calls, self.found, self.expected, strict=True))
+
+    def _undefined(self) -> bool:
+        """MPI leaves open what exscan gives to rank 0; gpucoll does not."""
+        return self.data.case.test == "exscan" and self.bench.comm.rank == 0
 
 
-def _checked(comm: Communicator, contestants: Sequence[Contestant], data: Data, repetitions: Sequence[int]) -> Array:
-    """Return how many elements were wrong, over all ranks and repetitions, shape (contestants,)."""
-    wrong = numpy.zeros(len(contestants), numpy.int64)
-    for repetition in repetitions:
-        arguments, expected = data.arguments(repetition), data.expected(repetition)
-        for row, contestant in enumerate(contestants):
-            data.spoil(expected)
-            contestant.call(*arguments)
-            wrong[row] += data.wrong(expected)
-    comm.mpi.Allreduce(MPI.IN_PLACE, wrong, MPI.SUM)
-    return wrong
+def _completed(device: Device, call: Callable[[], Any]) -> Any:
+    found = call()
+    device.synchronize()
+    return found
+
+
+def _one_by_one(bench: Bench, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]],
+                blocking: int) -> list[Any]:
+    found = []
+    for given in arguments:
+        found.append(call(*given))
+        bench.device.synchronize()
+        if blocking == BARRIER_EACH:
+            bench.comm.mpi.Barrier()
+    return found
+
+
+def _grouped(comm: Communicator, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    with comm.group():
+        return [call(*given) for given in arguments]

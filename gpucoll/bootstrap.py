@@ -146,15 +146,20 @@ class Gpu(NamedTuple):
     name: str
 
 
-def device(local_rank: int) -> int | None:
-    """Return the CUDA ordinal for `local_rank`, or None without CuPy, driver or device."""
+def device(local_rank: int | None) -> int | None:
+    """Return the CUDA ordinal for `local_rank`, or None without CuPy, driver or device.
+
+    None is a thread of those that share a GPU: the current one.
+    """
     try:
         import cupy
 
         count = cupy.cuda.runtime.getDeviceCount()
+        if count and local_rank is None:
+            return int(cupy.cuda.runtime.getDevice())
     except (ImportError, RuntimeError):  # CuPy's CUDA errors are RuntimeErrors
         return None
-    return local_rank % count if count else None
+    return local_rank % count if count and local_rank is not None else None
 
 
 def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str, str] = os.environ) -> Gpu:

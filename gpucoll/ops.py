@@ -20,6 +20,7 @@ from gpucoll.errors import ArgumentError, nearest
 class Op(NamedTuple):
     """One row: `kinds` are the dtypes' kinds on which the op is defined.
 
+    `cuda` is an expression in a and b of a type W, which calls what ``kernels/functions.h`` has.
     Ops of the user's own have a `factor` (see `premul_sum`) or an `expression` (see `elementwise_op`).
     """
 
@@ -43,8 +44,8 @@ OPS: dict[str, Op] = {
     for row in (
         Op("sum", "add", "add(a, b)", "ncclSum", "SUM", "0", _ALL),
         Op("prod", "multiply", "multiply(a, b)", "ncclProd", "PROD", "1", _ALL),
-        Op("min", "minimum", "b < a || b != b ? b : a", "ncclMin", "MIN", "highest", _REAL),
-        Op("max", "maximum", "b > a || b != b ? b : a", "ncclMax", "MAX", "lowest", _REAL),
+        Op("min", "minimum", "minimum(a, b)", "ncclMin", "MIN", "highest", _REAL),
+        Op("max", "maximum", "maximum(a, b)", "ncclMax", "MAX", "lowest", _REAL),
         Op("avg", "add", "add(a, b)", "ncclAvg", "SUM", "0", ("float", "complex")),
         Op("band", "bitwise_and", "a & b", None, "BAND", "all ones", _BITS),
         Op("bor", "bitwise_or", "a | b", None, "BOR", "0", _BITS),

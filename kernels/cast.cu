@@ -1,5 +1,6 @@
-// dst = src in another dtype, neither of them complex. Floats become integers by truncation; what an integer cannot hold
-// becomes anything. src and dst do not overlap.
+// dst = src in another dtype, neither of them complex.
+//
+// Floats become integers by truncation; what an integer cannot hold becomes anything. src and dst do not overlap.
 #include "functions.h"
 #include "number.h"
 #include "walk.h"
@@ -76,7 +77,7 @@ GC_DEV void cast_edge(const CastArguments& a, const Edges<S>& source, const Edge
 
 // The elements before the first group, or all of them where src and dst have no boundary in common.
 template <class S, class D> GC_DEV u64 head_of(u64 src, u64 dst, u64 count) {
-    const u64 head = sizeof(S) < sizeof(D) ? (0 - src) % sizeof(Word) / sizeof(S) : (0 - dst) % sizeof(Word) / sizeof(D);
+    const u64 head = (0 - (sizeof(S) < sizeof(D) ? src : dst)) % sizeof(Word) * Group<S, D>::SIZE / sizeof(Word);
     const u64 past = (src + head * sizeof(S)) | (dst + head * sizeof(D));
     return past % sizeof(Word) == 0 && head < count ? head : count;
 }

@@ -1,8 +1,8 @@
 // The dialect of the kernels: CUDA C++ for GPUs by NVRTC, and the same text for CPUs by g++.
 //
-// No header of CUDA's is needed. An instance of a kernel is made by GC_ENTRY(name, Arguments, kernel...): on the device
-// the launch passes Arguments by value; on the host name(blocks, threads, &arguments) runs the grid and returns null, or
-// the text of the first fault.
+// No header of CUDA's is needed. GC_ENTRY(name, Arguments, kernel...) makes a kernel that can be launched: on the
+// device with Arguments by value; on the host name(blocks, threads, &arguments) runs the grid and returns null, or the
+// text of the first fault.
 #pragma once
 
 typedef signed char i8;
@@ -25,6 +25,8 @@ struct alignas(16) Word {
 #define GC_UNROLL _Pragma("unroll")
 #define GC_ROLLED _Pragma("unroll 1")
 #define GC_SHARED(T, name, n) __shared__ T name[n]
+// Arguments are read where the launch has put them: to index an array in a copy would take it to memory. Registers are
+// for what is under way, rather than for a second block on the processor.
 #define GC_ENTRY(name, Arguments, ...) \
     extern "C" __global__ void __launch_bounds__(512, 1) name(const __grid_constant__ Arguments a) { __VA_ARGS__(a); }
 
@@ -45,7 +47,7 @@ GC_DEV double raised(double x, double y) { return ::pow(x, y); }
 template <class Unit> GC_DEV Unit load(u64 address) { return *reinterpret_cast<const Unit*>(address); }
 template <class Unit> GC_DEV void store(u64 address, Unit unit) { *reinterpret_cast<Unit*>(address) = unit; }
 
-// Words by instructions of their own: the compiler makes several narrow stores of one, and puts loads behind what waits.
+// Words by instructions of their own: the compiler would make several narrow stores of one.
 template <> GC_DEV Word load<Word>(u64 address) {
     Word word;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

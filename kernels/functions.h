@@ -59,6 +59,7 @@ template <class R> GC_DEV Complex<R> divide(Complex<R> a, Complex<R> b) {
     return {(a.re * ratio + a.im) * scale, (a.im * ratio - a.re) * scale};
 }
 
+// NaN wins.
 template <class W> GC_DEV W minimum(W a, W b) { return b < a || b != b ? b : a; }
 template <class W> GC_DEV W maximum(W a, W b) { return b > a || b != b ? b : a; }
 

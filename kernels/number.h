@@ -1,7 +1,7 @@
 // The dtypes: how each is stored, and the wide type that it is computed in.
 //
-// up() gives the wide value of a stored one; down() rounds a wide value to the nearest stored one, ties to even. What is
-// too large becomes infinity, or NaN where the format has no infinity: nothing saturates. A NaN stays a NaN.
+// up() gives the wide value of a stored one; down() rounds a wide value to the nearest stored one, ties to even.
+// What is too large becomes infinity, or NaN where the format has no infinity: nothing saturates. A NaN stays a NaN.
 #pragma once
 
 #include "dialect.h"

@@ -1,6 +1,7 @@
 // pack: strided units become contiguous ones, in C order. unpack: contiguous units go where the strides say.
 //
-// A unit is as wide as all addresses and strides are aligned at least. Strides are in bytes, of any sign, or zero in pack.
+// A unit is as wide as all addresses and strides are aligned at least. Strides are in bytes, of any sign, in pack also
+// zero.
 #include "walk.h"
 
 constexpr u32 MOST_AXES = 8;

@@ -1,4 +1,4 @@
-// dst = op(...op(op(sources[0], sources[1]), sources[2])...), element by element, formed in the wide type and rounded once.
+// dst = op(...op(op(sources[0], sources[1]), sources[2])...), formed in the wide type and rounded once.
 //
 // dst may be one of the sources. All addresses are multiples of what the dtype needs.
 #include "functions.h"

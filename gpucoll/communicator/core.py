@@ -69,8 +69,8 @@ class Core:
 
     @functools.cached_property
     def device(self) -> int | None:
-        """The CUDA ordinal of this rank, its local rank modulo the devices; None without one."""
-        return bootstrap.device(self.local_rank)
+        """The CUDA ordinal of this rank, its local rank modulo the devices, threads' current one; None without one."""
+        return bootstrap.device(None if self.mpi is None else self.local_rank)
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""

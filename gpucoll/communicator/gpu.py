@@ -80,7 +80,7 @@ class DeviceSpace:
         used again later in the same stream only.
         """
         if self._completion is None:
-            self.gpu.order.passed(self.stream)
+            self.gpu.order.passed(self.stream, keep)
         else:
             self._completion.event = self.gpu.order.mark(self.stream, keep)
         yield from self.gpu.device.settle()

@@ -38,13 +38,17 @@ class CudaDevice:
         return None if other == self.ordinal else f"on GPU {other}"
 
     def stream(self, given: Any) -> Any:
-        """A stream of CuPy's, an object with ``__cuda_stream__``, as PyTorch's, or the address of a `cudaStream_t`."""
+        """A stream of CuPy's, an object with ``__cuda_stream__``, as PyTorch's, or the address of a `cudaStream_t`.
+
+        The null stream has one address on every GPU: which one it is the current device says, from here on this one.
+        """
+        self.use()
         if given is None:
             return cupy.cuda.get_current_stream()
         if isinstance(given, cupy.cuda.Stream | cupy.cuda.ExternalStream):
             return given
         address = given.__cuda_stream__()[1] if hasattr(given, "__cuda_stream__") else given
-        return cupy.cuda.ExternalStream(int(getattr(address, "cuda_stream", address)), self.ordinal)
+        return _foreign_stream(int(getattr(address, "cuda_stream", address)), given)
 
     def new_stream(self) -> Any:
         return cupy.cuda.Stream(non_blocking=True)
@@ -86,6 +90,23 @@ class CudaDevice:
             function((blocks,), (threads,), (arguments,), 0, stream)
 
         return launch
+
+
+class _Foreign:
+    """The address of a stream as CuPy 14 takes it; `owner` lives as long."""
+
+    def __init__(self, address: int, owner: Any) -> None:
+        self._address, self._owner = address, owner
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self._address
+
+
+def _foreign_stream(address: int, owner: Any) -> Any:
+    """Return another library's stream as one of CuPy's; from 14 on CuPy warns of its class for them."""
+    if hasattr(cupy.cuda.Stream, "from_external"):
+        return cupy.cuda.Stream.from_external(_Foreign(address, owner))
+    return cupy.cuda.ExternalStream(address)
 
 
 def _cubin(source: str, arch: str) -> bytes:

@@ -62,7 +62,7 @@ class Kernels:
     """The kernels of one device. An instance is loaded when it is first used, and kept.
 
     `stream` is handed on to what `load` returned. `processors` and `threads` bound a grid: a device computes with so
-    many blocks, and so many threads in each, at a time.
+    many blocks, and so many threads in each, at a time; `threads` is a power of two.
     """
 
     def __init__(self, load: Callable[[Instance], Launch], processors: int, *, threads: int = THREADS) -> None:
@@ -103,7 +103,7 @@ class Kernels:
         """dst = op(...op(sources[0], sources[1])...), formed in the wide dtype and rounded once.
 
         Of more than eight sources, eight are reduced and then seven more at a time, each time rounded. `dst` may be one
-        of the first eight.
+        of the first eight; a later one is an ArgumentError.
         """
         if count == 0:
             return
@@ -189,8 +189,8 @@ def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, add
 
     Every stride and `address`, which has the lowest bits of both ends, is a multiple of the unit.
 
-    >>> axes_of((4, 2, 8), (64, 32, 4), 4, 0)
-    Axes(unit=16, shape=(8, 2), strides=(32, 16))
+    >>> axes_of((5, 2, 8), (128, 32, 4), 4, 0)
+    Axes(unit=16, shape=(5, 4), strides=(128, 16))
     >>> axes_of((3, 1), (-6, 0), 2, 0)
     Axes(unit=2, shape=(3,), strides=(-6,))
     """

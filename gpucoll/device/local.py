@@ -30,6 +30,7 @@ class LocalTransport:
         self._told: dict[int, list[Any]] = collections.defaultdict(list)
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
+        self._device.use()
         ready = self._event(stream)
         posted = [(part, *self._offer(part, ready)) for part in sends]
         awaited = [(part, *self._await(part.peer, self._offers)) for part in receives]
@@ -41,9 +42,11 @@ class LocalTransport:
         answers = [self._tell(part.peer, [0, 0, done.ptr], self._answers) for part in receives]
         for _, _, answer, request in posted:
             yield request.Test
+            self._device.use()  # the null stream is that of the current device
             cupy.cuda.runtime.streamWaitEvent(stream.ptr, int(answer[2]))
         for request in [*answers, *(told for _, told, _, _ in posted)]:
             yield request.Test
+        self._device.use()  # what follows may be done by another thread than what was before
         for peer in {part.peer for part in (*sends, *receives)}:
             self._told[peer] = [ready, done]
 

@@ -91,7 +91,7 @@ class Nccl:
         self._foreign("ncclScatter", source, target, nbytes, BYTE, root, self._comm.comm, stream.ptr)
 
     def _foreign(self, function: str, *arguments: Any) -> None:
-        result = _library()[function](*arguments)
+        result = getattr(_library(), function)(*arguments)
         if result:
             raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
 
@@ -150,7 +150,7 @@ def _library() -> ctypes.CDLL:
     library.ncclGetLastError.restype = ctypes.c_char_p
     for name, arguments in PROTOTYPES.items():
         if lacks(name) is None:
-            library[name].argtypes = arguments
+            getattr(library, name).argtypes = arguments  # library[name] would be another object each time
     return library
 
 

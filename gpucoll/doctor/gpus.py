@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,21 +30,19 @@ def nvml() -> Iterator[Any]:
 
 def gpus() -> Findings:
     """Find `gpus`, in NVML's order, and between each two of them `p2p`, the way, and `paths`, the distance."""
-    found = Findings()
+    found, survey = Findings(), Findings()
     found.facts.update(gpus=None, p2p=None, paths=None)
-    try:
-        with nvml() as library:
-            handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
-            found.facts["gpus"] = [_gpu(found, library, index, handle) for index, handle in enumerate(handles)]
-            found.facts["p2p"] = _matrix(found, "p2p", handles, lambda one, two: _way(library, one, two))
-            found.facts["paths"] = _matrix(found, "paths", handles, lambda one, two: _path(library, one, two))
-    except Exception as error:
-        found.look("gpus", lambda: _raise(error))
+    survey.look("gpus", lambda: _survey(found))
+    found.missing.update(survey.missing)
     return found
 
 
-def _raise(error: Exception) -> None:
-    raise error
+def _survey(found: Findings) -> None:
+    with nvml() as library:
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        found.facts["gpus"] = [_gpu(found, library, index, handle) for index, handle in enumerate(handles)]
+        found.facts["p2p"] = _matrix(found, "p2p", handles, lambda one, two: _way(library, one, two))
+        found.facts["paths"] = _matrix(found, "paths", handles, lambda one, two: _path(library, one, two))
 
 
 def _gpu(found: Findings, library: Any, index: int, handle: Any) -> dict[str, Any]:
@@ -71,7 +70,7 @@ def _nvlinks(library: Any, handle: Any) -> dict[str, int]:
 def _matrix(found: Findings, name: str, handles: list[Any], cell: Callable[[Any, Any], str]) -> list[list[str | None]]:
     """Return `cell` for each two GPUs; "self" on the diagonal, None where NVML does not tell."""
     looks = Findings()
-    rows = [["self" if one is two else looks.look(f"{name}[{i}][{j}]", lambda one=one, two=two: cell(one, two))
+    rows = [["self" if one is two else looks.look(f"{name}[{i}][{j}]", functools.partial(cell, one, two))
              for j, two in enumerate(handles)] for i, one in enumerate(handles)]
     found.missing.update(looks.missing)
     return rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import socket
@@ -84,7 +85,7 @@ def _limit(kind: int) -> dict[str, int | str]:
 def _clock() -> dict[str, Any]:
     """Return the kernel's clock, the resolution that it claims, and the smallest step seen."""
     reads = [time.perf_counter_ns() for _ in range(READS)]
-    steps = [later - earlier for earlier, later in zip(reads, reads[1:], strict=False) if later > earlier]
+    steps = [later - earlier for earlier, later in itertools.pairwise(reads) if later > earlier]
     return {"source": CLOCK.read_text().strip() if CLOCK.exists() else None,
             "resolution_ns": round(time.get_clock_info("perf_counter").resolution * 1e9),
             "step_ns": min(steps, default=None)}

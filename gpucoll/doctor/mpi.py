@@ -148,7 +148,7 @@ def _mpiexec_version() -> str:
 def _mpiexec_name(text: str) -> str:
     """Return whose an mpiexec is, and its version.
 
-    >>> _mpiexec_name("HYDRA build details:\\n    Version:         5.0.2\\n"), _mpiexec_name("mpiexec (Open MPI) 5.0.11")
+    >>> _mpiexec_name("HYDRA build details:\\n    Version:  5.0.2\\n"), _mpiexec_name("mpiexec (Open MPI) 5.0.11")
     ("MPICH's, 5.0.2", "Open MPI's, 5.0.11")
     """
     number = re.search(r"\d+(\.\d+)+", text)

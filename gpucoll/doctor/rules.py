@@ -58,8 +58,8 @@ def _mpi(report: Report) -> Iterator[Remark]:
     if mpi["launcher"] is None and mpi["mpiexec"] is None:
         yield Remark(False, "GC-LAUNCHER", f"ranks cannot be launched: {report['missing'].get('mpi.mpiexec', '')}")
     if mpi["threads"] not in ("multiple", None):
-        yield Remark(False, "GC-THREADS", f"MPI allows threads only as {mpi['threads']!r}: what async_op starts goes on "
-                     "only while the program is inside a call of gpucoll's")
+        yield Remark(False, "GC-THREADS", f"MPI allows threads only as {mpi['threads']!r}: what async_op starts goes "
+                     "on only while the program is inside a call of gpucoll's")
 
 
 def _alike(report: Report) -> Iterator[Remark]:
@@ -76,7 +76,8 @@ def _cuda(report: Report) -> Iterator[Remark]:
     versions = report["versions"]
     seen = sum(len(host["gpus"] or ()) for host in report["hosts"])
     if seen and versions["cupy"] is None:
-        yield Remark(False, "GC-CUPY", f"NVML sees {seen} GPUs, but CuPy is missing: {report['missing'].get('versions.cupy')}")
+        yield Remark(False, "GC-CUPY", f"NVML sees {seen} GPUs, but there is no CuPy: "
+                     f"{report['missing'].get('versions.cupy')}")
     if versions["cupy"] and versions["cuda_driver"] and versions["cuda_runtime"] and \
             _numbers(versions["cuda_driver"])[0] < _numbers(versions["cuda_runtime"])[0]:
         yield Remark(True, "GC-DRIVER", f"the driver is for CUDA {versions['cuda_driver']}, older than the CUDA "
@@ -110,8 +111,8 @@ def _links(report: Report) -> Iterator[Remark]:
     across = [set(hosts) for hosts in by_hosts if len(hosts) == 2]
     culprits = set.intersection(*across) if len(across) > 1 else set()
     if culprits:
-        yield Remark(False, "GC-LINK", f"all slow links lead to host {' or '.join(sorted(culprits))}: look there first, "
-                     "at card, cable, switch port and route", hosts=tuple(sorted(culprits)))
+        yield Remark(False, "GC-LINK", f"all slow links lead to host {' or '.join(sorted(culprits))}: look there "
+                     "first, at card, cable, switch port and route", hosts=tuple(sorted(culprits)))
     for kind in (report["links"] or {}).get("classes", ()):
         if kind["class"] == "across nodes" and kind["bandwidth_mb_s"] < SLOW_NETWORK and not across:
             yield _slow_network(report, kind)
@@ -147,13 +148,14 @@ def _shared_memory(host: Report, size: int) -> Iterator[Remark]:
     ranks, hosts = len(host["ranks"]), (host["name"],)
     if host["shm"] is None:
         why = host["missing"].get("shm", "")
-        yield Remark(True, "GC-SHM", f"{host['name']} has no shared memory: {why}; mount a tmpfs on /dev/shm", hosts=hosts)
+        yield Remark(True, "GC-SHM", f"{host['name']} has no shared memory: {why}; mount a tmpfs on /dev/shm",
+                     hosts=hosts)
         return
     free = host["shm"]["free"]
     if free < SHM_WANTED * ranks:
-        yield Remark(free < SHM_NEEDED * ranks, "GC-SHM", f"/dev/shm of {host['name']} has {free / MIB:.0f} MiB free for "
-                     f"{named(host['ranks'])}, {SHM_WANTED * ranks // MIB} MiB would do; remove what crashed jobs left "
-                     "there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)", hosts=hosts)
+        yield Remark(free < SHM_NEEDED * ranks, "GC-SHM", f"/dev/shm of {host['name']} has {free / MIB:.0f} MiB free "
+                     f"for {named(host['ranks'])}, {SHM_WANTED * ranks // MIB} MiB would do; remove what crashed jobs "
+                     "left there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)", hosts=hosts)
 
 
 def _files(host: Report, size: int) -> Iterator[Remark]:
@@ -167,8 +169,8 @@ def _files(host: Report, size: int) -> Iterator[Remark]:
 
 def _memory_limits(host: Report, size: int) -> Iterator[Remark]:
     if host["rdma"] and _limit(host, "memlock") < float("inf"):
-        yield Remark(False, "GC-MEMLOCK", f"{host['name']} has an RDMA network ({', '.join(host['rdma'])}), but may lock "
-                     f"only {_limit(host, 'memlock') / MIB:.0f} MiB of memory for it: ulimit -l unlimited",
+        yield Remark(False, "GC-MEMLOCK", f"{host['name']} has an RDMA network ({', '.join(host['rdma'])}), but may "
+                     f"lock only {_limit(host, 'memlock') / MIB:.0f} MiB of memory for it: ulimit -l unlimited",
                      hosts=(host["name"],))
     if _limit(host, "stack") < STACK_USUAL:
         yield Remark(False, "GC-STACK", f"the stack on {host['name']} is limited to {_limit(host, 'stack') / MIB:.1f} "
@@ -184,16 +186,16 @@ def _limit(host: Report, name: str) -> float:
 def _cores(host: Report, size: int) -> Iterator[Remark]:
     ranks, cores = len(host["ranks"]), host["usable_cores"]
     if cores and ranks > cores:
-        yield Remark(False, "GC-CORES", f"{ranks} ranks share {cores:g} cores of {host['name']}: they wait for each other "
-                     "more than for messages, and times measured here mean little", hosts=(host["name"],))
+        yield Remark(False, "GC-CORES", f"{ranks} ranks share {cores:g} cores of {host['name']}: they wait for each "
+                     "other more than for messages, and times measured here mean little", hosts=(host["name"],))
     bound = defaultdict(list)
     for rank, affinity in host["affinity"].items():
         if affinity and affinity.isdigit():
             bound[affinity].append(int(rank))
     for core, together in bound.items():
         if len(together) > 1 and host["cores"] and host["cores"] >= ranks:
-            yield Remark(False, "GC-BINDING", f"{named(together)} of {host['name']} are bound to one core, {core}, while "
-                         "others are free: see the launcher's --bind-to", tuple(together), (host["name"],))
+            yield Remark(False, "GC-BINDING", f"{named(together)} of {host['name']} are bound to one core, {core}, "
+                         "while others are free: see the launcher's --bind-to", tuple(together), (host["name"],))
 
 
 def _clock(host: Report, size: int) -> Iterator[Remark]:
@@ -211,13 +213,14 @@ def _gpus(host: Report, size: int) -> Iterator[Remark]:
             owners[device["pci"]].append(int(rank))
     for pci, ranks in owners.items():
         if len(ranks) > 1:
-            yield Remark(False, "GC-SHARED-GPU", f"{named(ranks)} would share the GPU {pci} of {host['name']}: start no "
-                         "more ranks than there are GPUs, or set GPUCOLL_SHARE_GPU=1", tuple(ranks), hosts)
+            yield Remark(False, "GC-SHARED-GPU", f"{named(ranks)} would share the GPU {pci} of {host['name']}: start "
+                         "no more ranks than there are GPUs, or set GPUCOLL_SHARE_GPU=1", tuple(ranks), hosts)
     links = [gpu["nvlinks"] or {"up": 0, "down": 0} for gpu in gpus]
+    most = max((count["up"] for count in links), default=0)
     for gpu, count in zip(gpus, links, strict=True):
-        if count["up"] < max(other["up"] for other in links) or (count["up"] and count["down"]):
+        if count["up"] < most or (count["up"] and count["down"]):
             yield Remark(False, "GC-NVLINK", f"GPU {gpu['index']} ({gpu['pci']}) of {host['name']} has {count['up']} "
-                         f"NVLinks up and {count['down']} down, others up to {max(other['up'] for other in links)}: see "
+                         f"NVLinks up and {count['down']} down, others up to {most}: see "
                          "nvidia-smi nvlink --status", hosts=hosts)
 
 
@@ -226,8 +229,8 @@ def _peers(host: Report, size: int) -> Iterator[Remark]:
     apart = [f"{i}-{j} ({row[j][4:]})" for i, row in enumerate(rows) for j in range(i + 1, len(row))
              if row[j] and row[j].startswith("no: ")]
     if apart:
-        yield Remark(False, "GC-P2P", f"GPUs of {host['name']} cannot read each other's memory: {', '.join(apart)}; data "
-                     "goes through the host: IOMMU or ACS switched on, or GPUs behind different sockets",
+        yield Remark(False, "GC-P2P", f"GPUs of {host['name']} cannot read each other's memory: {', '.join(apart)}; "
+                     "data goes through the host: IOMMU or ACS switched on, or GPUs behind different sockets",
                      hosts=(host["name"],))
 
 

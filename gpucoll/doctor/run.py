@@ -12,16 +12,17 @@ from typing import Any
 
 import gpucoll
 from gpucoll import bootstrap
-from gpucoll.arguments import PATIENCE, launched, refuse
+from gpucoll.arguments import launched, refuse
 from gpucoll.doctor import gpus, links, mpi, rules, selftest, text
 from gpucoll.doctor.findings import Findings, scrubbed
 from gpucoll.doctor.machine import host_name, machine
 from gpucoll.doctor.rules import Report
 from gpucoll.doctor.versions import versions
-from gpucoll.errors import ArgumentError, CollectiveTimeout, GpucollError, UsageError
+from gpucoll.errors import ArgumentError, GpucollError, UsageError
 
 PROGRAM = "gpucoll doctor"
 TIMEOUT = 60.0  # seconds, where GPUCOLL_TIMEOUT says nothing
+SILENCE = 5.0  # seconds that ranks which cannot reach each other leave the one that speaks
 Say = Callable[[Iterable[str]], None]
 
 
@@ -40,7 +41,7 @@ def main(*, as_json: bool) -> int:
         with gpucoll.init(timeout=None if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT) as comm:
             return _together(comm, found, as_json=as_json)
     except UsageError as error:  # a launcher that mpi4py's MPI does not understand
-        found.facts.update(mismatch=error.args[0], match=False)
+        found.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
         return _alone(found, as_json=as_json)
     except ArgumentError as error:
         refuse(PROGRAM, str(error))
@@ -75,13 +76,11 @@ def _write(output: str) -> None:
 
 def _alone(found: Findings, *, as_json: bool) -> int:
     """Report on this process without MPI, which cannot be used; one process speaks for all that were launched."""
-    _, rank = launched()
-    if rank != 0:
-        time.sleep(PATIENCE)  # to leave first could end the one that speaks; its end will end this one
+    if launched()[1] != 0:
+        time.sleep(SILENCE)  # Open MPI's mpiexec ends the others when one leaves with an error
         return 1
     report = assemble([_rank_facts(0, 0, 0, None)], found)
-    why = found.facts["mismatch"] or found.missing["library"]
-    report["missing"].update({"links": why, **{f"self_test.{memory}": why for memory in report["self_test"]}})
+    report["missing"].update({name: "MPI cannot be started" for name in ("links", "self_test.cpu", "self_test.cuda")})
     rules.judge(report)
     _write(f"{json.dumps(report)}\n" if as_json else "".join(f"{line}\n" for line in text.lines(report)))
     return int(report["exit_code"])
@@ -169,19 +168,20 @@ def _figures(prefix: str, latency: float, bandwidth: float) -> dict[str, float]:
 def _test_self(comm: Any, report: Report) -> None:
     """The report has the outcome of the self-tests: on the host's memory, or the emulated device, and on GPUs."""
     host = selftest.HOST._replace(name="emulated") if _emulated() else selftest.HOST
-    outcome = selftest.self_test(comm, comm.mpi, host)
-    why = None if outcome["faults"] else _why_no_gpu_test(comm)
-    on_gpu = None
-    if outcome["faults"]:
-        why = "the test before has failed"
-    elif why is None:
-        on_gpu = selftest.self_test(comm, comm.mpi, selftest.gpu())
+    outcomes = {host.name: selftest.self_test(comm, comm.mpi, host, selftest.SECONDS)}
+    why = "the test before has failed" if _failed(outcomes[host.name]) else _why_no_gpu_test(comm)
+    outcomes["cuda"] = {"refused": why} if why else \
+        selftest.self_test(comm, comm.mpi, selftest.gpu(), selftest.SECONDS)
     if report:
-        report["self_test"].update({host.name: outcome, "cuda": on_gpu})
-        other = {"cpu": "GPUCOLL_DEVICE=emulated sends host arrays down the device path"} if _emulated() else \
-            {"emulated": "GPUCOLL_DEVICE is not emulated"}
-        missing = {**other, **({"cuda": why} if why else {})}
-        report["missing"].update({f"self_test.{memory}": reason for memory, reason in missing.items()})
+        for memory, outcome in outcomes.items():
+            if memory == "cuda" and "refused" in outcome:
+                report["missing"]["self_test.cuda"] = outcome["refused"]
+            else:
+                report["self_test"][memory] = outcome
+
+
+def _failed(outcome: Report) -> bool:
+    return "refused" in outcome or bool(outcome["faults"])
 
 
 def _why_no_gpu_test(comm: Any) -> str | None:
@@ -189,17 +189,8 @@ def _why_no_gpu_test(comm: Any) -> str | None:
     mine = Findings()
     mine.look("device", lambda: _gpu(comm.device))
     whys = comm.mpi.allgather(mine.missing.get("device"))
-    if not any(whys):
-        mine.look("memory", lambda: _raise_refusal(comm))
-        whys = comm.mpi.allgather(mine.missing.get("memory"))
     ranks = [rank for rank, why in enumerate(whys) if why]
     return f"{whys[ranks[0]]} ({rules.named(ranks)})" if ranks else None
-
-
-def _raise_refusal(comm: Any) -> None:
-    refused = selftest.refusal(comm, selftest.gpu())
-    if refused:
-        raise LookupError(refused)
 
 
 # ---------------------------------------------------------------- the report

@@ -25,11 +25,11 @@ class Case(NamedTuple):
 
     collective: str
     algorithm: str
-    count: int
+    length: int
     dtype: str
 
     def __str__(self) -> str:
-        return f"{self.collective}, algorithm {self.algorithm}, {self.count} elements of {self.dtype}"
+        return f"{self.collective}, algorithm {self.algorithm}, {self.length} elements of {self.dtype}"
 
 
 class Memory(NamedTuple):
@@ -68,20 +68,20 @@ class Call:
 
     def __init__(self, case: Case, rank: int, size: int, memory: Memory) -> None:
         self.case, self.rank, self.size, self.give = case, rank, size, memory.give
-        self.root = case.count % size
+        self.root = case.length % size
         self.others = range(size)
 
     def array(self, source: int) -> Any:
         """Return the array of rank `source`."""
-        return self._numbers(source, self.case.count)
+        return self._numbers(source, self.case.length)
 
     def block(self, source: int, target: int) -> Any:
         """Return the block that rank `source` has for rank `target`."""
-        return self._numbers(source * self.size + target, max(1, self.case.count // self.size))
+        return self._numbers(source * self.size + target, max(1, self.case.length // self.size))
 
     def ragged(self, source: int, target: int) -> Any:
         """Return such a block of a length that depends on both."""
-        return self._numbers(source + target, self.case.count // self.size + (source + 2 * target) % 3)
+        return self._numbers(source + target, self.case.length // self.size + (source + 2 * target) % 3)
 
     def _numbers(self, number: int, count: int) -> Any:
         return ((7 * numpy.arange(count) + 13 * number) % MODULUS).astype(self.case.dtype)
@@ -94,7 +94,7 @@ class Call:
 
     def sum(self, ranks: Iterable[int]) -> Any:
         """Return the sum of the arrays of `ranks`; zeros for none."""
-        return sum(map(self.array, ranks), numpy.zeros(self.case.count, self.case.dtype))
+        return sum(map(self.array, ranks), numpy.zeros(self.case.length, self.case.dtype))
 
     def at_root(self, make: Callable[[], Any]) -> Any:
         """Return what `make` makes, on the root; None elsewhere."""
@@ -102,7 +102,7 @@ class Call:
 
 
 def _sent(comm: Any, c: Call, **how: Any) -> Any:
-    out = c.give(numpy.zeros(c.case.count, c.case.dtype))
+    out = c.give(numpy.zeros(c.case.length, c.case.dtype))
     return comm.sendrecv(c.give(c.array(c.rank)), out, (c.rank + 1) % c.size, (c.rank - 1) % c.size)
 
 
@@ -167,39 +167,33 @@ def _difference(found: Any, expected: Any, memory: Memory) -> str | None:
 # ---------------------------------------------------------------- the test
 
 
-def self_test(comm: Any, mpi: Any, memory: Memory, seconds: float = SECONDS) -> dict[str, Any]:
+def self_test(comm: Any, mpi: Any, memory: Memory, seconds: float) -> dict[str, Any]:
     """Run cases for `seconds`, each collective at least once; return the same account on every rank.
 
     A collective call; `mpi` tells the ranks of each other. An exception ends the test: the ranks may have parted.
+    Where every rank refuses the first call's arrays, nothing has moved: `refused` is the reason.
     """
-    started, calls, faults = time.monotonic(), 0, []
-    for number, case in enumerate(cases(comm.size, memory.name)):
-        mine, raised = _guarded(comm, case, memory)
-        told = mpi.allgather((mine, raised, time.monotonic() - started))
+    started, faults, calls = time.monotonic(), [], 0
+    for case in cases(comm.size, memory.name):
+        told = mpi.allgather((*_guarded(comm, case, memory), time.monotonic() - started))
         calls += 1
         wrong = {rank: what for rank, (what, _, _) in enumerate(told) if what}
+        if calls == 1 and all(ended == "refused" for _, ended, _ in told):
+            return {"refused": wrong[0]}
         if wrong:
             faults.append({"call": str(case), "ranks": list(wrong), "what": next(iter(wrong.values()))})
-        if any(raised for _, raised, _ in told):
+        late = max(spent for _, _, spent in told) >= seconds
+        if any(ended for _, ended, _ in told) or (late and calls >= len(CALLS)):
             break
-        if number + 1 >= len(CALLS) and max(seconds_of for _, _, seconds_of in told) >= seconds:
-            break
-    spent = round(time.monotonic() - started, 3)
-    return {"calls": calls, "collectives": min(calls, len(CALLS)), "seconds": spent, "faults": faults}
+    return {"calls": calls, "collectives": min(calls, len(CALLS)), "seconds": round(time.monotonic() - started, 3),
+            "faults": faults}
 
 
-def _guarded(comm: Any, case: Case, memory: Memory) -> tuple[str | None, bool]:
-    """Return what is wrong, and whether an exception said so: of gpucoll's, CuPy's, whoever's."""
+def _guarded(comm: Any, case: Case, memory: Memory) -> tuple[str | None, str | None]:
+    """Return what is wrong, and how an exception ended the call: one of gpucoll's, CuPy's, whoever's."""
     try:
-        return fault(comm, case, memory), False
-    except Exception as error:
-        return reason(error), True
-
-
-def refusal(comm: Any, memory: Memory) -> str | None:
-    """Return why arrays of this memory are refused here; None where they are taken. Nothing has moved."""
-    try:
-        fault(comm, next(cases(comm.size, memory.name)), memory)
+        return fault(comm, case, memory), None
     except (ArgumentError, UsageError) as error:
-        return str(error)
-    return None
+        return reason(error), "refused"
+    except Exception as error:
+        return reason(error), "failed"

@@ -1,4 +1,4 @@
-"""The report for people: aligned, a paragraph for each matter, what is missing with its reason, and the verdict last."""
+"""The report for people: aligned, a paragraph for each matter, what is missing with its reason, the verdict last."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def _gpus(host: Report) -> Iterator[str]:
 
 
 def _gpu(gpu: Report) -> str:
-    memory = [f"{gpu[name] / GIB:.1f} GiB{word}" for name, word in (("memory_bytes", ""), ("memory_free_bytes", " free"))
-              if gpu[name] is not None]
+    sizes = ("memory_bytes", ""), ("memory_free_bytes", " free")
+    memory = [f"{gpu[name] / GIB:.1f} GiB{word}" for name, word in sizes if gpu[name] is not None]
     links = gpu["nvlinks"] or {"up": 0, "down": 0}
     nvlinks = f"{links['up']} of {_count(links['up'] + links['down'], 'NVLink')} up"
     return f"{gpu['index']:3}  {gpu['pci']}  {gpu['name']}  {', '.join(memory) or 'memory not known'}  {nvlinks}"
@@ -145,10 +145,9 @@ def _links(report: Report) -> Iterator[str]:
 def self_test(report: Report) -> Iterator[str]:
     """Yield what came of the self-tests."""
     for memory, outcome in report["self_test"].items():
-        if outcome is None and memory != "cuda":  # of the host's memory and the emulated device one is tested
-            continue
-        if outcome is None:
-            yield from paragraph("self-test", [f"{memory:8}  not run: {report['missing'][f'self_test.{memory}']}"])
+        if outcome is None:  # of the host's memory and the emulated device one is tested, without a reason
+            why = report["missing"].get(f"self_test.{memory}")
+            yield from paragraph("self-test", [f"{memory:8}  not run: {why}"] if why else [])
             continue
         wrong = f"{len(outcome['faults'])} WRONG" if outcome["faults"] else "all right"
         yield from paragraph("self-test", [f"{memory:8}  {outcome['calls']} calls of {outcome['collectives']} kinds in "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import platform
@@ -24,7 +25,7 @@ def versions() -> Findings:
     found.look("gpucoll", lambda: gpucoll.__version__)
     found.look("python", platform.python_version)
     for package in ("numpy", "mpi4py", "ml_dtypes", "cupy"):
-        found.look(package, lambda package=package: str(importlib.import_module(package).__version__))
+        found.look(package, functools.partial(_package, package))
     found.look("nccl", lambda: nccl_text(_nccl().get_version()))
     found.look("nccl_build", lambda: nccl_text(_nccl().get_build_version()))
     found.look("nvrtc", _nvrtc)
@@ -33,6 +34,10 @@ def versions() -> Findings:
     found.look("nvidia_driver", _nvidia_driver)
     found.look("nvidia_ml_py", _pynvml)
     return found
+
+
+def _package(name: str) -> str:
+    return str(importlib.import_module(name).__version__)
 
 
 def nccl_text(number: int) -> str:

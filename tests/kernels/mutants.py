@@ -110,8 +110,8 @@ MUTANTS = {
         "{ T stored; down(stored, Op::of(total[i][j], wide[j])); total[i][j] = up(stored); }",
         reduction("sum", "float16")),
     "a number wins over NaN": Mutant(
-        "b > a || b != b ? b : a); }\n}",
-        "b > a ? b : a); }\n}",
+        "b > a || b != b ? b : a",
+        "b > a ? b : a",
         reduction("max", "float32")),
     "words where addresses differ": Mutant("differences % sizeof(Word) != 0 || ", "", misaligned("float32")),
     "a stride too far": Mutant(
@@ -168,9 +168,9 @@ MUTANTS = {
         "typedef Wide<i8> W;",
         "typedef i32 W;",
         expression("max(a + b, b)", "int8", checks.wrapping)),
-    "divided in float16": Mutant(
+    "the factor is rounded": Mutant(
         "wide[j] = What::of(wide[j], factor);",
-        "{ T stored; down(stored, factor / 3); wide[j] = What::of(wide[j], up(stored) * 3); }",
+        "{ T stored; down(stored, factor / 7); wide[j] = What::of(wide[j], up(stored) * 7); }",
         scaling("divide", "float8_e4m3fn")),
     "NaN is false": Mutant("return W(x != W(0));", "return W(x < W(0) || x > W(0));", scaling("truth", "float32")),
     "the first barrier is dropped": Mutant("__syncthreads();\n    others", "others", fibers),

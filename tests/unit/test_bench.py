@@ -1,9 +1,8 @@
-"""bench/ without ranks: sizes, factors, the command line, exact data and their check, the lines of the table."""
+"""bench/ without ranks: sizes, factors, the command line; what is measured from when to when is in test_bench_text."""
 
 import doctest
 import importlib
 
-import numpy
 import pytest
 
 import oracle
@@ -11,27 +10,29 @@ from gpucoll.errors import ArgumentError
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 
-from gpucoll.bench import arguments, cases, data, table
-from gpucoll.bench.cases import Case, Contestant
-from gpucoll.bench.data import Data
+from gpucoll.bench import arguments, cases, summary
+from gpucoll.bench.cases import Case
 
-# From nccl-tests' doc/PERFORMANCE.md, worked out by hand.
+# From nccl-tests' doc/PERFORMANCE.md and its sources, worked out by hand: busbw over algbw.
+SHARE, TWO_SHARES, ONE = {2: 0.5, 4: 0.75, 8: 0.875}, {2: 1.0, 4: 1.5, 8: 1.75}, {2: 1.0, 4: 1.0, 8: 1.0}
 FACTORS = {
-    "all_reduce": {2: 1.0, 4: 1.5, 8: 1.75},
-    "reduce": {2: 1.0, 4: 1.0, 8: 1.0},
-    "broadcast": {2: 1.0, 4: 1.0, 8: 1.0},
-    "all_gather": {2: 0.5, 4: 0.75, 8: 0.875},
-    "reduce_scatter": {2: 0.5, 4: 0.75, 8: 0.875},
+    "all_reduce": TWO_SHARES, "reduce": ONE, "broadcast": ONE, "all_gather": SHARE, "reduce_scatter": SHARE,
+    "gather": SHARE, "scatter": SHARE, "all_to_all": SHARE, "all_to_all_v": SHARE, "sendrecv": ONE, "hypercube": ONE,
+    # not nccl-tests': those of their kind
+    "all_gather_v": SHARE, "gather_v": SHARE, "scatter_v": SHARE, "reduce_scatter_v": SHARE,
+    "scan": ONE, "exscan": ONE, "barrier": ONE,
 }
-LEGAL = [(op, dtype) for op in oracle.OPS for dtype in oracle.DTYPES if oracle.legal(op, dtype)]
+MODULES = ("arguments cases compare data document findings flags machine measure operands osu overlap pairs peers "
+           "progress readme records summary table").split()
 
 
 def case(collective, ranks=4, dtype="float32", op="sum", root=0):
     return Case(collective, dtype, op, root, ranks)
 
 
-@pytest.mark.parametrize("name", ["arguments", "cases", "data", "table"])
+@pytest.mark.parametrize("name", MODULES)
 def test_doctests(name):
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
     assert doctest.testmod(importlib.import_module(f"gpucoll.bench.{name}")).failed == 0
 
 
@@ -67,18 +68,47 @@ def test_a_fine_step_costs_no_memory():
     assert len(cases.sizes(0, 1 << 40, step=1)) == (1 << 40) + 1
 
 
+def test_every_test_has_a_factor():
+    assert set(FACTORS) == set(cases.TESTS)
+
+
 @pytest.mark.parametrize(("collective", "ranks"), [(name, ranks) for name in FACTORS for ranks in (2, 4, 8)])
 def test_bus_factors(collective, ranks):
     assert case(collective, ranks).factor == FACTORS[collective][ranks]
 
 
-@pytest.mark.parametrize(("collective", "dtype", "count", "nbytes"), [
-    ("all_reduce", "float32", 250, 1000), ("all_reduce", "float64", 125, 1000), ("all_reduce", "complex128", 62, 992),
-    ("reduce", "int8", 1003, 1003), ("broadcast", "float16", 501, 1002),
-    ("all_gather", "float32", 62, 992), ("reduce_scatter", "uint8", 250, 1000), ("reduce_scatter", "float64", 31, 992)])
-def test_sizes_are_those_of_the_larger_side(collective, dtype, count, nbytes):
+# Elements of 1003 bytes on four ranks, bytes of the larger side, and the bytes that algbw counts, by nccl-tests'
+# GetCollByteCount and GetBw: blocks are whole multiples of 16 bytes, and hypercube leaves out a rank's own block.
+@pytest.mark.parametrize(("collective", "dtype", "count", "nbytes", "moved"), [
+    ("all_reduce", "float32", 250, 1000, 1000), ("all_reduce", "float64", 125, 1000, 1000),
+    ("all_reduce", "complex128", 62, 992, 992), ("reduce", "int8", 1003, 1003, 1003),
+    ("broadcast", "float16", 501, 1002, 1002), ("sendrecv", "float32", 250, 1000, 1000),
+    ("all_gather", "float32", 60, 960, 960), ("reduce_scatter", "uint8", 240, 960, 960),
+    ("gather", "float64", 30, 960, 960), ("scatter", "float16", 120, 960, 960), ("all_to_all", "float32", 60, 960, 960),
+    ("all_gather", "complex128", 15, 960, 960), ("hypercube", "float32", 60, 960, 720), ("barrier", "float32", 0, 0, 0)])
+def test_sizes_and_bytes_are_those_of_nccl_tests(collective, dtype, count, nbytes, moved):
     found = case(collective, 4, dtype)
-    assert (found.count(1003), found.nbytes(count)) == (count, nbytes)
+    assert (found.count(1003), found.nbytes(count), found.moved(count)) == (count, nbytes, moved)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("collective", [name for name, row in cases.TESTS.items() if row.ragged])
+def test_ragged_blocks_differ_and_every_rank_moves_as_much(collective, ranks):
+    found = case(collective, ranks, "int8")
+    if found.row.ragged == "pair":
+        sent = [sum(found.length(100, rank, peer) for peer in range(ranks)) for rank in range(ranks)]
+        got = [sum(found.length(100, peer, rank) for peer in range(ranks)) for rank in range(ranks)]
+        assert set(sent) == set(got) == {found.nbytes(100)}
+    assert len(set(found.lengths(100))) == ranks
+    assert abs(found.nbytes(100) - 100 * ranks) < ranks
+
+
+@pytest.mark.parametrize(("collective", "traffic"), [
+    ("all_reduce", 8), ("reduce", 5), ("broadcast", 4), ("all_gather", 5), ("reduce_scatter", 5), ("gather", 2),
+    ("scatter", 2), ("all_to_all", 8), ("scan", 8), ("exscan", 8), ("sendrecv", 8), ("hypercube", 5),
+    ("all_to_all_v", 8), ("gather_v", 2), ("barrier", 0)])
+def test_the_least_bytes_that_memory_moves_on_four_ranks(collective, traffic):
+    assert cases.least_traffic(collective, 4) == traffic
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])
@@ -92,31 +122,63 @@ def test_everyone_has_a_turn_in_every_repetition(number):
 
 
 def test_defaults_are_those_of_nccl_tests():
-    found = arguments.parse(["all_reduce"])
+    found = arguments.parse(["all_reduce"], {})
+    flags = found.flags
     assert list(found.sizes) == [32 << 20]
-    assert (found.dtype, found.op, found.root) == ("float32", "sum", 0)
-    assert (found.iterations, found.warmups, found.checks) == (None, 1, 1)
-    assert (found.algorithms, found.against, found.executor) == (("auto",), (), None)
+    assert (found.dtypes, found.ops, found.roots) == (("float32",), ("sum",), (0,))
+    assert (found.iterations, flags.warmup_iters, flags.check, flags.agg_iters, flags.run_cycles) == (None, 1, 1, 1, 1)
+    assert (flags.average, flags.blocking, found.launches, flags.report_cputime, flags.unalign) == (1, 0, 0, 0, 0)
+    assert (flags.per_iter_timing, flags.per_iter_skip, flags.timeout, flags.output_file) == (0, 0, 0, None)
+    assert (found.algorithms, found.against, found.executor, found.device) == (("auto",), (), None, "cpu")
 
 
 def test_short_and_long_flags_mean_the_same():
-    short = "-b 8 -e 1K -f 2 -n 7 -w 3 -c 2 -o max -d double -r 1".split()
-    long = ("--minbytes 8 --maxbytes 1K --stepfactor 2 --iters 7 --warmup_iters 3 --check 2 --op max "
-            "--datatype float64 --root 1").split()
-    assert arguments.parse(["reduce", *short]) == arguments.parse(["reduce", *long])
-    assert arguments.parse(["reduce", *short]).iterations == 7
+    short = ("-b 8 -e 1K -f 2 -n 7 -w 3 -m 2 -N 2 -a 3 -c 2 -o max -d double -r 1 -z 1 -C 1 -J x.json -T 9 -I 1 -K 1 "
+             "-u 3 -S 1 -t 1 -g 1").split()
+    long = ("--minbytes 8 --maxbytes 1K --stepfactor 2 --iters 7 --warmup_iters 3 --agg_iters 2 --run_cycles 2 "
+            "--average 3 --check 2 --op max --datatype float64 --root 1 --blocking 1 --report_cputime 1 "
+            "--output_file x.json --timeout 9 --per_iter_timing 1 --per_iter_skip 1 --unalign 3 "
+            "--report_timestamps 1 --nthreads 1 --ngpus 1").split()
+    one, other = arguments.parse(["reduce", *short], {}), arguments.parse(["reduce", *long], {})
+    given = [{**vars(found.flags), "datatype": None} for found in (one, other)]
+    assert given[0] == given[1]
+    assert one._replace(flags=None) == other._replace(flags=None)
+    assert (one.iterations, one.flags.agg_iters) == (7, 2)
+
+
+def test_graph_is_one_launch():
+    line = "all_reduce --device cuda".split()
+    assert arguments.parse([*line, "--graph"]).launches == arguments.parse([*line, "-G", "1"]).launches == 1
 
 
 @pytest.mark.parametrize(("given", "name"), [
     ("half", "float16"), ("float", "float32"), ("double", "float64"), ("char", "int8"), ("int", "int32"),
     ("f8e4m3", "float8_e4m3fn"), ("f8e5m2", "float8_e5m2"), *((name, name) for name in oracle.DTYPES)])
 def test_dtypes_of_nccl_tests_and_numpy(given, name):
-    assert arguments.parse(["broadcast", "-d", given]).dtype == name
+    assert arguments.parse(["broadcast", "-d", given]).dtypes == (name,)
+
+
+@pytest.mark.parametrize(("given", "name"), [
+    ("all_reduce_perf", "all_reduce"), ("alltoall", "all_to_all"), ("alltoall_perf", "all_to_all"),
+    ("alltoallv", "all_to_all_v"), ("hypercube", "hypercube")])
+def test_tests_by_the_names_of_nccl_tests(given, name):
+    assert arguments.parse([given]).tests == (name,)
+
+
+def test_all_stands_for_all_that_the_contract_defines():
+    found = arguments.parse("all -o all -d all -r all".split())
+    assert found.tests == tuple(cases.TESTS)
+    assert found.dtypes == tuple(oracle.DTYPES)
+    for dtype in oracle.DTYPES:
+        assert set(found.ops_of("all_reduce", dtype)) == {op for op in oracle.OPS if oracle.legal(op, dtype)}
+    assert "avg" not in found.ops_of("scan", "float32")
+    assert found.ops_of("all_gather", "bool") == ("sum",)  # of no meaning
+    assert list(found.roots_of("broadcast", 3)) == [0, 1, 2]
+    assert list(found.roots_of("all_reduce", 3)) == [0]
 
 
 WRONG = """
 nothing
-barrier
 all_reduce -b 8X
 all_reduce -b 64 -e 8
 all_reduce -b 64M
@@ -129,18 +191,42 @@ all_reduce -n x
 all_reduce -w -1
 all_reduce -c -1
 all_reduce -r -1
+all_reduce -m 0
+all_reduce -a 4
+all_reduce -z 4
+all_reduce -I 2
+all_reduce -G 1
+all_reduce --graph --device emulated
+all_reduce --graph --device cuda -I 1
+all_reduce --stream null
+all_reduce -t 2
+all_reduce -g 2
+all_reduce -K 1
+all_reduce -T x
 all_reduce -o summ
 all_reduce -d flot
 all_reduce -d float128
 all_reduce -d int -o avg
 all_reduce -d complex64 -o max
+scan -o avg
 all_reduce --algorithm rng
 all_reduce --algorithm ring,
 all_gather --algorithm tree
+sendrecv --algorithm ring
+all --algorithm rng
 all_reduce --executor none
+all_reduce --device gpu
+all_reduce --memory shared
 all_reduce --against nothing
-all_reduce --against mpi -d half
-all_reduce --against mpi -o avg
+all_reduce --against mpi,
+all_reduce --min-bw x
+all_reduce --min-bw nan
+all_reduce --pairs
+all_reduce --overlap --against mpi
+all_reduce --plot x.pdf
+all_reduce --plot x.svg --overlap
+all_reduce --compare no/such/file.json
+all_reduce --style imb
 all_reduce --iter 3
 all_reduce reduce
 """
@@ -164,203 +250,53 @@ def test_unknown_names_are_answered_with_the_nearest(capsys):
 
 def test_a_root_beyond_the_ranks_is_refused():
     found = arguments.parse(["broadcast", "-r", "4"])
-    assert found.case(5).root == 4
+    assert found.roots_of("broadcast", 5) == (4,)
     with pytest.raises(ArgumentError, match="GC-ROOT"):
-        found.case(4)
+        found.roots_of("broadcast", 4)
 
 
-# The data and their check
+def test_the_least_bandwidth_is_ours_or_nine_tenths_of_nccl_tests_variable(capsys):
+    variables = {"NCCL_TESTS_MIN_BW": "10"}
+    assert arguments.parse(["all_reduce"], variables).floor == 9.0
+    assert arguments.parse(["all_reduce", "--min-bw", "4"], variables).floor == 4.0
+    assert arguments.parse(["all_reduce"], {}).floor is None
+    with pytest.raises(SystemExit):
+        arguments.parse(["all_reduce"], {"NCCL_TESTS_MIN_BW": "much"})
+    assert "NCCL_TESTS_MIN_BW" in capsys.readouterr().err
 
 
-def operands(op, dtype, ranks):
-    """The operands of every rank in the dtype itself."""
-    return data.operands(dtype, op, ranks).astype(oracle.kind(dtype))
+# What comes of the seconds
 
 
-def combined(op, dtype, rows):
-    """The reduction of rows one after another, every partial result rounded to the dtype, as any algorithm may."""
-    total = rows[0]
-    with numpy.errstate(all="raise"):
-        for row in rows[1:]:
-            total = data.UFUNCS[op](total, row).astype(oracle.kind(dtype))
-    if op == "avg":
-        total = (total.astype(numpy.result_type(total, numpy.float64)) / len(rows)).astype(oracle.kind(dtype))
-    return (total != 0).astype(oracle.kind(dtype)) if op in ("land", "lor", "lxor") else total
+def test_a_time_is_the_median_over_repetitions_of_what_a_says():
+    seconds = summary.numpy.array([[1.0, 2.0, 30.0], [3.0, 6.0, 50.0]])
+    assert [summary.reported(seconds, average) for average in range(4)] == [2.0, 4.0, 2.0, 6.0]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 5, 8, 64])
-@pytest.mark.parametrize(("op", "dtype"), LEGAL)
-def test_results_are_exact_in_every_order(op, dtype, ranks):
-    expected = data.reduced(data.operands(dtype, op, ranks), op, dtype)
-    rows = operands(op, dtype, ranks)
-    assert expected.dtype == oracle.kind(dtype)
-    for order in (rows, rows[::-1], numpy.roll(rows, ranks // 2, axis=0)):
-        assert combined(op, dtype, order).tobytes() == expected.tobytes()
+def test_statistics_are_those_of_nccl_tests():
+    seconds = summary.numpy.array([[9.0, 1.0, 2.0, 4.0], [1.0, 3.0, 2.0, 1.0]]) * 1e-6
+    found = summary.per_iteration(seconds, skipped=1)
+    assert found["times_us"] == [9.0, 3.0, 2.0, 4.0]
+    assert (found["min_us"], found["p50_us"], found["p95_us"], found["p99_us"], found["max_us"]) == pytest.approx(
+        (2.0, 3.0, 4.0, 4.0, 4.0))
+    assert found["avg_us"] == pytest.approx(3.0)
+    assert found["stdev_us"] == pytest.approx((2 / 3) ** 0.5)
+    assert found["per_process_max_times_us"] == [[9.0, 1.0, 2.0, 4.0], [1.0, 3.0, 2.0, 1.0]]
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
-@pytest.mark.parametrize(("op", "dtype"), LEGAL)
-def test_every_rank_decides_some_results(op, dtype, ranks):
-    rows = operands(op, dtype, ranks)
-    for rank in range(ranks):
-        others = numpy.delete(rows, rank, axis=0)
-        assert (combined(op, dtype, others) != combined(op, dtype, rows)).any()
+def test_percentiles_are_nearest_ranks():
+    row = summary.numpy.arange(1.0, 201.0)
+    assert (summary.percentile(row, 95), summary.percentile(row, 99)) == (190.0, 198.0)
 
 
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-def test_ranks_have_different_data(dtype):
-    inputs = [Data(case("all_gather", 4, dtype), rank, 1000).arguments(0)[0] for rank in range(4)]
-    for rank in range(4):
-        assert all((inputs[rank] != inputs[other]).any() for other in range(rank))
+def test_skew_and_the_late_rank():
+    found = summary.skew(summary.numpy.array([[1.0, 2.0, 1.0], [4.0, 4.0, 4.0], [1.0, 9.0, 1.0]]))
+    assert found == (3.0, 1)
 
 
-# What a collective gives to one rank, of all ranks' inputs, made here by other means than in the bench.
-RESULTS = {
-    "all_reduce": lambda inputs, rank, root: sum(inputs[1:], inputs[0]),
-    "reduce": lambda inputs, rank, root: sum(inputs[1:], inputs[0]),
-    "broadcast": lambda inputs, rank, root: inputs[root],
-    "all_gather": lambda inputs, rank, root: numpy.array(inputs),
-    "reduce_scatter": lambda inputs, rank, root: sum(inputs[1:], inputs[0])[rank],
-}
-
-
-def played(collective, ranks, count, repetition=0, root=1):
-    """The data of every rank after a faultless collective, and what is expected of them."""
-    ours = [Data(case(collective, ranks, root=root), rank, count) for rank in range(ranks)]
-    expected = [each.expected(repetition) for each in ours]
-    inputs = [each.arguments(repetition)[0] for each in ours]
-    for rank, each in enumerate(ours):
-        each.spoil(expected[rank])
-        if each.out is not None:
-            each.out[...] = RESULTS[collective](inputs, rank, root)
-    return ours, expected
-
-
-def wrong(ours, expected):
-    return [each.wrong(wanted) for each, wanted in zip(ours, expected, strict=True)]
-
-
-@pytest.mark.parametrize("count", [0, 1, 100])
-@pytest.mark.parametrize("repetition", [0, 1, 37])
-@pytest.mark.parametrize("collective", FACTORS)
-def test_the_check_accepts_what_is_right(collective, repetition, count):
-    assert wrong(*played(collective, 3, count, repetition)) == [0, 0, 0]
-
-
-@pytest.mark.parametrize("collective", FACTORS)
-def test_ranks_without_a_result_are_not_checked(collective):
-    ours, _ = played(collective, 3, 10)
-    without = {"reduce": [0, 2], "broadcast": [1]}.get(collective, [])
-    assert [rank for rank in range(3) if ours[rank].out is None] == without
-
-
-@pytest.mark.mutant
-@pytest.mark.parametrize("collective", FACTORS)
-def test_the_check_finds_one_wrong_element(collective):
-    ours, expected = played(collective, 3, 100)
-    victim = next(rank for rank in (2, 1) if ours[rank].out is not None)
-    ours[victim].out.reshape(-1)[-1] += 1
-    assert sum(wrong(ours, expected)) == wrong(ours, expected)[victim] == 1
-
-
-@pytest.mark.mutant
-def test_the_check_finds_blocks_in_the_wrong_order():
-    ours, expected = played("all_gather", 3, 100)
-    ours[0].out[[0, 1]] = ours[0].out[[1, 0]]
-    assert wrong(ours, expected)[0] > 100  # of 200 elements that changed places
-    ours, expected = played("reduce_scatter", 3, 100)
-    ours[0].out[...] = expected[1]
-    assert wrong(ours, expected)[0] > 50
-
-
-@pytest.mark.mutant
-@pytest.mark.parametrize("collective", FACTORS)
-def test_the_check_finds_what_was_left_from_before(collective):
-    ours, _ = played(collective, 3, 100, repetition=4)
-    assert sum(wrong(ours, [each.expected(5) for each in ours])) > 50
-
-
-@pytest.mark.mutant
-@pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather"])
-def test_the_check_finds_what_was_not_written(collective, dtype):
-    ours = Data(case(collective, 3, dtype), 0, 100)
-    expected = ours.expected(0)
-    ours.spoil(expected)
-    assert ours.wrong(expected) == expected.size
-
-
-@pytest.mark.mutant
-@pytest.mark.parametrize(("op", "dtype"), [("sum", "float32"), ("prod", "int8"), ("band", "uint8"), ("sum", "bool")])
-def test_the_check_finds_a_contribution_that_counts_twice_or_not_at_all(op, dtype):
-    ours = [Data(case("all_reduce", 4, dtype, op), rank, 1000) for rank in range(4)]
-    rows = [each.arguments(0)[0] for each in ours]
-    ours[0].out[...] = combined(op, dtype, rows[:3])
-    assert ours[0].wrong(ours[0].expected(0)) > 0
-    if op == "sum" and dtype != "bool":
-        ours[0].out[...] = combined(op, dtype, [*rows, rows[0]])
-        assert ours[0].wrong(ours[0].expected(0)) > 0
-
-
-def test_look_up_goes_over_every_block():
-    draws = data.random_bytes(4 * data.BLOCK + 4, seed=1).reshape(4, -1)
-    values = numpy.arange(data.DRAWS, dtype=numpy.int16)
-    assert (data.look_up(values, draws) == draws).all()
-
-
-# The table
-
-
-def row(**changes):
-    found = table.row(case("all_reduce", 4), 250, Contestant("ring", print), 12.5e-6, 0)
-    return table.Row(**{**vars(found), **changes})
-
-
-def test_a_line_of_data():
-    assert table.line(row()) == (
-        "        1000           250     float     sum      -1                  ring       12.50         0.08"
-        "         0.12       0")
-    assert table.line(row(wrong=None)).split()[-1] == "N/A"
-
-
-def test_bandwidths_of_tiny_messages_keep_their_digits():
-    found = table.row(case("all_reduce", 8), 2, Contestant("ring", print), 1234.5e-6, 0)
-    algbw, busbw = map(float, table.line(found).split()[7:9])
-    assert busbw / algbw == pytest.approx(1.75, rel=1e-3)
-    assert algbw == pytest.approx(8 / 1234.5e-6 / 1e9, rel=1e-4)
-
-
-@pytest.mark.parametrize(("collective", "redop", "root"), [
-    ("all_reduce", "max", "-1"), ("reduce", "max", "2"), ("broadcast", "none", "2"), ("all_gather", "none", "-1"),
-    ("reduce_scatter", "max", "-1")])
-def test_op_and_root_stand_where_they_apply(collective, redop, root):
-    found = table.row(case(collective, 4, "float16", "max", 2), 10, Contestant("ring", print), 1e-6, 0)
-    assert table.line(found).split()[2:5] == ["half", redop, root]
-
-
-def test_titles_stand_over_their_columns():
-    options = arguments.parse("all_reduce -b 8 -e 64 -f 2".split())
-    lines = table.header(options, {"gpucoll": "1.2", "MPI": "3"}, [table.Place(7, "here"), table.Place(8, "there")])
-    assert all(line.startswith("#") for line in lines)
-    assert lines[0] == "# gpucoll 1.2  MPI 3"
-    assert "minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 1" in lines[2]
-    assert lines[5:7] == ["#  Rank  0 Group  0 Pid      7 on       here device cpu",
-                          "#  Rank  1 Group  0 Pid      8 on      there device cpu"]
-    assert lines[-2].split()[1:] == "size count type redop root algorithm time algbw busbw #wrong".split()
-    assert len(lines[-2]) == len(lines[-1]) == len(table.line(row()))
-
-
-def test_ratios_are_the_peers_time_over_ours():
-    rows = [row(algorithm="ring", time=10.0), row(algorithm="tree", time=40.0),
-            row(algorithm="mpi", time=20.0, peer=True)]
-    assert table.ratios(rows) == {"mpi": {"ring": 2.0, "tree": 0.5}}
-    assert table.ratios(rows[:2]) == {}
-    assert table.comparison("geomean", table.means([table.ratios(rows)] * 2)) == [
-        "# against mpi       geomean  ring 2.000  tree 0.500"]
-
-
-def test_footer_counts_what_is_wrong_and_averages_ours_only():
-    rows = [row(busbw=1.0), row(busbw=2.0), row(busbw=90.0, peer=True)]
-    assert table.footer(rows) == ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : 1.5", "#"]
-    rows = [row(wrong=None), row(wrong=3), row(wrong=4, peer=True)]
-    assert table.footer(rows)[0] == "# Out of bounds values : 7 FAILED"
+def test_an_interval_holds_its_ratio_and_shrinks_with_the_spread():
+    noisy = summary.ratio([2.0, 2.2, 1.8, 2.1, 1.9] * 4, [1.0, 1.1, 0.9, 1.05, 0.95] * 4)
+    assert noisy.low < noisy.ratio < noisy.high
+    assert noisy.ratio == pytest.approx(2.0)
+    quiet = summary.ratio([2.0] * 20, [1.0] * 20)
+    assert quiet.low == quiet.high == 2.0

@@ -17,7 +17,7 @@ from typing import Any
 from gpucoll.arrays import address
 from gpucoll.device import Device, Event, Part, Stream, Transport
 from gpucoll.device.compilers import CompileError
-from gpucoll.device.sources import reduce
+from gpucoll.device.sources import UNITS, copy, reduce
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Message, Plan, Span, Task, Write
 from gpucoll.executors.nccl.dataflow import Exchange, Program, program
@@ -105,6 +105,8 @@ class NcclExecutor:
 
     def _capture(self, task: Task) -> Any:
         """Return the call captured on buffers of its own; what it allocates and loads comes before the capture."""
+        for width in UNITS:
+            self._device.kernels.ready(copy(width))
         stream = self._device.new_stream()
         source, target = self._graphs.buffers(task, self._device, stream)
         self._rooms.of(task, source, target, stream)

@@ -52,6 +52,7 @@ class Order:
         self._last: Stream | None = None
         self._event: Event | None = None
         self._flying: collections.deque[tuple[Event, object]] = collections.deque()
+        self._captured: list[object] = []  # what graphs of the user's work on: there is no telling for how long
 
     def follow(self, stream: Stream) -> None:
         """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
@@ -62,22 +63,21 @@ class Order:
             self._event.record(self._last)
         stream.wait_event(self._event)
 
-    def passed(self, stream: Stream) -> None:
-        """The operation enqueued on `stream` is the last one from here on."""
-        if not stream.is_capturing():
+    def passed(self, stream: Stream, keep: object) -> None:
+        """The operation enqueued on `stream` is the last one from here on; a graph of the user's keeps its memory."""
+        if stream.is_capturing():
+            self._captured.append(keep)
+        else:
             self._last, self._event = stream, None
 
-    def mark(self, stream: Stream, keep: object) -> Event | None:
-        """Return the event that stands for the end of what was enqueued on `stream`; `keep` lives until then.
-
-        None where a graph of the user's is being captured: it has no end of its own.
-        """
-        self.passed(stream)
-        if stream.is_capturing():
-            return None
-        self._event = event = self._device.new_event()
+    def mark(self, stream: Stream, keep: object) -> Event:
+        """Return the event that stands for the end of what was enqueued on `stream`; `keep` lives until then."""
+        self.passed(stream, keep)
+        event = self._device.new_event()
         event.record(stream)
-        self._flying.append((event, keep))
+        if not stream.is_capturing():
+            self._event = event
+            self._flying.append((event, keep))
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
         return event
