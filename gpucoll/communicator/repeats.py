@@ -7,6 +7,7 @@ alive by it: on a device their addresses do, on the host their rows are made ane
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy
@@ -69,8 +70,7 @@ class Repeats:
             self._kept.clear()
         on_device = task.device != "cpu"
         rows = (Row(task.input), Row(task.output)) if on_device else (None, None)
-        again = Task(task.collective, task.algorithm, task.plan, *rows, task.dtype, task.op, task.root, task.nbytes,
-                     task.in_place, None, task.device)
+        again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
         bare = call._replace(input=None, target=None, result=None)
         self._kept[key] = Repeat(weakref.ref(x), weakref.ref(out), _place(x, out, task), executor, again, bare)
 

@@ -27,8 +27,9 @@ PIECE = 1 << 26  # elements of at most 16 bytes
 class Task:
     """One collective on one rank: flat buffers (None where this rank has none) and what to do with them.
 
-    `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here. `lengths` are those of the blocks of input and
-    output, in elements, where blocks are not alike. `device` is where the buffers are, `stream` what it is enqueued on.
+    `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here.
+    `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where the
+    buffers are, `stream` what the task is enqueued on.
     """
 
     collective: str
