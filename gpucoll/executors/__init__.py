@@ -28,8 +28,8 @@ class Task:
     """One collective on one rank: flat buffers (None where this rank has none) and what to do with them.
 
     `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here.
-    `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where the
-    buffers are, `stream` what the task is enqueued on.
+    `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where
+    the buffers are, `stream` what the task is enqueued on.
     """
 
     collective: str
