@@ -239,9 +239,9 @@ class Work:
 
     def is_completed(self) -> bool:
         """Return whether the operation has ended, well or badly, on its stream too; never waits."""
-        return self._is_enqueued() and (self.error is not None or self._completion is None or self._completion.done())
+        return self.is_enqueued() and (self.error is not None or self._completion is None or self._completion.done())
 
-    def _is_enqueued(self) -> bool:
+    def is_enqueued(self) -> bool:
         """Return whether the host's part has ended."""
         if not self._ended():
             self._waits.advance()
@@ -251,7 +251,7 @@ class Work:
         return self._finished or self.error is not None
 
     def _enqueue(self) -> None:
-        self._waits.until(self._is_enqueued, self.name, float("inf"))  # which has a deadline of its own
+        self._waits.until(self.is_enqueued, self.name, float("inf"))  # which has a deadline of its own
         if self.error is not None:
             raise self.error
 

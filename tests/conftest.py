@@ -1,5 +1,6 @@
 """What the tests share: ranks to run programs on, and the mark of the tests that need them."""
 
+import functools
 import os
 import shutil
 import sys
@@ -42,6 +43,15 @@ def rank_pool(launcher):
 def ranks(rank_pool):
     """`ranks(program, size, *args, timeout=...)`: the results of `program(comm, *args)`, one per rank."""
     return rank_pool.run
+
+
+@pytest.fixture(params=["cpu", pytest.param("emulated", marks=pytest.mark.emulated)])
+def ranks_anywhere(request, rank_pool):
+    """`ranks` on the host and once more on the emulated device: a file's own `ranks` fixture may be this one."""
+    if request.param == "cpu":
+        return rank_pool.run
+    request.getfixturevalue("emulated_kernels")
+    return functools.partial(rank_pool.run, env={"GPUCOLL_DEVICE": "emulated"})
 
 
 @pytest.fixture(scope="session")

@@ -61,12 +61,13 @@ class DeviceSpace:
         self.device = gpu.device.name
         self._completion: Completion | None = None
 
-    def beside(self) -> DeviceSpace:
-        """Return the space on the stream for asynchronous calls, which goes on from where this one is."""
+    def beside(self, stream: Stream | None = None) -> DeviceSpace:
+        """Return the space on `stream`, by default that of asynchronous calls, going on from where this one is."""
+        stream = stream or self.gpu.beside
         begun = self.gpu.device.new_event()
         begun.record(self.stream)
-        self.gpu.beside.wait_event(begun)
-        return DeviceSpace(self.gpu, self.gpu.beside)
+        stream.wait_event(begun)
+        return DeviceSpace(self.gpu, stream)
 
     def completion(self) -> Completion:
         """Return the end, still to come, of an operation on this space's stream."""
@@ -83,7 +84,20 @@ class DeviceSpace:
             self.gpu.order.passed(self.stream, keep)
         else:
             self._completion.event = self.gpu.order.mark(self.stream, keep)
-        yield from self.gpu.device.settle()
+        yield from self._settle()
+
+    def end_message(self, keep: object) -> Operation:
+        """End messages between two ranks, which no collective follows; `keep` lives until they have ended."""
+        event = self.gpu.device.new_event()
+        event.record(self.stream)
+        self.gpu.order.hold(event, keep)
+        if self._completion is not None:
+            self._completion.event = event
+        yield from self._settle()
+
+    def _settle(self) -> Operation:
+        yield from self.gpu.device.settle(self.stream)
+        self.gpu.order.let_go()
 
     def check(self, name: str, what: str, array: Array) -> None:
         elsewhere = self.gpu.device.owns(array)
@@ -165,7 +179,7 @@ def _emulated(link: Link) -> Gpu:
     from gpucoll.device.emulated import EmulatedDevice
     from gpucoll.device.messages import MessageTransport
 
-    transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, DEVICE_TAG)
+    transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, 0, buffered=True)
     if link.mpi is None:
         return Gpu(EmulatedDevice(), transport, points)
     from gpucoll.executors.native import NativeExecutor
@@ -184,7 +198,7 @@ class _AfterKernels:
         self.serves, self.close = executor.serves, executor.close
 
     def run(self, task: Task) -> Operation:
-        yield from self._device.settle()
+        yield from self._device.settle(task.stream)
         yield from self._executor.run(task)
 
 

@@ -12,13 +12,14 @@ from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, che
 from gpucoll.communicator.core import Core
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.device import Part
-from gpucoll.errors import ArgumentError, MismatchError, UsageError
+from gpucoll.device.messages import Counted
+from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, abandon
 from gpucoll.waits import Operation, Pending, Work, keep_for_ever
 
 
 class Points(Core):
-    """Methods of `Communicator`. Between GPU arrays there are no tags: messages of two ranks meet in their order."""
+    """Methods of `Communicator`. NCCL has no tags: messages between two ranks' GPU arrays meet in their order."""
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2."""
@@ -71,16 +72,20 @@ class Points(Core):
 
     def _start_together(self, messages: Sequence[Message], *, beside: bool = True) -> list[Work]:
         """Begin messages of which none waits for another; on a GPU `beside` the current stream, not in it."""
-        first = messages[0].space if messages else None
-        if not isinstance(first, DeviceSpace):
+        if not messages:
+            return []
+        space = messages[0].space
+        if not isinstance(space, DeviceSpace):
             return [self._waits.start(Work(self._waits, self._host_operation(one), one.name, one.result))
                     for one in messages]
-        batch = Batch(first.beside() if beside else first)
+        batch = Batch(space.beside(space.gpu.device.new_stream()) if beside else space)
         for message in messages:
             batch.add(message)
-        self._waits.submit(Work(self._waits, batch.run(), messages[0].name, None, batch.completion))
-        return [self._waits.submit(Work(self._waits, iter(()), one.name, one.result, batch.completion))
-                for one in messages]
+        works = [Work(self._waits, iter(()), one.name, one.result, batch.completion) for one in messages]
+        works[0].operation = batch.run()
+        for work in works[1:]:
+            work.operation = _end_of(works[0])
+        return [self._waits.start(work) for work in works]
 
     def _host_operation(self, message: Message) -> Operation:
         sent = None if message.given is None else self._send(message.given, message.to, message.tag)
@@ -99,14 +104,11 @@ class Points(Core):
     def _recv(self, out: Array, src: int, tag: int) -> Generator[Pending, None, None]:
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
         pieces = _pieces(row)
-        ended = [_Counted(self._link.points.Irecv([piece, BYTES], src, tag), self.mpi is not None) for piece in pieces]
+        ended = [Counted(self._link.points.Irecv([piece, BYTES], src, tag)) for piece in pieces]
         try:
             for piece, count in zip(pieces, ended, strict=True):
                 yield count
-                if count.length != len(piece):
-                    sent = "more bytes" if count.length is None else f"{count.length} bytes"
-                    raise MismatchError(f"recv: rank {src} sent {sent}, out has {len(piece)}", code="GC-SHAPE",
-                                        ranks=(src,))
+                count.check(src, len(piece))
         except BaseException:
             abandon([count.request for count in ended], (out, row))
             raise
@@ -178,15 +180,14 @@ class Batch:
         """Put a message in; those between two ranks meet in this order."""
         if message.given is not None:
             self._rows.append(flat(message.given, self._space))
-            self._sends.append(_part(self._rows[-1], message.to))
+            self._sends.append(_part(self._rows[-1], message.to, message.tag))
         if message.taken is not None:
             self._targets.append(target(message.taken, self._space))
-            self._receives.append(_part(self._targets[-1].row, message.came_from))
+            self._receives.append(_part(self._targets[-1].row, message.came_from, message.tag))
 
     def run(self) -> Operation:
         """Enqueue the group, and what brings the data to strided arrays."""
         gpu, stream = self._space.gpu, self._space.stream
-        gpu.order.follow(stream)
         sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
         try:
             yield from gpu.points.group(sends, receives, stream)
@@ -195,39 +196,22 @@ class Batch:
             raise
         for one in self._targets:
             one.deliver(self._space)
-        yield from self._space.end(self)
+        yield from self._space.end_message(self)
 
 
-def _part(row: Array, peer: int) -> Part:
-    return Part(address(row), row.nbytes, peer)
+def _end_of(work: Work) -> Operation:
+    """Come to an end when `work` has, and as it has."""
+    yield work.is_enqueued
+    if work.error is not None:
+        raise work.error
+
+
+def _part(row: Array, peer: int, tag: int) -> Part:
+    return Part(address(row), row.nbytes, peer, tag)
 
 
 POINTS = ("send", "recv", "sendrecv")
 PIECE = 1 << 30  # bytes
-
-
-class _Counted:
-    """Asks whether a receive has ended, and keeps how many bytes came; None where they were more than there is room."""
-
-    def __init__(self, request: Any, is_mpi: bool) -> None:
-        self.request, self._is_mpi = request, is_mpi
-        self.length: int | None = None
-
-    def __call__(self) -> bool:
-        if not self._is_mpi:
-            self.length = self.request.length
-            return self.request.Test()
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        try:
-            ended = bool(self.request.Test(status))
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
-                raise
-            return True
-        self.length = status.Get_count(MPI.BYTE) if ended else None
-        return ended
 
 
 def _pieces(row: Array) -> list[Array]:

@@ -85,25 +85,26 @@ class Device(Protocol):
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         """Write the one element of `value` into every element of `row`, which is as wide."""
 
-    def settle(self) -> Waiting:
-        """Wait until results may be read: not at all on a GPU, where streams order everything."""
+    def settle(self, stream: Any) -> Waiting:
+        """Wait until what `stream` has may be read: not at all on a GPU, where streams order everything."""
 
     def abandon(self) -> None:
         """Let go of what is under way: nothing may be written later where it can be seen."""
 
 
 class Part(NamedTuple):
-    """A message of a group: `nbytes` at `address`, to or from `peer`."""
+    """A message of a group: `nbytes` at `address`, to or from `peer`. NCCL knows no tags, others heed them."""
 
     address: int
     nbytes: int
     peer: int
+    tag: int = 0
 
 
 class Transport(Protocol):
     """What moves data between the ranks of a communicator: NCCL, or what stands for it.
 
-    The k-th part sent from a to b is the k-th received by b from a; there are no tags.
+    The k-th part sent from a to b is the k-th received by b from a.
     """
 
     capturable: bool  # whether a group can become part of a graph

@@ -68,7 +68,7 @@ class CudaDevice:
             else:  # as integers: CuPy knows not every dtype of ours
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
 
-    def settle(self) -> Waiting:
+    def settle(self, stream: Any) -> Waiting:
         return iter(())
 
     def abandon(self) -> None:

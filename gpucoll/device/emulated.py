@@ -20,7 +20,7 @@ from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
-from gpucoll.errors import BackendError
+from gpucoll.errors import BackendError, MismatchError
 
 PROCESSORS, THREADS = 2, 64  # every CUDA thread is a fiber: few of them show all that many would
 
@@ -62,9 +62,9 @@ class EmulatedDevice:
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         stream.enqueue(lambda: row.view(value.dtype).fill(value[0]))
 
-    def settle(self) -> Waiting:
-        """Run all streams until nothing is left in them; whoever else runs them helps."""
-        while any(stream.queue for stream in self._streams):
+    def settle(self, stream: EmulatedStream) -> Waiting:
+        """Run all streams until nothing is left in this one; whoever else runs them helps."""
+        while stream.queue:
             before = self._ended
             if not self._advance():
                 yield lambda before=before: self._advance() or self._ended != before  # type: ignore[misc]
@@ -72,7 +72,8 @@ class EmulatedDevice:
     def _advance(self) -> bool:
         """Let every stream go on as far as it can; return whether anything has ended."""
         before = self._ended
-        for stream in self._order.sample(self._streams, len(self._streams)):
+        busy = [stream for stream in self._streams if stream.queue]
+        for stream in self._order.sample(busy, len(busy)):
             self._ended += stream.advance()
         return self._ended != before
 
@@ -109,10 +110,17 @@ class EmulatedStream:
     def advance(self) -> int:
         """Go on as far as possible; return how many actions have ended."""
         ended = 0
-        while self.queue and self.queue[0]():
+        while self.queue and self._first_ends():
             self.queue.popleft()
             ended += 1
         return ended
+
+    def _first_ends(self) -> bool:
+        try:
+            return self.queue[0]()
+        except MismatchError:  # of a message, which has ended
+            self.queue.popleft()
+            raise
 
     def wait_event(self, event: EmulatedEvent) -> None:
         self.enqueue_action(event.mark.awaited)

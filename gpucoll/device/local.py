@@ -33,13 +33,13 @@ class LocalTransport:
         self._device.use()
         ready = self._event(stream)
         posted = [(part, *self._offer(part, ready)) for part in sends]
-        awaited = [(part, *self._await(part.peer, self._offers)) for part in receives]
+        awaited = [(part, *self._await(part.peer, self._offers + 2 * part.tag)) for part in receives]
         for part, news, request in awaited:
             yield request.Test
             self._device.use()
             self._copy(part, news, stream)
         done = self._event(stream)
-        answers = [self._tell(part.peer, [0, 0, done.ptr], self._answers) for part in receives]
+        answers = [self._tell(part.peer, [0, 0, done.ptr], self._answers + 2 * part.tag) for part in receives]
         for _, _, answer, request in posted:
             yield request.Test
             self._device.use()  # the null stream is that of the current device
@@ -51,8 +51,8 @@ class LocalTransport:
             self._told[peer] = [ready, done]
 
     def _offer(self, part: Part, ready: Any) -> tuple[Any, Any, Any]:
-        told = self._tell(part.peer, [part.address, part.nbytes, ready.ptr], self._offers)
-        return (told, *self._await(part.peer, self._answers))
+        told = self._tell(part.peer, [part.address, part.nbytes, ready.ptr], self._offers + 2 * part.tag)
+        return (told, *self._await(part.peer, self._answers + 2 * part.tag))
 
     def _tell(self, peer: int, words: list[int], tag: int) -> Any:
         return self._wire.Isend([numpy.array(words, numpy.int64).view(numpy.uint8), "B"], peer, tag)

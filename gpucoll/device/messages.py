@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
 from gpucoll.device import Part, Waiting
+from gpucoll.errors import MismatchError
 
 
 class MessageTransport:
-    """Groups of messages over `wire`, a `gpucoll.links.Link`'s, with `tag`.
+    """Groups of messages over `wire`, a `gpucoll.links.Link`'s, with `tag` and what a part's own adds to it.
 
     A send ends only when its receive has begun, as a large one does with NCCL, so that a schedule which would stop
-    there stops here.
+    there stops here; unless `buffered`, as MPI's small ones are.
     """
 
     capturable = True
 
-    def __init__(self, wire: Any, tag: int) -> None:
+    def __init__(self, wire: Any, tag: int, *, buffered: bool = False) -> None:
         self._wire, self._tag = wire, tag
-        self._send = getattr(wire, "Issend", wire.Isend)  # between threads a send meets its receive anyway
+        self._send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)  # threads' are never buffered
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         stream.enqueue_action(lambda: _Group(self, sends, receives))
@@ -30,11 +31,11 @@ class MessageTransport:
 
     def receive(self, part: Part) -> Any:
         """Begin to receive; return the request."""
-        return self._wire.Irecv([_memory(part), "B"], part.peer, self._tag)
+        return self._wire.Irecv([_memory(part), "B"], part.peer, self._tag + part.tag)
 
     def send(self, part: Part) -> Any:
         """Begin to send; return the request."""
-        return self._send([_memory(part), "B"], part.peer, self._tag)
+        return self._send([_memory(part), "B"], part.peer, self._tag + part.tag)
 
     def check(self) -> None:
         """Failures are those of the wire, and raised there."""
@@ -46,31 +47,68 @@ class MessageTransport:
         """What is under way is called back with its stream: see `Device.abandon`."""
 
 
+class Counted:
+    """A receive that knows how many bytes came: `length`, None where they were more than there is room."""
+
+    def __init__(self, request: Any) -> None:
+        self.request = request
+        self.length: int | None = None
+
+    def __call__(self) -> bool:
+        """Return whether it has ended."""
+        if hasattr(self.request, "length"):  # between threads
+            self.length = self.request.length
+            return bool(self.request.Test())
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        try:
+            ended = bool(self.request.Test(status))
+        except MPI.Exception as error:
+            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                raise
+            return True
+        self.length = status.Get_count(MPI.BYTE) if ended else None
+        return ended
+
+    def check(self, source: int, room: int) -> None:
+        """Raise MismatchError where what came is not as long as the `room` for it."""
+        if self.length != room:
+            sent = "more bytes" if self.length is None else f"{self.length} bytes"
+            raise MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,))
+
+
 class _Group:
     """A group in a stream's queue: its messages begin when its turn has come."""
 
     def __init__(self, transport: MessageTransport, sends: Sequence[Part], receives: Sequence[Part]) -> None:
         self._transport, self._parts = transport, (sends, receives)
         self._begun = False
-        self._receives: list[Any] = []
-        self._sends: list[Any] = []
+        self._receives: list[tuple[Counted, Part]] = []
+        self._waiting: list[Callable[[], bool]] = []
 
     def __call__(self) -> bool:
         if not self._begun:
-            self._begun = True
-            sends, receives = self._parts
-            self._receives = [self._transport.receive(part) for part in receives]
-            self._sends = [self._transport.send(part) for part in sends]
-        self._receives = [request for request in self._receives if not request.Test()]
-        self._sends = [request for request in self._sends if not request.Test()]
-        return not self._receives and not self._sends
+            self._begin()
+        self._waiting = [ended for ended in self._waiting if not ended()]
+        if not self._waiting:
+            for count, part in self._receives:
+                count.check(part.peer, part.nbytes)
+        return not self._waiting
+
+    def _begin(self) -> None:
+        sends, receives = self._parts
+        self._begun = True
+        self._receives = [(Counted(self._transport.receive(part)), part) for part in receives]
+        self._waiting = [*(count for count, _ in self._receives),
+                         *(self._transport.send(part).Test for part in sends)]
 
     def abandon(self) -> None:
         """Call back what may still be received."""
-        for request in self._receives:
-            if not request.Test():
-                request.Cancel()
-                request.Wait()
+        for count, _ in self._receives:
+            if count in self._waiting and not count():
+                count.request.Cancel()
+                count.request.Wait()
 
 
 def _memory(part: Part) -> numpy.ndarray[Any, Any]:

@@ -62,7 +62,7 @@ class _FromAny(_Receive):
     def __init__(self, found: ProcessGroup, tensor: Any, tag: int) -> None:
         if found.communicator.mpi is None:
             raise UsageError("recv: without MPI a source must be named", code="GC-USAGE")
-        if on_gpu(tensor) or found.communicator.options.emulated:
+        if on_gpu(tensor):
             raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
         self._found, self._tensor, self._tag = found, tensor, tag
         self._late = time.monotonic() + found.communicator.timeout

@@ -10,6 +10,11 @@ import pytest
 import gpucoll as gc
 
 
+@pytest.fixture
+def ranks(ranks_anywhere):
+    return ranks_anywhere
+
+
 def progress(mpi, algorithm):
     """The operation ends while this thread never calls the library, in pure Python."""
     with gc.Communicator.from_mpi(mpi, timeout=60) as comm:

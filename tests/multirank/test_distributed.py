@@ -30,6 +30,11 @@ def world(mpi, timeout=30.0):
         start._clear_variables()
 
 
+@pytest.fixture
+def ranks(ranks_anywhere):
+    return ranks_anywhere
+
+
 def data(rank, shape=(2, 3), dtype="float64"):
     """Small whole numbers, different on every rank and at every index."""
     count = int(numpy.prod(shape))

@@ -7,6 +7,11 @@ import gpucoll as gc
 import oracle
 
 
+@pytest.fixture
+def ranks(ranks_anywhere):
+    return ranks_anywhere
+
+
 def messages(mpi):
     """send, recv and sendrecv: order, tags, strided arrays, every dtype, empty arrays."""
     with gc.Communicator.from_mpi(mpi, timeout=30) as comm:

@@ -77,7 +77,15 @@ class Order:
         event.record(stream)
         if not stream.is_capturing():
             self._event = event
-            self._flying.append((event, keep))
+            self.hold(event, keep)
+        return event
+
+    def hold(self, event: Event, keep: object) -> None:
+        """Keep something alive until `event` has come, at least."""
+        self._flying.append((event, keep))
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Let go of what was kept for operations that have ended."""
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
-        return event
