@@ -1,9 +1,9 @@
 """Benchmarks; installed as `gpucoll.bench`.
 
     cases          what is measured: tests, sizes, factors
-    arguments      the command line: nccl-tests' flags and ours
+    arguments      the command line, of which `flags` are nccl-tests' and ours
     devices        host, emulated device or GPU: memory and clocks
-    data           what every rank puts in and must get out
+    data           what every rank puts in and must get out, by the tables of `operands`
     contestants    gpucoll's algorithms, and in `peers` whom they are measured against
     measure        the clock; `overlap` and `pairs` for what is no collective alone
     machine        what the host is, and how fast it copies
@@ -13,5 +13,6 @@
     records        the JSON file; `document` makes it, `compare` holds two against each other
     interrupt      Ctrl-C
     run            all of it, in turn
-    suite          the standing suite of scripts/bench, and README's section made from its results
+    plot, report   pictures and a page, drawn by `page`
+    readme         README's section, made from the results of scripts/bench
 """

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpucoll import Communicator, GpucollError, algorithms
+from gpucoll import ArgumentError, Communicator, GpucollError, algorithms
 from gpucoll.dtypes import EXTENDED
 
 from .arguments import ANY, POINTS, Options
@@ -40,14 +40,26 @@ def field(comm: Communicator, case: Case, options: Options, device: Device, peer
     if case.test == "hypercube" and case.ranks & (case.ranks - 1):
         return Field([], [Left("hypercube", f"nRanks {case.ranks} is not a power of 2, skipping")])
     data = Data(case, comm.rank, count=1, device=device)
-    ours = [Contestant(name, ours_by(comm, case, name, device)) for name in _names(case, options)]
-    for contestant in ours:
+    tried = [_ours(comm, data, name, options) for name in _names(case, options)]
+    if not tried:
+        tried = [Left(case.test, f"it has no algorithm {', '.join(options.algorithms)}")]
+    ours = [one for one in tried if isinstance(one, Contestant)]
+    rivals = [_rival(comm, data, name, peers[name]) for name in options.against] if ours else []
+    everyone = [*tried, *rivals]
+    return Field([one for one in everyone if isinstance(one, Contestant)],
+                 [one for one in everyone if isinstance(one, Left)])
+
+
+def _ours(comm: Communicator, data: Data, name: str, options: Options) -> Contestant | Left:
+    """Return an algorithm that has done the test once; where many were asked for, why it cannot do this one."""
+    contestant = Contestant(name, ours_by(comm, data.case, name, data.device))
+    try:
         contestant.call(*data.arguments(Turn(0)))
-    if not ours:
-        return Field([], [Left(case.test, f"it has no algorithm {', '.join(options.algorithms)}")])
-    found = [_rival(comm, data, name, peers[name]) for name in options.against]
-    return Field([*ours, *(peer for peer in found if isinstance(peer, Contestant))],
-                 [left for left in found if isinstance(left, Left)])
+    except ArgumentError as error:  # alike on every rank, before data move
+        if len(options.tests) == 1 and name in options.algorithms:
+            raise
+        return Left(f"{data.case.test} by {name}", str(error))
+    return contestant
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:

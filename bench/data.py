@@ -21,6 +21,7 @@ from .operands import MOVED, identity, look_up, operands, random_bytes, reduced
 from .summary import Array
 
 PLACES = 32  # from which a row is read before the data come again
+PROBE = 16  # elements with which the check is checked
 STRIDE = 64  # elements from one place to the next: whole cache lines
 
 
@@ -155,6 +156,26 @@ class Data:
         if got is None or got.size != wanted.size or got.dtype != wanted.dtype:
             return int(wanted.size)
         return int(numpy.count_nonzero(got.reshape(wanted.shape) != wanted))
+
+
+def check_works(case: Case, rank: int, device: Device) -> bool:
+    """Return whether the check of this case finds nothing wrong in what is right, and one wrong element in the rest."""
+    data, turn = Data(case, rank, PROBE, device), Turn(0)
+    expected = data.expected(turn)
+    if not any(wanted.size for wanted in expected):
+        return True
+    right, spoilt = [wanted.copy() for wanted in expected], [wanted.copy() for wanted in expected]
+    last = next(wanted for wanted in reversed(spoilt) if wanted.size)
+    last.reshape(-1)[-1:].view(numpy.uint8)[0] ^= 1
+    return _counted(data, right, expected) == 0 and _counted(data, spoilt, expected) == 1
+
+
+def _counted(data: Data, results: list[Array], expected: Sequence[Array]) -> int:
+    """The wrong elements, if a call had given these results."""
+    found = [data.device.empty(result.shape, data.case.dtype) for result in results]
+    for target, result in zip([data.outs[0]] if data.has_output else found, results, strict=True):
+        data.device.write(target, result)
+    return data.wrong(Turn(0), found, expected)
 
 
 # What is expected: tables looked up at the draws that the input was made of.

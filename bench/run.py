@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from gpucoll import ArgumentError, Communicator, GpucollError
+from gpucoll import ArgumentError, BackendError, Communicator, GpucollError
 
 from . import compare, document, machine, osu, records, table
 from .arguments import Options
 from .cases import Case
 from .contestants import Field, every_case, field, meet
-from .data import Data
+from .data import Data, check_works
 from .devices import of
 from .findings import CROWDED_NOISE, slow_links, slow_memory, slow_ranks
 from .measure import Bench, Measured, measure
@@ -73,6 +73,7 @@ class Run:
             self.own["copy"] = {"bandwidth": self.copy.bandwidth, "bytes": self.copy.nbytes,
                                 "per_rank": list(self.copy.per_rank)}
             self._find([] if self.noise else slow_memory(self.copy, self.hosts))
+            self._check_the_check()
             peers = meet(self.comm, self.bench.device, self.options.against)
             fields = [field(self.comm, case, self.options, self.bench.device, peers) for case in self.cases]
             self._begin(fields)
@@ -80,6 +81,12 @@ class Run:
             for _ in range(cycles) if cycles else itertools.count():
                 for case, found in zip(self.cases, fields, strict=True):
                     self._case(case, found)
+
+    def _check_the_check(self) -> None:
+        """Raise BackendError, on every rank, where the check would not find a wrong result of some case."""
+        mine = [case for case in self.cases if not check_works(case, self.comm.rank, self.bench.device)]
+        for case in itertools.chain(*self.comm.mpi.allgather(mine)):
+            raise BackendError(f"the check of results fails its own test: {case}", code="GC-BENCH")
 
     def _begin(self, fields: Sequence[Field]) -> None:
         """Print what comes before the data."""

@@ -37,6 +37,7 @@ class Gpu:
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""
+        self.device.use()
         return DeviceSpace(self, self.device.stream(stream))
 
     @functools.cached_property
@@ -109,7 +110,6 @@ class DeviceSpace:
         return self.gpu.device.empty(shape, dtype, self.stream)
 
     def pack(self, x: Array, row: Array) -> None:
-        self.gpu.device.use()
         self.gpu.device.kernels.pack(address(x), x.shape, x.strides, x.itemsize, address(row), self.stream)
 
     def unpack(self, row: Array, out: Array) -> None:

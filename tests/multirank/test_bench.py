@@ -4,15 +4,17 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import gpucoll as gc
-from ranks import end_job, require_launcher, start_job
+from ranks import end_job, require_launcher, same_gpucoll, start_job
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 
@@ -23,8 +25,8 @@ FACTORS = {"all_reduce": lambda p: 2 * (p - 1) / p, "reduce": lambda p: 1, "broa
            "sendrecv": lambda p: 1, "hypercube": lambda p: 1, "scan": lambda p: 1, "exscan": lambda p: 1,
            "barrier": lambda p: 1}
 ROOTED = ("reduce", "broadcast", "gather", "scatter", "gather_v", "scatter_v")
-FIELDS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "wrong", "in_time", "in_algbw", "in_busbw",
-          "in_wrong")
+FIELDS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "wrong", "in_time", "in_algbw",
+          "in_busbw", "in_wrong")
 WORDS = ("type", "redop", "algorithm")
 
 
@@ -33,7 +35,7 @@ def share(ranks):
 
 
 def bench(mpi, line, plant=None, environment=None):
-    """The exit code, the output and the record of a run on ranks of the pool; `plant` spoils the communicator before."""
+    """Exit code, output and record of a run on ranks of the pool; `plant` spoils the communicator before."""
     from gpucoll.bench.run import Run
 
     output = io.StringIO()
@@ -166,6 +168,24 @@ def test_the_emulated_device(ranks):
     assert {result["device"] for result in record["results"]} == {"emulated"}
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("line", [
+    "all_reduce --against nccl,mpi,cupyx", "all_reduce --graph", "all_reduce -G 3 -d bfloat16", "all_gather -m 2 -z 3",
+    "all_to_all -C 1", "sendrecv --stream null --against nccl", "reduce_scatter -d f8e4m3 -o max -u 1"])
+def test_gpu_arrays_on_a_stand_in_for_cupy(mpiexec, line):
+    if shutil.which(os.environ.get("CXX", "g++").split()[0]) is None:
+        pytest.skip("the stand-in needs a C++ compiler")
+    stand_in = Path(__file__).parents[1] / "stand_in"
+    job = mpiexec(2, sys.executable, "-m", "gpucoll.bench", *f"{line} -b 1K -e 1K -n 2 --device cuda".split(),
+                  env={"PYTHONPATH": os.pathsep.join([str(stand_in), *same_gpucoll().values()]), "STAND_IN_GPUS": "2"})
+    assert job.returncode == 0, job.stdout + job.stderr
+    rows = parse(job.stdout)
+    assert [(row["wrong"], row["in_wrong"]) for row in rows] == [(0, 0)]
+    assert "device  1 [0000:0b:00]" in job.stdout
+    assert ("# against cupyx left out" in job.stdout) == ("cupyx" in line)
+    assert len(starting(job.stdout, "# against nccl")) == ("nccl" in line)
+
+
 def test_without_a_check_nothing_is_said_of_wrong_elements(ranks):
     code, output, _ = ranks(bench, 2, "all_reduce -b 64 -e 64 -n 1 -c 0")[0]
     assert code == 0
@@ -199,7 +219,9 @@ def test_gloo_takes_part_where_pytorch_is_installed(mpiexec):
 def test_overlap_has_osus_columns(ranks):
     code, output, record = ranks(bench, 2, "all_reduce -b 1K -e 64K -f 64 -n 3 --overlap")[0]
     assert code == 0
-    assert starting(output, "# Size             Overall(us)         Compute(us)      Pure Comm.(us)          Overlap(%)")
+    titles = starting(output, "# Size ")[0]
+    assert titles.split("  ")[-1].strip() == "Overlap(%)"
+    assert len(titles) == 10 + 4 * 20
     assert [line["size"] for line in record["gpucoll"]["overlap"]] == [1024, 65536]
     assert all(0 <= line["overlap_pct"] <= 100 for line in record["gpucoll"]["overlap"])
 
@@ -291,6 +313,21 @@ def test_a_result_that_was_kept_does_not_score(ranks):
     code, output, _ = ranks(bench, 2, "all_reduce -b 4000 -e 4000 -n 3 --algorithm ring", remember)[0]
     assert code == 1
     assert parse(output)[0]["wrong"] > 4 * 1900  # of 2,000 elements, three timed repetitions and the check's
+
+
+@pytest.mark.mutant
+def test_a_check_that_finds_nothing_is_found_first(ranks):
+    assert ["GC-BENCH" in text for text in ranks(without_a_check, 2)] == [True] * 2
+
+
+def without_a_check(mpi):
+    from gpucoll.bench.data import Data
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Data, "wrong", lambda *_: 0)
+        with pytest.raises(gc.BackendError) as error:
+            bench(mpi, "all_reduce -b 64 -e 64 -n 1")
+    return str(error.value)
 
 
 @pytest.mark.mutant

@@ -85,7 +85,8 @@ def test_bus_factors(collective, ranks):
     ("broadcast", "float16", 501, 1002, 1002), ("sendrecv", "float32", 250, 1000, 1000),
     ("all_gather", "float32", 60, 960, 960), ("reduce_scatter", "uint8", 240, 960, 960),
     ("gather", "float64", 30, 960, 960), ("scatter", "float16", 120, 960, 960), ("all_to_all", "float32", 60, 960, 960),
-    ("all_gather", "complex128", 15, 960, 960), ("hypercube", "float32", 60, 960, 720), ("barrier", "float32", 0, 0, 0)])
+    ("all_gather", "complex128", 15, 960, 960), ("hypercube", "float32", 60, 960, 720),
+    ("barrier", "float32", 0, 0, 0)])
 def test_sizes_and_bytes_are_those_of_nccl_tests(collective, dtype, count, nbytes, moved):
     found = case(collective, 4, dtype)
     assert (found.count(1003), found.nbytes(count), found.moved(count)) == (count, nbytes, moved)

@@ -1,0 +1,169 @@
+"""Where the arrays lie and which clock counts: the host, with or without the emulated device, or a rank's GPU.
+
+On the host a call is timed by the monotonic clock, from just before it to its return. On a GPU it is timed by two
+events of the stream; a short kernel holds the stream until both and all between them are queued, so that Python is
+not timed as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy
+
+from gpucoll.dtypes import DTYPES, EXTENDED, numpy_dtype
+from gpucoll.errors import ArgumentError, BackendError
+
+from .summary import Array
+
+Timed = tuple[float, Any]  # seconds, and what the call returned
+NAMES = ("cpu", "cuda", "emulated")
+HOLD_NANOSECONDS = 200_000
+HOLD = """extern "C" __global__ void hold(unsigned long long nanoseconds) {
+    unsigned long long start, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < nanoseconds);
+}"""
+
+
+class Host:
+    """NumPy arrays; `name` is "cpu", or "emulated" where the library sends them down the device path."""
+
+    def __init__(self, name: str = "cpu", allocate: Callable[..., Array] = numpy.empty) -> None:
+        self.name, self._allocate = name, allocate
+
+    def carrier(self, dtype: str) -> numpy.dtype[Any]:
+        """Return the dtype of the arrays that stand for `dtype`."""
+        return numpy_dtype(dtype)
+
+    def empty(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """Return an array with anything in it."""
+        return self._allocate(shape, self.carrier(dtype))
+
+    def write(self, target: Any, values: Array) -> None:
+        """Make the array `target` hold the NumPy array `values`."""
+        numpy.copyto(target, values.reshape(target.shape))
+
+    def read(self, array: Any, dtype: str) -> Array:
+        """Return the content of an array as a NumPy array of `dtype`."""
+        return numpy.asarray(array)
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy one array to another: what the machine's copy bandwidth is measured by."""
+        numpy.copyto(target, source)
+
+    def synchronize(self) -> None:
+        """Wait for what was begun."""
+
+    def timed(self, call: Callable[[], Any]) -> Timed:
+        """Return how long `call` took and what it returned."""
+        started = time.perf_counter()
+        found = call()
+        return time.perf_counter() - started, found
+
+    host_timed = timed
+
+    def captured(self, call: Callable[[], Any], launches: int) -> Callable[[], Any]:
+        """Refuse: graphs are a GPU's."""
+        raise ArgumentError("-G/--cudagraph and --graph need --device cuda", code="GC-GRAPH")
+
+    def measuring(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what has to be entered around all work on this device."""
+        return contextlib.nullcontext()
+
+
+class Cuda(Host):
+    """CuPy arrays of one GPU, on a stream of their own or on the null stream."""
+
+    def __init__(self, ordinal: int | None, stream: str, allocate: Callable[..., Array] | None = None) -> None:
+        try:
+            import cupy
+        except ImportError as error:
+            raise BackendError("--device cuda needs CuPy: pip install 'gpucoll[cuda12]' or 'gpucoll[cuda13]'",
+                               code="GC-NO-GPU") from error
+        if ordinal is None:
+            raise BackendError("--device cuda: this rank sees no CUDA device", code="GC-NO-GPU")
+        super().__init__("cuda", allocate or cupy.empty)
+        self.cupy = cupy
+        cupy.cuda.Device(ordinal).use()
+        self.stream = cupy.cuda.Stream(non_blocking=True) if stream == "own" else cupy.cuda.Stream.null
+        self._hold = cupy.RawKernel(HOLD, "hold")
+
+    def carrier(self, dtype: str) -> numpy.dtype[Any]:
+        """CuPy lacks some dtypes; unsigned integers of their size carry them."""
+        return numpy.dtype(f"u{DTYPES[dtype].itemsize}") if dtype in EXTENDED else numpy.dtype(dtype)
+
+    def write(self, target: Any, values: Array) -> None:
+        """Copy from the host and wait for it."""
+        target[...] = self.cupy.asarray(numpy.ascontiguousarray(values).view(target.dtype).reshape(target.shape))
+        self.synchronize()
+
+    def read(self, array: Any, dtype: str) -> Array:
+        """Copy to the host."""
+        found: Array = self.cupy.asnumpy(array).view(numpy_dtype(dtype))
+        return found
+
+    def copy(self, target: Any, source: Any) -> None:
+        """Copy inside the GPU's memory."""
+        self.cupy.copyto(target, source)
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        self.stream.synchronize()
+
+    def timed(self, call: Callable[[], Any]) -> Timed:
+        """Return the seconds between two events of the stream, one on each side of `call`."""
+        first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
+        self._hold((1,), (1,), (numpy.uint64(HOLD_NANOSECONDS),))
+        first.record(self.stream)
+        found = call()
+        last.record(self.stream)
+        last.synchronize()
+        return self.cupy.cuda.get_elapsed_time(first, last) / 1e3, found
+
+    def host_timed(self, call: Callable[[], Any]) -> Timed:
+        """Return the seconds until `call` returned: what it costs the host. The work on the GPU may go on."""
+        started = time.perf_counter()
+        found = call()
+        return time.perf_counter() - started, found
+
+    def captured(self, call: Callable[[], Any], launches: int) -> Callable[[], Any]:
+        """Return what replays `call`, captured as a CUDA graph, `launches` times."""
+        self.stream.begin_capture()
+        try:
+            found = call()
+        finally:
+            graph = self.stream.end_capture()
+
+        def replay() -> Any:
+            for _ in range(launches):
+                graph.launch(self.stream)
+            return found
+
+        return replay
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Make the stream CuPy's current one."""
+        with self.stream:
+            yield
+
+
+Device = Host
+
+
+def of(comm: Any, name: str, *, stream: str = "own", memory: str = "ordinary") -> Device:
+    """Return the device `name` of this rank.
+
+    Raises ArgumentError for symmetric memory where communicators have none, BackendError without a GPU.
+    """
+    if memory == "symmetric" and not hasattr(comm, "empty"):
+        raise ArgumentError("--memory symmetric: communicators of this version of gpucoll have no memory that all "
+                            "ranks of a node map (no comm.empty)", code="GC-MEMORY")
+    kind = "cuda" if name == "cuda" else "cpu"
+    allocate = functools.partial(comm.empty, device=kind) if memory == "symmetric" else None
+    return Cuda(comm.device, stream, allocate) if name == "cuda" else Host(name, allocate or numpy.empty)

@@ -1,0 +1,145 @@
+"""What a line is held against: the host's facts, and how fast its memory copies in the same run."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import mpi4py
+import numpy
+from mpi4py import MPI
+
+import gpucoll
+from gpucoll import Communicator
+from gpucoll.bootstrap import describe_gpu
+
+from .cases import Case, least_traffic
+from .devices import Device
+
+ROUNDS = 7
+ALL_RANKS_BYTES = {"cpu": 256 << 20, "emulated": 256 << 20}  # of one node, beyond any cache, shared among its ranks
+GPU_BYTES = 256 << 20
+MOST_BYTES = 64 << 20  # of one rank on the host
+
+
+class Copy(NamedTuple):
+    """GB/s that all ranks together read and write while all copy `nbytes` each; and each rank by itself."""
+
+    bandwidth: float
+    nbytes: int
+    per_rank: tuple[float, ...]
+
+
+def copy_bandwidth(comm: Communicator, device: Device) -> Copy:
+    """Measure how fast memory copies, all ranks at once; a collective call, the same on every rank."""
+    nbytes = min(MOST_BYTES, ALL_RANKS_BYTES[device.name] // comm.local_size) if device.name != "cuda" else GPU_BYTES
+    nbytes = comm.mpi.allreduce(nbytes, MPI.MIN)
+    source, target = (device.empty((nbytes,), "uint8") for _ in range(2))
+    device.write(source, numpy.ones(nbytes, numpy.uint8))
+    device.write(target, numpy.zeros(nbytes, numpy.uint8))
+    seconds = numpy.array([_copied(comm, device, target, source) for _ in range(ROUNDS)])
+    everyone = numpy.stack(comm.mpi.allgather(seconds))
+    moved = 2 * nbytes / 1e9
+    return Copy(comm.size * moved / float(numpy.median(everyone.max(axis=0))), nbytes,
+                tuple((moved / numpy.median(everyone, axis=1)).tolist()))
+
+
+def _copied(comm: Communicator, device: Device, target: Any, source: Any) -> float:
+    comm.mpi.Barrier()
+    return device.timed(lambda: device.copy(target, source))[0]
+
+
+def bound(case: Case, count: int, copy: Copy) -> float | None:
+    """Return the busbw in GB/s of moving no byte more than needed at the copy bandwidth; None where none moves.
+
+    It is memory's bound: between nodes the network sets a lower one, and data in a cache can be faster.
+
+    >>> bound(Case("all_reduce", "float32", "sum", 0, 2), 1 << 20, Copy(40.0, 0, ()))
+    10.0
+    """
+    traffic = least_traffic(case.test, case.ranks) * case.nbytes(count)
+    return copy.bandwidth * case.moved(count) * case.factor / traffic if traffic else None
+
+
+class Place(NamedTuple):
+    """Where a rank runs; `device` is a CUDA ordinal, -1 on the host."""
+
+    pid: int
+    host: str
+    node: int
+    device: int
+    identity: str  # nccl-tests' domain:bus:device, or the name of the device
+    info: str
+
+
+def place(comm: Communicator, device: Device) -> Place:
+    """Return where this rank runs."""
+    if device.name != "cuda":
+        return Place(os.getpid(), socket.gethostname(), comm.node, -1, device.name, cpu_name())
+    gpu = describe_gpu(comm.device or 0)
+    return Place(os.getpid(), socket.gethostname(), comm.node, gpu.ordinal, gpu.pci.partition(".")[0].lower(), gpu.name)
+
+
+def host_names(places: Sequence[Place]) -> list[str]:
+    """Return the host of each rank; where several nodes have one name, with the node's number.
+
+    >>> host_names([Place(1, "a", 0, -1, "cpu", ""), Place(2, "a", 1, -1, "cpu", "")])
+    ['a (node 0)', 'a (node 1)']
+    """
+    nodes = {spot.host: {other.node for other in places if other.host == spot.host} for spot in places}
+    return [f"{spot.host} (node {spot.node})" if len(nodes[spot.host]) > 1 else spot.host for spot in places]
+
+
+def cpu_name(facts: str = "/proc/cpuinfo") -> str:
+    """Return the processor's name, as Linux knows it, or its architecture."""
+    try:
+        text = Path(facts).read_text()
+    except OSError:
+        text = ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.machine()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what takes part."""
+    library = MPI.Get_library_version().splitlines()[0].partition(",")[0]
+    name, _, version = " ".join(library.replace("Version:", "").split()).rpartition(" ")
+    return {"gpucoll": gpucoll.__version__, name: version, "mpi4py": mpi4py.__version__, "NumPy": numpy.__version__}
+
+
+def facts(device: Device, places: Sequence[Place]) -> dict[str, Any]:
+    """Return what JSON says of the machine: no paths, no names of people."""
+    clock, own = time.get_clock_info("perf_counter"), versions()
+    library = next(name for name in own if name not in ("gpucoll", "mpi4py", "NumPy"))
+    return {"host": socket.gethostname(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)),
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+            "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
+            "python": platform.python_version(),
+            "numpy": numpy.__version__, "mpi": f"{library} {own[library]}", "mpi4py": mpi4py.__version__,
+            **_gpu_versions(device), "gpus": sorted({spot.info for spot in places if spot.device >= 0}),
+            "clock": f"{clock.implementation}, {clock.resolution:g} s"}
+
+
+def _gpu_versions(device: Device) -> dict[str, Any]:
+    if device.name != "cuda":
+        return {"cupy": None, "nccl": 0}
+    import cupy
+    from cupy.cuda import nccl
+
+    return {"cupy": cupy.__version__, "nccl": nccl.get_version()}
+
+
+def revision(folder: Path = Path(gpucoll.__file__).parent) -> str:
+    """Return git's short name of the library's state, "" where it is no checkout."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""

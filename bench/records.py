@@ -1,0 +1,139 @@
+"""The JSON that a run leaves: nccl-tests' schema, version 3, with more keys beside; and how it is written and read.
+
+A record is one run. nccl-tests' keys, in its spelling (truths are the strings "true" and "false", `root` is padded):
+
+    version 3, start_time, end_time, args [..], env ["NAME=value", ..] by an allow-list, nccl_version (0: none),
+    config {nthreads 1, ngpus 1, minimum_bytes, maximum_bytes, step_factor or step_bytes, warmup_iters, iterations,
+            aggregated_iterations, validation, graph, blocking_collectives, per_iter_timing, per_iter_skip,
+            parallel_init, devices [{rank, group, pid, hostname, device, device_hex, device_info}]}
+    results [{size, count, type, redop, root, actual_iterations, experiment_name,
+              out_of_place {time (us; cpu_time with -C), alg_bw, bus_bw (GB/s), nwrong (null: not checked)},
+              out_of_place_per_iter {skipped_iterations, min_us, max_us, avg_us, p50_us, p95_us, p99_us, stdev_us,
+                                     cv_pct, times_us [..], per_process_max_times_us [[..] for each rank]},
+              in_place, in_place_per_iter: the same}]
+    out_of_bounds {count, okay}, average_bus_bandwidth {bandwidth, okay "true", "false" or "unchecked"}, errors [..]
+
+Ours, in every result (`experiment_name` is the algorithm's name too):
+
+    collective, algorithm, ranks, device "cpu", "cuda" or "emulated", factor (bus_bw / alg_bw),
+    bound (bus_bw in GB/s that the measured copy bandwidth allows; null where nothing moves),
+    share (out-of-place bus_bw / bound), skew_us and late_rank (out-of-place: see `summary.skew`),
+    against {peer: {out_of_place, out_of_place_per_iter, in_place, in_place_per_iter as above,
+                    ratio {out_of_place, in_place}}}        ratio: the peer's time / ours, above 1 is in our favour
+
+and at the top `gpucoll`:
+
+    version, revision (git's, or ""), program "gpucoll bench", tests [..], interrupted,
+    machine {host, cpu, cores, memory_gib, system, python, numpy, mpi, mpi4py, cupy, nccl, gpus [..], clock},
+    copy {bandwidth (GB/s read and written by all ranks at once), bytes, per_rank [GB/s of each rank]},
+    ratios {peer: {collective: {algorithm: geometric mean of the out-of-place ratios}}},
+    left_out [{what, reason}], findings [a sentence for each slow rank or link],
+    overlap [{collective, algorithm, size, overall_us, compute_us, pure_us, overlap_pct}]     with --overlap
+    pairs [{size, source, target, time_us, least_us, bandwidth (GB/s), nwrong, slow}]         with sendrecv --pairs
+
+A file holds one record, or what `scripts/bench` leaves: {"suite": date, "host": name, "runs": [record, ..]}.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from gpucoll.errors import ArgumentError
+
+VERSION = 3
+PLACEMENTS = ("out_of_place", "in_place")
+COLUMNS = ("collective", "algorithm", "peer", "ranks", "device", "size", "count", "type", "redop", "root", "placement",
+           "time_us", "alg_bw", "bus_bw", "nwrong", "min_us", "p50_us", "p99_us", "max_us", "bound", "ratio")
+
+
+def reserve(path: str) -> IO[str]:
+    """Return a new file, open for writing: `path`, or where that exists the first free of path.0, path.1, ...
+
+    Raises ArgumentError where no file can be made.
+    """
+    attempt, number = path, 0
+    while True:
+        try:
+            return open(attempt, "x", encoding="utf-8")
+        except FileExistsError:
+            attempt, number = f"{path}.{number}", number + 1
+        except OSError as error:
+            raise ArgumentError(f"cannot write {attempt}: {error.strerror}", code="GC-FILE") from None
+
+
+def write(file: IO[str], record: Mapping[str, Any]) -> None:
+    """Write a record whole and close the file."""
+    with file:
+        json.dump(record, file, indent=1)
+        file.write("\n")
+
+
+def read(path: str) -> list[dict[str, Any]]:
+    """Return the records of a file, of nccl-tests' own as well; raise ArgumentError for anything else."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror}", code="GC-FILE") from None
+    except ValueError as error:
+        raise ArgumentError(f"{path} is no JSON: {error}", code="GC-FILE") from None
+    records = found.get("runs", [found]) if isinstance(found, dict) else []
+    if not records or not all(isinstance(record, dict) and "results" in record for record in records):
+        raise ArgumentError(f"{path} holds no results of a benchmark", code="GC-FILE")
+    return records
+
+
+def csv_text(record: Mapping[str, Any]) -> str:
+    """Return a line of titles and a line for each result, placement and peer."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for result in record["results"]:
+        writer.writerows(_csv_rows(result))
+    return text.getvalue()
+
+
+def _csv_rows(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    same = {name: result[name] for name in ("collective", "algorithm", "ranks", "device", "size", "count", "type",
+                                            "redop", "bound")} | {"root": result["root"].strip()}
+    for peer, sides in {"": result, **result["against"]}.items():
+        for placement in PLACEMENTS:
+            ratio = sides["ratio"][placement] if peer else None
+            yield {**same, "peer": peer, "placement": placement, "ratio": ratio, **_figures(sides, placement)}
+
+
+def _figures(sides: Mapping[str, Any], placement: str) -> dict[str, Any]:
+    body, statistics = sides[placement], sides[f"{placement}_per_iter"]
+    return {"time_us": body.get("time", body.get("cpu_time")),
+            **{name: body[name] for name in ("alg_bw", "bus_bw", "nwrong")},
+            **{name: statistics[name] for name in ("min_us", "p50_us", "p99_us", "max_us")}}
+
+
+# Never the whole environment: it holds names of people and machines, paths and secrets.
+ALLOWED = ("GPUCOLL_", "NCCL_", "MPIR_CVAR_", "OMPI_MCA_", "UCX_", "FI_", "OMP_", "CUDA_VISIBLE_DEVICES",
+           "CUDA_DEVICE_MAX_CONNECTIONS")
+PRIVATE = ("PATH", "FILE", "DIR", "URI", "USER", "TOKEN", "SECRET", "PASSWORD", "KEY", "HOST", "ADDR", "COMM_ID")
+
+
+def environment(variables: Mapping[str, str]) -> list[str]:
+    """Return the variables that decide how fast messages go, as nccl-tests writes them, without paths and secrets.
+
+    >>> environment({"NCCL_ALGO": "Ring", "HOME": "/home/x", "UCX_LOG_FILE": "/tmp/x", "NCCL_TOKEN": "1"})
+    ['NCCL_ALGO=Ring']
+    """
+    return [f"{name}={value}" for name, value in sorted(variables.items())
+            if name.startswith(ALLOWED) and not any(word in name for word in PRIVATE) and os.sep not in value]
+
+
+def words(arguments: Sequence[str]) -> list[str]:
+    """Return a command line as nccl-tests writes it, absolute paths reduced to their last part.
+
+    >>> words(["all_reduce", "-J", "/home/x/run.json"])
+    ['gpucoll.bench', 'all_reduce', '-J', 'run.json']
+    """
+    return ["gpucoll.bench", *(os.path.basename(word) if os.path.isabs(word) else word for word in arguments)]

@@ -1,0 +1,35 @@
+"""README's pictures, from results: python tests/browser/pictures.py RUN.json PAIRS.json [FOLDER, bench/pictures].
+
+`gpucoll bench all_reduce ... -J RUN.json` makes the one, `gpucoll bench sendrecv --pairs -J PAIRS.json` the other.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+from chromium import Chromium
+from gpucoll.bench import plot, records, report
+
+LARGEST = 150_000  # bytes of one picture
+VIEWS = {"page": (1200, 830, False), "page-dark": (1200, 830, True), "page-phone": (390, 1000, False)}
+
+
+def main(run, pairs, folder=None):
+    """Write all pictures; say which is too large to be kept."""
+    folder = Path(folder or Path(__file__).parents[2] / "bench" / "pictures")
+    with tempfile.TemporaryDirectory() as work:
+        page = Path(work) / "page.html"
+        page.write_text(report.made([run]), encoding="utf-8")
+        browser = Chromium(f"{work}/profile")
+        for name, (width, height, dark) in VIEWS.items():
+            browser.show(page, width, height, dark=dark)
+            browser.picture(folder / f"{name}.png")
+        browser.close()
+    plot.draw(records.read(run)[0], str(folder / "plot.png"))
+    plot.draw(records.read(pairs)[0], str(folder / "pairs.png"))
+    large = [path.name for path in folder.glob("*.png") if path.stat().st_size > LARGEST]
+    sys.exit(f"too large to be kept: {', '.join(large)}" if large else 0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
