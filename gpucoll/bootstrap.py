@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 CHECKS = ("full", "deferred", "off")
 DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
+# Where Open MPI, MPICH, MVAPICH and Slurm write a process' number on its host.
+LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 EXECUTORS = ("mpi", "native", "nccl")
 
 
@@ -146,6 +148,18 @@ class Gpu(NamedTuple):
     name: str
 
 
+def launched_as(local_rank: int, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the local rank that the launcher gave this process, `local_rank` where it gave none.
+
+    That of a part of the ranks counts anew, and would deal out devices anew.
+
+    >>> launched_as(0, {"MPI_LOCALRANKID": "3"})
+    3
+    """
+    given = next((environment[name] for name in LOCAL_RANKS if environment.get(name, "").isdigit()), None)
+    return local_rank if given is None else int(given)
+
+
 def device(local_rank: int | None) -> int | None:
     """Return the CUDA ordinal for `local_rank`, or None without CuPy, driver or device.
 
@@ -234,7 +248,7 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
             from cupy.cuda import nccl
 
             found = nccl.get_unique_id()
-        except (ImportError, RuntimeError) as error:
+        except (ImportError, RuntimeError, KeyError) as error:  # KeyError: CuPy's for codes that it does not know
             found = error
     found = comm.bcast(found)
     if isinstance(found, Exception):

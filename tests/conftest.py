@@ -1,5 +1,6 @@
 """What the tests share: ranks to run programs on, and the mark of the tests that need them."""
 
+import concurrent.futures
 import functools
 import os
 import shutil
@@ -62,7 +63,16 @@ def mpiexec(launcher):
 
 @pytest.fixture(scope="session")
 def emulated_kernels():
-    """Skips where there is no compiler; what it makes stays in the user's cache."""
+    """All kernels that collectives use, made on every core; they stay in the user's cache. Skips without a compiler."""
     compiler = os.environ.get("CXX", "g++").split()[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"the emulated device needs a C++ compiler, and there is no {compiler}")
+    from gpucoll.device import emulated, sources
+    from gpucoll.dtypes import DTYPES
+    from gpucoll.ops import OPS
+
+    reductions = {sources.reduce(op, dtype) for op in OPS.values() for dtype in DTYPES.values()
+                  if dtype.kind in op.kinds}
+    moves = {make(width) for make in (sources.copy, sources.pack, sources.unpack) for width in sources.UNITS}
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(emulated.compiled, [*reductions, *moves]))

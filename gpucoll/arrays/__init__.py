@@ -14,6 +14,7 @@ from gpucoll.arrays.prepare import (
     Target,
     flat,
     joined,
+    kind_of,
     prepare,
     prepare_blocks,
     prepare_scatter,
@@ -23,5 +24,5 @@ from gpucoll.arrays.space import HOST, Space
 
 __all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "bounds",
            "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",
-           "flat", "joined", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter",
-           "same_memory", "target"]
+           "flat", "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks",
+           "prepare_scatter", "same_memory", "target"]

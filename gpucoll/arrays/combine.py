@@ -33,7 +33,7 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
     one = numpy.ones(1, numpy_dtype(dtype.name))
     try:
         combiner(op, dtype)(one.copy(), premultiplied(op, one), [one])
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError) as error:
         raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
                          code="GC-OP-DTYPE") from error
 

@@ -63,7 +63,10 @@ class Cut(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A call's arrays, checked: flat input, target of the result, what the caller gets, bytes of the larger side."""
+    """A call's arrays, checked: flat input, target of the result, what the caller gets, bytes of the larger side.
+
+    `given` is what the input was packed from, which must live as long.
+    """
 
     input: Array | None
     target: Target | None
@@ -72,6 +75,7 @@ class Prepared(NamedTuple):
     nbytes: int
     result: Any
     space: Space
+    given: Any = None
 
     @property
     def in_place(self) -> bool:
@@ -98,12 +102,12 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
     if row.name == "broadcast":
         return _prepare_broadcast(row, x, source, who, space)
     shape = _block_shape(row, source, who.size)
-    kind = _kind(row.name, source, carried_dtype(x) if dtype is None else dtype)
+    kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
     found, result = _prepare_output(row, source, out, (who.size, *shape) if row.output.blocks else shape, who, space)
     given = space.read_as(flat(source, space), kind)
     if found is not None:
         found = Target(found.out, space.read_as(found.row, kind))
-    return _prepared(row, given, found, kind, math.prod(shape), who.size, result, space)
+    return _prepared(row, given, found, kind, math.prod(shape), who.size, result, space)._replace(given=source)
 
 
 def _prepared(row: Collective, source: Array | None, found: Target | None, kind: Dtype, elements: int, size: int,
@@ -143,7 +147,7 @@ def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, spa
     kind = row_of(array.dtype)
     if who.rank == who.root:
         source = flat(array, space)
-        return _prepared(row, source, Target(source, source), kind, array.size, 1, x, space)
+        return _prepared(row, source, Target(source, source), kind, array.size, 1, x, space)._replace(given=array)
     check_writable(row.name, "x", array)
     return _prepared(row, None, target(array, space), kind, array.size, 1, x, space)
 
@@ -156,20 +160,24 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
     if array is None:
         array = out = space.empty(shape[1:], dtype)
     source = None if x is None else flat(x, space)
-    return _prepared(row, source, target(array, space), row_of(dtype), math.prod(shape[1:]), who.size, out, space)
+    found = target(array, space)
+    return _prepared(row, source, found, row_of(dtype), math.prod(shape[1:]), who.size, out, space)._replace(given=x)
 
 
 def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]],
-                   tail: tuple[int, ...], dtype: numpy.dtype, space: Space, *, has_output: bool = True) -> Prepared:
+                   tail: tuple[int, ...], dtype: numpy.dtype, space: Space, *, has_output: bool = True,
+                   given: Any = None, kind: Dtype | None = None) -> Prepared:
     """Return what a v-variant needs: its flat input, and the lengths (along the first axis) of both sides' blocks."""
     width = math.prod(tail)
-    given, taken = tuple(length * width for length in lengths[0]), tuple(length * width for length in lengths[1])
-    array = space.empty(sum(taken), dtype) if has_output else None
+    lengths_in, lengths_out = (tuple(length * width for length in side) for side in lengths)
+    array = space.empty(sum(lengths_out), dtype) if has_output else None
     blocks = None if array is None else _blocks(array, lengths[1], tail)
     result = blocks[0] if blocks is not None and not row.output.blocks else blocks
-    nbytes = max(sum(given), sum(taken)) * dtype.itemsize
-    found = None if array is None else Target(array, array)
-    return Prepared(source, found, row_of(dtype), Cut(0, (given, taken)), nbytes, result, space)
+    nbytes = max(sum(lengths_in), sum(lengths_out)) * dtype.itemsize
+    kind = kind or row_of(dtype)
+    found = None if array is None else Target(array, space.read_as(array, kind))
+    row_in = None if source is None else space.read_as(source, kind)
+    return Prepared(row_in, found, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, given)
 
 
 def _blocks(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:
@@ -178,7 +186,7 @@ def _blocks(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[A
     return [row[slice(*layout.span(index, 1))].reshape(length, *tail) for index, length in enumerate(lengths)]
 
 
-def _kind(name: str, x: Array, dtype: object) -> Dtype:
+def kind_of(name: str, x: Array, dtype: object) -> Dtype:
     """Return the dtype in which the elements of `x` are reduced.
 
     `dtype` reads the bytes of an unsigned carrier as another dtype of the same width, e.g.

@@ -53,6 +53,9 @@ class Space(Protocol):
     def end(self, keep: object) -> Iterator[Any]:
         """End an operation; `keep` lives until it has ended on its stream."""
 
+    def abandon(self, keep: object) -> None:
+        """Let go of an operation that has failed; what may still be written lives for ever."""
+
 
 class Host:
     """NumPy's memory."""
@@ -91,6 +94,9 @@ class Host:
 
     def end(self, keep: object) -> Iterator[Any]:
         return iter(())
+
+    def abandon(self, keep: object) -> None:
+        """Host executors have kept what MPI may still write."""
 
 
 HOST = Host()

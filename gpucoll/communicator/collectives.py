@@ -8,7 +8,7 @@ from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scat
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, header_of
-from gpucoll.communicator.repeats import Key
+from gpucoll.communicator.repeats import Key, place_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import ArgumentError, GpucollError
@@ -135,5 +135,8 @@ class Collectives(Headers):
 
 def _key(name: str, x: Any, out: Any, op: Any, dtype: Any, how: How, root: Any) -> Key:
     """Return what tells one call from another one, () where it will not be kept."""
-    plain = out is not None and not how.async_op and dtype is None and type(op) is str and type(root) is int
-    return (name, id(x), id(out), op, root, how.algorithm) if plain and name != "exscan" else ()
+    plain = (not how.async_op and dtype is None and type(op) is str and type(root) is int
+             and type(how.algorithm) is str and name != "exscan")
+    here = place_of(x) if plain and out is not None else ()
+    there = here if out is x else place_of(out) if here else ()
+    return (name, op, root, how.algorithm, here, there, out is x) if here and there else ()

@@ -69,8 +69,8 @@ class Core:
 
     @functools.cached_property
     def device(self) -> int | None:
-        """The CUDA ordinal of this rank, its local rank modulo the devices, threads' current one; None without one."""
-        return bootstrap.device(None if self.mpi is None else self.local_rank)
+        """The CUDA ordinal of this rank, its number on the host modulo the devices, threads' current one; None without one."""
+        return bootstrap.device(None if self.mpi is None else bootstrap.launched_as(self.local_rank))
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""
@@ -84,11 +84,12 @@ class Core:
     def _gpu(self, name: str) -> Gpu:
         if name not in self._gpus:
             self._gpus[name] = make_gpu(name, self._link, self.timeout, self.device)
+            self._waits.hooks.append(self._gpus[name].check)
         return self._gpus[name]
 
     def _again(self, key: Key, x: Any, out: Any, stream: Any) -> bool:
         """Run a call that was made before with the same arrays; return whether there was one."""
-        found = self._repeats.find(key, x, out) if self._group is None else None
+        found = self._repeats.find(key) if self._group is None else None
         if found is None:
             return False
         self._check_usable()
@@ -145,17 +146,24 @@ class Core:
         return space.gpu if isinstance(space, DeviceSpace) else self._host
 
     def _operation(self, executor: Executor, task: Task, call: Prepared) -> Operation:
-        yield from executor.run(task)
         space = call.space
-        if task.op is not None and task.output is not None:
-            contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(task.collective, self.size)
-            if contributions:
-                space.finish(task.op, task.output, task.dtype, contributions)
-            else:
-                space.fill_identity(task.op, task.output, task.dtype)
-        if call.target is not None:
-            call.target.deliver(space)
-        yield from space.end((task, call))
+        try:
+            yield from executor.run(task)
+            if task.op is not None and task.output is not None:
+                self._finish(task, space, task.op)
+            if call.target is not None:
+                call.target.deliver(space)
+            yield from space.end((task, call))
+        except BaseException:
+            space.abandon((task, call))
+            raise
+
+    def _finish(self, task: Task, space: Space, op: Op) -> None:
+        contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(task.collective, self.size)
+        if contributions:
+            space.finish(op, task.output, task.dtype, contributions)
+        else:
+            space.fill_identity(op, task.output, task.dtype)
 
     def _sizes(self, name: str, root: Any = 0) -> Sizes:
         """Return who is asking, `root` checked; raise ArgumentError, ClosedError or RevokedError."""
@@ -192,7 +200,7 @@ class Core:
         self._waits.close()
         self._host.close()
         for gpu in self._gpus.values():
-            gpu.close(failed=not together)
+            gpu.close(self.timeout, failed=not together)
         if together:
             self._link.free()
 

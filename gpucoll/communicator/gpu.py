@@ -14,12 +14,12 @@ from gpucoll.device.sources import Scale
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.executors import Executor, Task
-from gpucoll.executors.mpi import DEVICE_TAG
+from gpucoll.executors.mpi import DEVICE_TAG, TAGS
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.nccl.rooms import Order
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import Operation
+from gpucoll.waits import Operation, keep_for_ever
 
 
 class Gpu:
@@ -45,13 +45,24 @@ class Gpu:
         """The stream of calls that run beside the caller's own: ``async_op=True``."""
         return self.device.new_stream()
 
-    def close(self, *, failed: bool) -> None:
-        """Give back what it holds, in order; where the communicator has failed, without the other ranks."""
-        self.schedules.close()
-        if failed:
+    def check(self) -> None:
+        """Raise BackendError where a transport has failed; called between the polls of every wait."""
+        for transport in (self._transport, self.points):
+            transport.check()
+
+    def close(self, timeout: float, *, failed: bool) -> None:
+        """Give back what it holds, in order; where the communicator has failed, without the other ranks.
+
+        Then its memory stays: NCCL may go on writing until it has been aborted, and nobody knows when that is.
+        """
+        if failed or (self.device.asynchronous and not self.order.has_ended(timeout)):
             self._transport.abort()
+            self.points.abort()
+            keep_for_ever(self)
         else:
+            self.schedules.close()
             self._transport.close()
+            self.points.close()
 
 
 class DeviceSpace:
@@ -65,10 +76,14 @@ class DeviceSpace:
     def beside(self, stream: Stream | None = None) -> DeviceSpace:
         """Return the space on `stream`, by default that of asynchronous calls, going on from where this one is."""
         stream = stream or self.gpu.beside
+        self.lead(stream)
+        return DeviceSpace(self.gpu, stream)
+
+    def lead(self, stream: Stream) -> None:
+        """Let `stream` wait for what this space's stream has been given so far."""
         begun = self.gpu.device.new_event()
         begun.record(self.stream)
         stream.wait_event(begun)
-        return DeviceSpace(self.gpu, stream)
 
     def completion(self) -> Completion:
         """Return the end, still to come, of an operation on this space's stream."""
@@ -89,16 +104,19 @@ class DeviceSpace:
 
     def end_message(self, keep: object) -> Operation:
         """End messages between two ranks, which no collective follows; `keep` lives until they have ended."""
-        event = self.gpu.device.new_event()
-        event.record(self.stream)
-        self.gpu.order.hold(event, keep)
+        event = self.gpu.order.hold(self.stream, keep)
         if self._completion is not None:
             self._completion.event = event
         yield from self._settle()
 
     def _settle(self) -> Operation:
         yield from self.gpu.device.settle(self.stream)
-        self.gpu.order.let_go()
+        if not self.stream.is_capturing():
+            self.gpu.order.let_go()
+
+    def abandon(self, keep: object) -> None:
+        self.gpu.device.abandon()
+        keep_for_ever((self.gpu, keep))
 
     def check(self, name: str, what: str, array: Array) -> None:
         elsewhere = self.gpu.device.owns(array)
@@ -207,17 +225,19 @@ def _between_threads(link: Link, ordinal: int) -> Gpu:
     from gpucoll.device.local import LocalTransport
 
     device = CudaDevice(ordinal)
-    return Gpu(device, LocalTransport(link.wire, DEVICE_TAG, device), LocalTransport(link.points, DEVICE_TAG, device))
+    # Threads' tags have no limit: beyond MPI's, no message of the host can be mistaken for one of these.
+    return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
 
 
 def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     bootstrap.gather_ranks(link.mpi, timeout)
     bootstrap.claim_gpu(link.mpi, ordinal)
-    unique_id = bootstrap.nccl_id(link.mpi)
+    # Messages have a communicator of their own: NCCL runs all that is enqueued on one in order.
+    ids = [bootstrap.nccl_id(link.mpi) for _ in range(2)]
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.nccl import Nccl
     from gpucoll.executors.nccl.native import NcclNative
 
     device = CudaDevice(ordinal)
-    transport = Nccl(link.place.rank, link.place.size, unique_id, device, timeout)
-    return Gpu(device, transport, transport, NcclNative)
+    transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)
+    return Gpu(device, transport, points, NcclNative)

@@ -12,7 +12,7 @@ from gpucoll.arrays import Array, Prepared, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import Core, How
 from gpucoll.dtypes import row_of
-from gpucoll.errors import GpucollError, MismatchError, PeerError
+from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError
 
 News: TypeAlias = dict[str, Any]
 
@@ -46,6 +46,9 @@ class Headers(Core):
     def _told_space(self, name: str, told: News, source: Any, out: Any, stream: Any) -> Space:
         """Return where a call runs whose root has told of its arrays; `source` and `out` are this rank's, or None."""
         here = [array for array in (source, out) if array is not None]
+        if any(on_gpu(array) != told["gpu"] for array in here):
+            raise ArgumentError(f"{name}: out is not where the root's array is, which is "
+                                f"{'on a GPU' if told['gpu'] else 'on the host'}", code="GC-DEVICE")
         if not here and told["gpu"]:
             return self._gpu("cuda").space(stream)
         return self._space(name, *here, stream=stream)

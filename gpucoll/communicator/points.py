@@ -13,9 +13,9 @@ from gpucoll.communicator.core import Core
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.device import Part
 from gpucoll.device.messages import Counted
-from gpucoll.errors import ArgumentError, UsageError
+from gpucoll.errors import ArgumentError, MismatchError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, abandon
-from gpucoll.waits import Operation, Pending, Work, keep_for_ever
+from gpucoll.waits import Operation, Pending, Work
 
 
 class Points(Core):
@@ -64,8 +64,11 @@ class Points(Core):
             if self._batch is None:
                 self._batch = Batch(message.space)
                 group.insert(0, Work(self._waits, self._batch.run(), message.name, None, self._batch.completion))
+                self._batch.work = group[0]
             self._batch.add(message)
-            return Work(self._waits, iter(()), message.name, message.result, self._batch.completion)
+            group.append(Work(self._waits, _end_of(self._batch.work), message.name, message.result,
+                              self._batch.completion))
+            return group[-1]
         work = Work(self._waits, self._host_operation(message), message.name, message.result)
         group.insert(0 if message.name == "recv" else len(group), work)
         return work
@@ -75,6 +78,9 @@ class Points(Core):
         if not messages:
             return []
         space = messages[0].space
+        if any(one.space.device != space.device for one in messages):
+            raise ArgumentError("messages between GPU arrays and between arrays on the host do not go together; pass "
+                                "them in two calls", code="GC-DEVICE")
         if not isinstance(space, DeviceSpace):
             return [self._waits.start(Work(self._waits, self._host_operation(one), one.name, one.result))
                     for one in messages]
@@ -170,6 +176,8 @@ class Batch:
 
     def __init__(self, space: DeviceSpace) -> None:
         self._space = space
+        self.work: Any = None  # that of its `run`
+        self._messages: list[Message] = []
         self._rows: list[Array] = []
         self._targets: list[Target] = []
         self._sends: list[Part] = []
@@ -177,7 +185,10 @@ class Batch:
         self.completion = space.completion()
 
     def add(self, message: Message) -> None:
-        """Put a message in; those between two ranks meet in this order."""
+        """Put a message in; those between two ranks meet in this order. It may be on another stream than the first."""
+        self._messages.append(message)
+        if message.space.stream != self._space.stream:
+            DeviceSpace(self._space.gpu, message.space.stream).lead(self._space.stream)
         if message.given is not None:
             self._rows.append(flat(message.given, self._space))
             self._sends.append(_part(self._rows[-1], message.to, message.tag))
@@ -190,13 +201,16 @@ class Batch:
         gpu, stream = self._space.gpu, self._space.stream
         sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
         try:
+            gpu.device.use()
             yield from gpu.points.group(sends, receives, stream)
-        except BaseException:
-            keep_for_ever(self)
+            for one in self._targets:
+                one.deliver(self._space)
+            yield from self._space.end_message(self)
+        except MismatchError:  # of a message that has ended
             raise
-        for one in self._targets:
-            one.deliver(self._space)
-        yield from self._space.end_message(self)
+        except BaseException:
+            self._space.abandon(self)
+            raise
 
 
 def _end_of(work: Work) -> Operation:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, check_blocks, check_rows, flat, joined, on_gpu, prepare_blocks
+from gpucoll.arrays import Array, check_blocks, check_rows, flat, joined, kind_of, on_gpu, prepare_blocks
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, News, check_alike
@@ -37,7 +37,7 @@ class Ragged(Headers):
         row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
         space = self._space(name, source, stream=how.stream)
         call = prepare_blocks(row, flat(source, space), ((len(source),), counts if here else ()), source.shape[1:],
-                              source.dtype, space, has_output=here)
+                              source.dtype, space, has_output=here, given=source)
         return self._run(name, call, how, root=who.root)
 
     def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -52,7 +52,7 @@ class Ragged(Headers):
         space = self._told_space("scatter_v", told, blocks and blocks[0], None, stream)
         source = None if blocks is None else joined(blocks, space)
         call = prepare_blocks(COLLECTIVES["scatter_v"], source, (counts if here else (), (counts[self.rank],)), tail,
-                              dtype, space)
+                              dtype, space, given=blocks)
         return self._run("scatter_v", call, How(algorithm, async_op, stream), root=who.root)
 
     def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
@@ -63,7 +63,7 @@ class Ragged(Headers):
         counts = [one["counts"][self.rank] for one in news]
         space = self._space(name, blocks[0], stream=stream)
         call = prepare_blocks(COLLECTIVES[name], joined(blocks, space), ([len(block) for block in blocks], counts),
-                              blocks[0].shape[1:], blocks[0].dtype, space)
+                              blocks[0].shape[1:], blocks[0].dtype, space, given=blocks)
         return self._run(name, call, How(algorithm, async_op, stream))
 
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
@@ -78,7 +78,8 @@ class Ragged(Headers):
         lengths = self._check_counts(name, counts, len(source))
         space = self._space(name, source, stream=stream)
         call = prepare_blocks(COLLECTIVES[name], flat(source, space), (lengths, (lengths[self.rank],)),
-                              source.shape[1:], source.dtype, space)
+                              source.shape[1:], source.dtype, space, given=source,
+                              kind=kind_of(name, source, dtype))
         return self._run(name, call, How(algorithm, async_op, stream), self._check_op(name, op, call))
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> list[int]:

@@ -62,6 +62,7 @@ class Device(Protocol):
     """A GPU as one communicator uses it."""
 
     name: str  # "cuda" or "emulated"
+    asynchronous: bool  # whether work goes on after the call that has enqueued it
     kernels: Kernels
 
     def use(self) -> None:
@@ -72,6 +73,9 @@ class Device(Protocol):
 
     def stream(self, given: Any) -> Stream:
         """Return the stream of a call: `given`, or the current one where it is None."""
+
+    def lasts(self, stream: Any) -> bool:
+        """Return whether `stream` is there as long as its object, not somebody else's to destroy."""
 
     def new_stream(self) -> Stream:
         """Return a stream that waits for no other."""

@@ -15,11 +15,14 @@ from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError
 
+CUDAS_OWN = (0, 1, 2)  # the null stream, by two names, and a thread's own
+
 
 class CudaDevice:
     """The GPU `ordinal` of this process."""
 
     name = "cuda"
+    asynchronous = True
 
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
@@ -49,6 +52,10 @@ class CudaDevice:
             return given
         address = given.__cuda_stream__()[1] if hasattr(given, "__cuda_stream__") else given
         return _foreign_stream(int(getattr(address, "cuda_stream", address)), given)
+
+    def lasts(self, stream: Any) -> bool:
+        """CuPy's own know their device; of the others only the three that CUDA itself has are without one."""
+        return isinstance(stream, cupy.cuda.Stream) and (stream.device_id >= 0 or stream.ptr in CUDAS_OWN)
 
     def new_stream(self) -> Any:
         return cupy.cuda.Stream(non_blocking=True)

@@ -20,7 +20,7 @@ from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
-from gpucoll.errors import BackendError, MismatchError
+from gpucoll.errors import ArgumentError, BackendError, MismatchError
 
 PROCESSORS, THREADS = 2, 64  # every CUDA thread is a fiber: few of them show all that many would
 
@@ -31,6 +31,7 @@ class EmulatedDevice:
     """The device of one communicator; `seed` decides which of its streams goes on first."""
 
     name = "emulated"
+    asynchronous = False
 
     def __init__(self, seed: int = 0) -> None:
         self.kernels = Kernels(_load, PROCESSORS, threads=THREADS)
@@ -47,7 +48,15 @@ class EmulatedDevice:
         return None if isinstance(array, numpy.ndarray) else "on a GPU"
 
     def stream(self, given: Any) -> EmulatedStream:
-        return given if isinstance(given, EmulatedStream) else self._main
+        """There is one for the user, whichever stream of CuPy's a program names."""
+        if given is None or hasattr(given, "ptr") or hasattr(given, "__cuda_stream__") or isinstance(given, int):
+            return self._main
+        if isinstance(given, EmulatedStream):
+            return given
+        raise ArgumentError(f"stream {given!r} is no stream", code="GC-STREAM")
+
+    def lasts(self, stream: Any) -> bool:
+        return True
 
     def new_stream(self) -> EmulatedStream:
         self._streams.append(EmulatedStream(self))
@@ -191,11 +200,15 @@ class EmulatedGraph:
         then.wait_event(event)
 
 
+def compiled(instance: Instance) -> str:
+    """Return the path of the kernel's shared object, made where there is none."""
+    source = text(instance)
+    return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
+
+
 def _load(instance: Instance) -> Launch:
     """Return the kernel, compiled at its first use; its launches are enqueued."""
-    source = text(instance)
-    path = user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe())
-    function = getattr(ctypes.CDLL(str(path)), instance.entry)
+    function = getattr(ctypes.CDLL(compiled(instance)), instance.entry)
     function.restype = ctypes.c_char_p
 
     def run(blocks: int, threads: int, arguments: numpy.ndarray[Any, Any]) -> None:

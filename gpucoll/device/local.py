@@ -14,8 +14,10 @@ import cupy
 import numpy
 
 from gpucoll.device import Part, Waiting
+from gpucoll.errors import BackendError
 
 NEWS = 3  # int64 words of a message: address, bytes, event
+EVENTS = 4096  # kept; no rank is so many groups ahead of another
 
 
 class LocalTransport:
@@ -26,8 +28,8 @@ class LocalTransport:
     def __init__(self, wire: Any, tag: int, device: Any) -> None:
         self._wire, self._device = wire, device
         self._offers, self._answers = tag, tag + 1
-        # An event told to a peer lives until that peer is in its next group with this rank.
-        self._told: dict[int, list[Any]] = collections.defaultdict(list)
+        # An event told to a peer must live until that peer's stream waits for it; so many groups later it does.
+        self._told: collections.deque[Any] = collections.deque(maxlen=EVENTS)
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         self._device.use()
@@ -47,8 +49,7 @@ class LocalTransport:
         for request in [*answers, *(told for _, told, _, _ in posted)]:
             yield request.Test
         self._device.use()  # what follows may be done by another thread than what was before
-        for peer in {part.peer for part in (*sends, *receives)}:
-            self._told[peer] = [ready, done]
+        self._told += [ready, done]
 
     def _offer(self, part: Part, ready: Any) -> tuple[Any, Any, Any]:
         told = self._tell(part.peer, [part.address, part.nbytes, ready.ptr], self._offers + 2 * part.tag)
@@ -64,7 +65,10 @@ class LocalTransport:
     def _copy(self, part: Part, news: Any, stream: Any) -> None:
         address, nbytes, ready = (int(word) for word in news)
         cupy.cuda.runtime.streamWaitEvent(stream.ptr, ready)
-        self._device.kernels.copy(address, part.address, min(nbytes, part.nbytes), 1, stream)
+        if nbytes != part.nbytes:
+            raise BackendError(f"rank {part.peer} sent {nbytes} bytes, expected {part.nbytes}", code="GC-SHAPE",
+                               ranks=(part.peer,))
+        self._device.kernels.copy(address, part.address, nbytes, 1, stream)
 
     def _event(self, stream: Any) -> Any:
         event = self._device.new_event()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from gpucoll.device import Part, Waiting
-from gpucoll.errors import MismatchError
+from gpucoll.errors import BackendError, MismatchError
 
 
 class MessageTransport:
@@ -22,7 +22,7 @@ class MessageTransport:
     capturable = True
 
     def __init__(self, wire: Any, tag: int, *, buffered: bool = False) -> None:
-        self._wire, self._tag = wire, tag
+        self._wire, self._tag, self.buffered = wire, tag, buffered
         self._send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)  # threads' are never buffered
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
@@ -92,9 +92,19 @@ class _Group:
             self._begin()
         self._waiting = [ended for ended in self._waiting if not ended()]
         if not self._waiting:
+            self._check()
+        return not self._waiting
+
+    def _check(self) -> None:
+        """Raise where a length is wrong: MismatchError of a message that ends alone, else the collective has failed."""
+        try:
             for count, part in self._receives:
                 count.check(part.peer, part.nbytes)
-        return not self._waiting
+        except MismatchError as error:
+            if self._transport.buffered:
+                raise
+            raise BackendError(f"ranks {error.ranks} are in another call, or pass arrays of another length: {error}",
+                               code="GC-SHAPE", ranks=error.ranks) from error
 
     def _begin(self) -> None:
         sends, receives = self._parts

@@ -237,3 +237,85 @@ def late(comm):
 
 def test_a_rank_that_never_comes_is_a_timeout(ranks):
     assert ranks(late, 2) == ["revoked", "absent"]
+
+
+@program
+def mistakes(comm):
+    """A length that differs between ranks fails the communicator on both, as on the host; nothing crashes later."""
+    for _ in range(2):
+        with gc.Communicator.from_mpi(comm.mpi, timeout=3) as other:
+            x = numpy.ones(800 if comm.rank else 400)
+            with pytest.raises((gc.BackendError, gc.CollectiveTimeout)):
+                other.all_reduce(x, algorithm="ring")
+            with pytest.raises(gc.RevokedError):
+                other.all_reduce(numpy.ones(8))
+    assert comm.all_reduce(numpy.ones(3))[0] == comm.size
+
+
+def test_a_wrong_length_fails_the_communicator(ranks):
+    ranks(mistakes, 2)
+
+
+@program
+def dropped(comm):
+    """What is packed beside the caller's work lives until then, though the caller lets go of it at once."""
+    works = []
+    for repeat in range(20):
+        works.append(comm.all_reduce(numpy.full((60, 80), comm.rank + repeat)[:, ::2], async_op=True))
+        numpy.full((60, 80), -1)
+    for repeat, work in enumerate(works):
+        assert (work.wait() == repeat * comm.size + sum(range(comm.size))).all(), repeat
+
+
+def test_strided_arrays_of_asynchronous_calls_are_kept(ranks):
+    ranks(dropped, 3)
+
+
+@program
+def again(comm):
+    """The same arrays once more, and once more with another look: what has changed is seen."""
+    for algorithm in ("native", "ring", "auto"):
+        x, out = numpy.arange(12.0).reshape(4, 3) + comm.rank, numpy.empty((4, 3))
+        total = comm.size * numpy.arange(12.0).reshape(4, 3) + sum(range(comm.size))
+        for _ in range(3):
+            assert (comm.all_reduce(x, out=out, algorithm=algorithm) == total).all()
+        out.flags.writeable = False
+        refused(comm, "GC-READONLY", x, out, algorithm)
+        out.flags.writeable = True
+        out.shape = (12,)
+        refused(comm, "GC-SHAPE", x, out, algorithm)
+        whole, other = numpy.arange(4, dtype=numpy.int32), numpy.empty(4, numpy.int32)
+        comm.all_reduce(whole.view(numpy.float32), out=other.view(numpy.float32), algorithm=algorithm)
+        assert (comm.all_reduce(whole, out=other, algorithm=algorithm) == comm.size * whole).all()
+    fixed = numpy.arange(5.0)
+    fixed.flags.writeable = comm.rank != 0
+    for _ in range(7):  # replayed in the end: the root's is only read
+        assert (comm.broadcast(fixed, root=0) == numpy.arange(5.0)).all()
+    carrier = numpy.full((2 * comm.size, 2), 0x38, numpy.uint8)  # ones
+    found = comm.reduce_scatter_v(carrier, [2] * comm.size, dtype="float8_e4m3fn")
+    assert (found.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
+
+
+def refused(comm, code, x, out, algorithm):
+    with pytest.raises(gc.ArgumentError) as found:
+        comm.all_reduce(x, out=out, algorithm=algorithm)
+    assert found.value.code == code
+
+
+def test_calls_that_come_again(ranks_anywhere):
+    ranks_anywhere(again, 3)
+
+
+@program
+def works_in_a_group(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    out = numpy.zeros(4)
+    with comm.group():
+        works = [comm.recv(out, left, async_op=True), comm.send(numpy.full(4, comm.rank / 2), right, async_op=True)]
+    assert works[0].wait() is out
+    assert (out == left / 2).all()
+    assert all(work.is_completed() for work in works)
+
+
+def test_works_of_a_group_end(ranks_anywhere):
+    ranks_anywhere(works_in_a_group, 3)

@@ -23,7 +23,7 @@ from gpucoll.executors import Message, Plan, Span, Task, Write
 from gpucoll.executors.nccl.dataflow import Exchange, Program, program
 from gpucoll.executors.nccl.replay import Graphs, Replay
 from gpucoll.executors.nccl.rooms import Order, Rooms
-from gpucoll.waits import Operation, keep_for_ever
+from gpucoll.waits import Operation
 
 TOKEN = 1  # bytes of a barrier's message, which has no data
 PROGRAMS = 1024  # kept
@@ -38,6 +38,8 @@ class NcclExecutor:
         self._device, self._transport, self._order = device, transport, order
         self._rooms = Rooms(device)
         self._graphs = Graphs()
+        self._captured: list[Rooms] = []
+        self._is_own_capture = False
         self._side: Stream | None = None
         self._events: list[Event] = []
         self._programs: dict[int, tuple[Plan, Program]] = {}
@@ -61,14 +63,10 @@ class NcclExecutor:
         """Enqueue `task` on its stream."""
         self._device.use()
         self._order.follow(task.stream)
-        try:
-            if self._transport.capturable and self._graphs.serve(task):
-                yield from self._replay(task)
-            else:
-                yield from self._enqueue(task, task.stream, task.input, task.output)
-        except BaseException:
-            keep_for_ever(self._rooms)
-            raise
+        if self._transport.capturable and self._graphs.serve(task):
+            yield from self._replay(task)
+        else:
+            yield from self._enqueue(task, task.stream, task.input, task.output)
 
     def close(self) -> None:
         """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
@@ -77,7 +75,7 @@ class NcclExecutor:
 
     def _enqueue(self, task: Task, stream: Stream, source: Any, target: Any) -> Operation:
         assert task.plan is not None
-        run = _Run(self._device, task, self._rooms.of(task, source, target, stream))
+        run = _Run(self._device, task, self._rooms_for(stream).of(task, source, target, stream))
         if task.plan.copy_input:
             run.copy_input(source, stream)
         for number, node in enumerate(self._program(task.plan).nodes):
@@ -92,6 +90,13 @@ class NcclExecutor:
             if node.awaited:
                 self._event(number).record(where)
 
+    def _rooms_for(self, stream: Stream) -> Rooms:
+        """Return the rooms; a graph of the user's has its own, since it is launched when nobody knows."""
+        if not stream.is_capturing() or self._is_own_capture:
+            return self._rooms
+        self._captured.append(Rooms(self._device))
+        return self._captured[-1]
+
     def _replay(self, task: Task) -> Operation:
         kept = self._graphs.get(task)
         if kept is None:
@@ -100,7 +105,7 @@ class NcclExecutor:
         if task.input is not None:
             kernels.copy(address(task.input), address(kept.source), task.input.size, width, task.stream)
         kept.graph.launch(task.stream)
-        if task.output is not None:
+        if task.output is not None and not (task.collective == "broadcast" and task.input is not None):  # the root's
             kernels.copy(address(kept.target), address(task.output), task.output.size, width, task.stream)
 
     def _capture(self, task: Task) -> Any:
@@ -112,9 +117,11 @@ class NcclExecutor:
         self._rooms.of(task, source, target, stream)
         self._side_stream()
         stream.begin_capture()
+        self._is_own_capture = True
         try:
             yield from self._enqueue(task, stream, source, target)
         finally:
+            self._is_own_capture = False
             graph = stream.end_capture()
         return self._graphs.put(task, Replay(graph, source, target, stream))
 

@@ -69,6 +69,10 @@ class NcclNative:
         elif task.collective == "all_gather":
             call(source, target, task.input.nbytes, task.stream)
         elif task.collective == "all_to_all":
+            if source == target:  # NCCL has no all_to_all in place
+                aside = self._device.empty(task.input.size, task.input.dtype, task.stream)
+                source = address(aside)
+                self._device.kernels.copy(target, source, task.input.size, task.dtype.itemsize, task.stream)
             call(source, target, task.input.nbytes // self._transport.size, task.stream)
         else:
             block = (task.input if task.collective == "gather" else task.output).nbytes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import time
 from typing import Any
 
 import numpy
 
 from gpucoll.device import Device, Event, Stream
 from gpucoll.executors import Task
+from gpucoll.waits import NAP
 
 
 class Rooms:
@@ -56,7 +58,7 @@ class Order:
 
     def follow(self, stream: Stream) -> None:
         """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
-        if self._last is None or self._last == stream or stream.is_capturing():
+        if self._last is None or (self._event is None and self._last == stream) or stream.is_capturing():
             return
         if self._event is None:  # most operations are on one stream, and need none
             self._event = self._device.new_event()
@@ -67,25 +69,45 @@ class Order:
         """The operation enqueued on `stream` is the last one from here on; a graph of the user's keeps its memory."""
         if stream.is_capturing():
             self._captured.append(keep)
-        else:
-            self._last, self._event = stream, None
+            return
+        self._last, self._event = stream, None
+        if not self._device.lasts(stream):  # it may be gone by the next operation
+            self._event = self._device.new_event()
+            self._event.record(stream)
 
     def mark(self, stream: Stream, keep: object) -> Event:
         """Return the event that stands for the end of what was enqueued on `stream`; `keep` lives until then."""
         self.passed(stream, keep)
-        event = self._device.new_event()
-        event.record(stream)
+        event = self.hold(stream, keep)
         if not stream.is_capturing():
             self._event = event
-            self.hold(event, keep)
         return event
 
-    def hold(self, event: Event, keep: object) -> None:
-        """Keep something alive until `event` has come, at least."""
-        self._flying.append((event, keep))
-        self.let_go()
+    def hold(self, stream: Stream, keep: object) -> Event:
+        """Return the event that stands for the end of what `stream` has; `keep` lives until it has come."""
+        event = self._device.new_event()
+        event.record(stream)
+        if stream.is_capturing():
+            self._captured.append(keep)
+        else:
+            self._flying.append((event, keep))
+            self.let_go()
+        return event
 
     def let_go(self) -> None:
         """Let go of what was kept for operations that have ended."""
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
+
+    def has_ended(self, timeout: float) -> bool:
+        """Return whether the last operation and those beside it come to an end within `timeout` seconds."""
+        if self._last is not None and self._event is None:
+            self._event = self._device.new_event()
+            self._event.record(self._last)
+        deadline = time.monotonic() + timeout
+        waiting = [event for event, _ in self._flying] + ([self._event] if self._event else [])
+        while not all(event.done for event in waiting):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(NAP)
+        return True

@@ -1,0 +1,298 @@
+"""What is tested on a GPU, as plain functions: pytest runs them where it is installed, else scripts/gpu_check itself.
+
+A case raises `Skipped` with the reason why this host cannot run it. What may hang runs in a process of its own.
+"""
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+for folder in (TESTS, TESTS / "kernels", TESTS / "gpu", ROOT):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+LIMIT = 60.0  # seconds for ranks
+SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0",
+          "NCCL_SOCKET_IFNAME": "lo"}
+SANITIZER = ("compute-sanitizer", "/usr/local/cuda/bin/compute-sanitizer")
+
+
+class Skipped(Exception):
+    """This host cannot run a case; the text says why."""
+
+
+def missing(*modules):
+    """Why nothing here can run on this host: what is missing, or "" where CuPy, its driver and a GPU are there."""
+    for module in ("cupy", *modules):
+        try:
+            __import__(module)
+        except ImportError as error:
+            return f"{module} is missing: {error}"
+    import cupy
+
+    try:
+        return "" if cupy.cuda.runtime.getDeviceCount() else "CuPy finds no GPU"
+    except RuntimeError as error:
+        return f"CuPy finds no GPU: {error}"
+
+
+def gpu_count():
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
+
+
+# Kernels against NumPy, bit for bit
+
+
+@functools.cache
+def kernels():
+    import mirror
+
+    return mirror.use()
+
+
+def reduces(name):
+    """Every op of a dtype, every alignment of it."""
+    import checks
+
+    from gpucoll.ops import OPS
+    from oracle import OPS as NAMES
+    from oracle import legal
+
+    for op in NAMES:
+        if legal(op, name):
+            checks.check_reduce(kernels(), OPS[op], name)
+    checks.check_misaligned(kernels(), name)
+
+
+def expressions():
+    import checks
+    import numpy
+
+    from gpucoll.ops import elementwise_op
+
+    checks.check_expression(kernels(), elementwise_op("a + b - a*b"), "float32", lambda a, b: a + b - a * b)
+    checks.check_expression(kernels(), elementwise_op("max(a + b, b)"), "int8", lambda a, b: numpy.maximum(a + b, b))
+    checks.check_expression(kernels(), elementwise_op("sqrt(a*a + b*b)"), "float64",
+                            lambda a, b: numpy.sqrt(a * a + b * b))
+
+
+def moves():
+    import checks
+
+    checks.check_copy(kernels())
+    checks.check_pack(kernels())
+    checks.check_unpack(kernels())
+
+
+def scales():
+    import checks
+
+    for name in ("float16", "bfloat16", "float32", "float64", "float8_e5m2", "complex64", "int32"):
+        for what in ("divide", "multiply"):
+            checks.check_scale(kernels(), what, name)
+        checks.check_scale(kernels(), "truth", name)
+
+
+def casts():
+    import checks
+
+    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        checks.check_conversions(kernels(), name)
+        for other in ("float32", "float64", "int8", "uint64", "bool"):
+            checks.check_cast(kernels(), name, other)
+            checks.check_cast(kernels(), other, name)
+
+
+def sanitized():
+    """compute-sanitizer's memcheck on kernels of odd sizes and alignments."""
+    program = next(filter(None, map(shutil.which, SANITIZER)), None)
+    if program is None:
+        raise Skipped("compute-sanitizer is not installed")
+    code = ("import cases, checks; from gpucoll.ops import OPS; k = cases.kernels(); "
+            "checks.check_misaligned(k, 'int8'); checks.check_reduce(k, OPS['sum'], 'float16'); checks.check_pack(k); "
+            "checks.check_unpack(k)")
+    job = run([program, "--tool=memcheck", "--error-exitcode=9", sys.executable, "-c", code], 120)
+    if job.returncode not in (0, 9):
+        raise Skipped(f"compute-sanitizer does not run here: {last_line(job.stdout + job.stderr)}")
+    assert job.returncode == 0, job.stdout[-4000:]
+
+
+# NCCL's binding, on one rank
+
+
+def binding():
+    """One rank that sends to itself in a group, and every call of the adapter."""
+    import cupy
+    from cupy.cuda import nccl as library
+
+    from gpucoll.device import Part, nccl
+    from gpucoll.device.cuda import CudaDevice
+
+    device = CudaDevice(0)
+    device.use()
+    transport = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
+        for _ in transport.group([part(Part, x)], [part(Part, out)], stream):
+            raise AssertionError("NCCL does not wait on the host")
+        assert (out.get() == x.get()).all()
+        for call in every_call(transport, x, out, stream):
+            out.fill(0)
+            call()
+            assert (out.get() == x.get()).all(), call
+    transport.check()
+    transport.close()
+
+
+def part(kind, array):
+    return kind(address=array.data.ptr, nbytes=array.nbytes, peer=0)
+
+
+def every_call(transport, x, out, stream):
+    """The collectives of one rank: all of them copy."""
+    from gpucoll.device import nccl
+
+    source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
+    yield lambda: transport.all_reduce(source, target, count, "ncclFloat32", "ncclSum", stream)
+    yield lambda: transport.reduce(source, target, count, "ncclFloat32", "ncclMax", 0, stream)
+    yield lambda: transport.reduce_scatter(source, target, count, "ncclFloat32", "ncclAvg", stream)
+    yield lambda: transport.broadcast(source, target, nbytes, 0, stream)
+    yield lambda: transport.all_gather(source, target, nbytes, stream)
+    if nccl.lacks("ncclAlltoAll") is None:
+        yield lambda: transport.all_to_all(source, target, nbytes, stream)
+        yield lambda: transport.gather(source, target, nbytes, 0, stream)
+        yield lambda: transport.scatter(source, target, nbytes, 0, stream)
+
+
+def refusal():
+    """NCCL's own words are in our error."""
+    import cupy
+    from cupy.cuda import nccl as library
+
+    from gpucoll.device import nccl
+    from gpucoll.device.cuda import CudaDevice
+    from gpucoll.errors import BackendError
+
+    device = CudaDevice(0)
+    device.use()
+    transport = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
+    x = cupy.zeros(8, "float32")
+    code = ""
+    try:
+        transport.broadcast(x.data.ptr, x.data.ptr, x.nbytes, 7, cupy.cuda.Stream(non_blocking=True))
+    except BackendError as error:
+        code = error.code
+    finally:
+        transport.close()
+    assert code == "GC-NCCL", "a root that is no rank was accepted"
+
+
+# Programs on several ranks
+
+
+ALONE = [("streams", "ring"), ("many_streams",), ("asynchronous", "ring"), ("captured", "ring"), ("captured", "native"),
+         ("replayed", "ring"), ("points",), ("ragged",), ("split",), ("dlpack",), ("refusals",), ("elementwise",),
+         ("unknown_dtypes", "tree"), ("kept_from_the_collector",)]
+TOGETHER = [*ALONE[:8], ("dlpack",), ("unknown_dtypes", "native"), ("native", "all_reduce"),
+            ("mirrored", "every_op_and_dtype", "all_reduce", "ring"), ("mirrored", "every_count", "all_reduce", "tree"),
+            ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "all_gather", "native"),
+            ("mirrored", "segmented", "all_reduce", "ring"), ("mirrored", "shapes_and_strides", "tree")]
+THREADS = [program for program in TOGETHER if "native" not in program and program[0] not in ("captured", "replayed")]
+
+
+def run(command, seconds, variables=None):
+    """What a command says, stopped with all that it started after so many seconds."""
+    from ranks import JobTimeout, find_launcher, run_job
+
+    path = os.pathsep.join([*map(str, (TESTS, TESTS / "gpu", TESTS / "kernels", ROOT)),
+                            *filter(None, [os.environ.get("PYTHONPATH")])])
+    given, words = {"PYTHONPATH": path, **(variables or {})}, [*map(str, command)]
+    try:
+        if find_launcher() is None:  # what needs none runs all the same
+            return subprocess.run(words, env={**os.environ, **given}, timeout=seconds, capture_output=True, text=True,
+                                  check=False)
+        return run_job(words, seconds, given)
+    except (JobTimeout, subprocess.TimeoutExpired) as error:
+        raise AssertionError(str(error)[-4000:]) from None
+
+
+def programs(command, which, seconds, variables=None):
+    """Run programs in processes of their own; the error of the first that fails."""
+    job = run([*command, sys.executable, TESTS / "gpu" / "runner.py", json.dumps(which)], seconds, variables)
+    assert job.returncode == 0, (job.stdout + job.stderr)[-4000:]
+
+
+def threads():
+    """Ranks as threads on one GPU, a stream each."""
+    programs([], [("threads", 3, *program) for program in THREADS], 2 * LIMIT, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
+
+
+def alone():
+    """One rank with NCCL: streams, graphs, refusals."""
+    needs("mpi4py")
+    programs([], ALONE, 2 * LIMIT)
+
+
+def shared(ranks):
+    """Ranks as processes on one GPU, where this NCCL takes them."""
+    try:
+        programs(mpiexec(ranks), [("points",)], LIMIT, SHARED)
+    except AssertionError as error:
+        raise Skipped(f"NCCL does not take {ranks} ranks on one GPU: {reason(str(error))}") from None
+    programs(mpiexec(ranks), TOGETHER, 2 * LIMIT, SHARED)
+
+
+def across():
+    """A rank on every GPU."""
+    if gpu_count() < 2:
+        raise Skipped("there is one GPU")
+    programs(mpiexec(gpu_count()), TOGETHER, 2 * LIMIT)
+
+
+def mpiexec(ranks):
+    """The words that start so many ranks."""
+    needs("mpi4py")
+    from ranks import find_launcher
+
+    launcher = find_launcher()
+    if launcher is None:
+        raise Skipped("there is no mpiexec beside this Python or on the PATH")
+    return launcher.command(ranks, [])
+
+
+def needs(module):
+    try:
+        __import__(module)
+    except ImportError as error:
+        raise Skipped(f"{module} is missing: {error}") from None
+
+
+def reason(text):
+    """The line that tells most of why a job failed."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = [line for line in lines if "GC-" in line or "NCCL" in line]
+    return (telling or lines or ["it did not say why"])[-1][:300]
+
+
+def last_line(text):
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["nothing"])[-1][:300]
+
+
+DTYPES = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
+          "complex128 float8_e4m3fn float8_e5m2").split()
+CASES = {
+    **{f"reduce {name}": functools.partial(reduces, name) for name in DTYPES},
+    "reduce by expressions": expressions, "copy, pack, unpack": moves, "scale": scales, "cast": casts,
+    "memcheck": sanitized, "NCCL's binding": binding, "NCCL's refusals": refusal, "threads on one GPU": threads,
+    "one rank": alone, "2 processes on one GPU": functools.partial(shared, 2),
+    "4 processes on one GPU": functools.partial(shared, 4), "a rank on every GPU": across,
+}

@@ -1,0 +1,22 @@
+"""Everything that only a GPU can show; skipped where there is none, with the reason."""
+
+import cases
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpu():
+    """Skips where CuPy, its driver or a GPU is missing."""
+    absent = cases.missing("ml_dtypes")
+    if absent:
+        pytest.skip(absent)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_gpu(name):
+    try:
+        cases.CASES[name]()
+    except cases.Skipped as error:
+        pytest.skip(str(error))

@@ -1,0 +1,62 @@
+"""What programs on CuPy arrays share."""
+
+import contextlib
+import threading
+
+import cupy
+import numpy
+
+import gpucoll as gc
+import oracle
+
+PATIENCE = 60  # seconds
+
+
+@contextlib.contextmanager
+def held(stream):
+    """Inside, nothing that is enqueued on the stream begins: what waits for it would wait for ever."""
+    gate = threading.Event()
+    stream.launch_host_func(lambda _: gate.wait(PATIENCE / 4), None)
+    try:
+        yield
+    finally:
+        gate.set()
+
+
+def refused(code, call, *arguments, **options):
+    """Whether the call raises an error of ours with this code."""
+    try:
+        call(*arguments, **options)
+    except gc.GpucollError as error:
+        found = error.code
+    else:
+        return False
+    assert found == code, found
+    return True
+
+
+def same(found, expected):
+    assert isinstance(found, cupy.ndarray), type(found)
+    host = found.get()
+    assert oracle.same_bits(host, expected), (host, expected)
+
+
+def ranges(comm, count, factor=1):
+    """What every rank gives: float32, exact in any sum."""
+    return [numpy.arange(count, dtype=numpy.float32) * factor + rank for rank in range(comm.size)]
+
+
+def ramp(comm, count, factor=1):
+    """This rank's, made by kernels on the current stream."""
+    return cupy.arange(count, dtype=numpy.float32) * numpy.float32(factor) + numpy.float32(comm.rank)
+
+
+@contextlib.contextmanager
+def replaced(module, name, value):
+    """Inside, `value` stands in the place of a module's function."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)

@@ -1,0 +1,336 @@
+"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU where there is one."""
+
+import itertools
+import threading
+
+import cupy
+import numpy
+
+import gpu_streams
+import gpucoll as gc
+import oracle
+import programs
+from gpu_helpers import PATIENCE, held, ramp, ranges, refused, replaced, same
+from mirrored import NATIVE, Mirrored
+
+
+def on_mpi(mpi, name, *arguments, **options):
+    """Run one of the programs below on a communicator of its own."""
+    with gc.Communicator.from_mpi(mpi, timeout=PATIENCE) as comm:
+        return on_gpu(comm, name, *arguments, **options)
+
+
+def on_gpu(comm, name, *arguments, **options):
+    """Run one of the programs below with this rank's GPU made current."""
+    cupy.cuda.Device(comm.device).use()
+    program = getattr(gpu_streams, name, None) or globals()[name]
+    return program(comm, *arguments, **options)
+
+
+def threads(size, name, *arguments):
+    """Run one of the programs below on threads that share a GPU, a stream each; raise the first error."""
+    results, errors = [None] * size, []
+
+    def run(rank, comm):
+        try:
+            cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1).use()  # a new thread's is the first
+            with comm, cupy.cuda.Stream(non_blocking=True):
+                results[rank] = on_gpu(comm, name, *arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    everyone = [threading.Thread(target=run, args=pair) for pair in enumerate(gc.init_local(size, timeout=PATIENCE))]
+    for one in everyone:
+        one.start()
+    for one in everyone:
+        one.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+def crossed():
+    """A message that is sent before a collective and received after it."""
+    with gc.init(timeout=3) as comm:
+        cupy.cuda.Device(comm.device).use()
+        x, out = cupy.full(5, 7.0), cupy.zeros(5)
+        if comm.rank == 0:
+            work = comm.send(x, 1, async_op=True)
+        same(comm.all_reduce(cupy.ones(3)), numpy.full(3, 2.0))
+        if comm.rank == 1:
+            work = comm.recv(out, 0, async_op=True)
+            work.synchronize()
+            same(out, numpy.full(5, 7.0))
+        else:
+            work.synchronize()
+
+
+def mirrored(comm, name, *arguments):
+    """Run a program of `programs` on mirrors of its arrays."""
+    return getattr(programs, name).__wrapped__(Mirrored(comm), *arguments)
+
+
+def native(comm, collective):
+    """NCCL's own collective for every op and dtype that it has; the others are refused before data move."""
+    served = 0
+    for op, name in itertools.product(oracle.OPS, oracle.DTYPES):
+        if oracle.legal(op, name):
+            try:
+                programs.reduction(Mirrored(comm), collective, "native", op, name, 13, in_place=served % 2 == 0)
+                served += 1
+            except gc.ArgumentError as error:
+                told = error.code, "NCCL" in str(error)
+            else:
+                told = "GC-ALGO", True
+            assert told == ("GC-ALGO", True), (op, name)
+    return served
+
+
+def many(comm, names, *arguments):
+    for name in names:
+        mirrored(comm, name, *arguments)
+
+
+# Messages, and what ranks must tell each other
+
+
+def points(comm):
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for name in ("bool", "float16", "complex128", *NATIVE):
+        x = cupy.asarray(oracle.values("sum", name, comm.rank, 11))
+        out = cupy.empty_like(x)
+        assert comm.sendrecv(x, out, right, left) is out
+        same(out, oracle.values("sum", name, left, 11))
+    gaps = cupy.zeros((4, 6), numpy.int32)
+    comm.sendrecv(cupy.asfortranarray(cupy.full((4, 3), comm.rank, numpy.int32)), gaps[:, ::2], right, left)
+    assert (gaps.get() == numpy.array([left, 0] * 3)).all()
+    outs = [cupy.zeros(3 + k) for k in range(3)]
+    with comm.group():
+        for k, out in enumerate(outs):
+            comm.recv(out, left)
+            comm.send(cupy.full(3 + k, comm.rank + k / 4), right)
+        total = comm.all_reduce(cupy.full(1, comm.rank))
+    for k, out in enumerate(outs):
+        same(out, numpy.full(3 + k, left + k / 4))
+    same(total, numpy.array([sum(range(comm.size))]))
+    if comm.size > 1 and comm.rank < 2:
+        comm.send(cupy.arange(9), 1) if comm.rank == 0 else \
+            same(comm.recv(cupy.empty(9, int), 0, async_op=True).wait(), numpy.arange(9))
+
+
+def ragged(comm):
+    """scatter and the v-variants: the other ranks are told where the data live, also those that have no array."""
+    rank, size = comm.rank, comm.size
+    for root in range(size):
+        x = cupy.arange(size * 5).reshape(size, 5) if rank == root else None
+        same(comm.scatter(x, root=root), numpy.arange(size * 5).reshape(size, 5)[rank])
+        xs = [cupy.full((k + root, 2), k) for k in range(size)] if rank == root else None
+        same(comm.scatter_v(xs, root), numpy.full((rank + root, 2), rank))
+        found = comm.gather_v(cupy.full((rank, 3), rank), root)
+        assert (found is None) == (rank != root)
+        for other, one in enumerate(found or ()):
+            same(one, numpy.full((other, 3), other))
+    for other, one in enumerate(comm.all_to_all_v([cupy.full(rank + k, rank) for k in range(size)])):
+        same(one, numpy.full(other + rank, other))
+    same(comm.reduce_scatter_v(cupy.ones((size, 4)), [1] * size), numpy.full((1, 4), float(size)))
+
+
+def split(comm):
+    """The parts of a communicator stay on their ranks' GPUs."""
+    half = comm.split(comm.rank % 2)
+    assert half.device == comm.device
+    same(half.all_reduce(cupy.ones(3)), numpy.full(3, float(half.size)))
+    half.close()
+
+
+# What is accepted and what is refused
+
+
+class Foreign:
+    """Another library's array: DLPack only. It gives its memory in the order of the stream that it is asked for."""
+
+    def __init__(self, array, stream):
+        self._array, self._stream, self.asked = array, stream, []
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        self.asked.append(stream)
+        with self._stream:
+            return self._array.__dlpack__(stream=stream, max_version=max_version)
+
+
+def dlpack(comm):
+    """A producer's stream is followed without a wait on the host."""
+    theirs, ours = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with ours:
+        same(comm.all_reduce(ramp(comm, 900, 3), algorithm="tree"), sum(ranges(comm, 900, 3)))
+    with held(theirs):
+        with theirs:
+            x = ramp(comm, 900, 3)
+        foreign = Foreign(x, theirs)
+        with ours:
+            y = comm.all_reduce(foreign, algorithm="tree")
+            assert not ours.done
+    with ours:
+        same(y, sum(ranges(comm, 900, 3)))
+    assert foreign.asked == [ours.ptr]
+    with theirs:
+        out = cupy.zeros(900, numpy.float32)
+    given = Foreign(out, theirs)
+    with theirs:
+        assert comm.all_reduce(Foreign(x, theirs), given, algorithm="tree") is given
+        same(out, sum(ranges(comm, 900, 3)))
+    described = Described(x)
+    with theirs:
+        same(comm.all_reduce(described, algorithm="tree"), sum(ranges(comm, 900, 3)))
+
+
+class Described:
+    """An array that has `__cuda_array_interface__` only."""
+
+    def __init__(self, array):
+        self._array = array
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+def refusals(comm):
+    """Host and GPU do not mix; nothing has moved where a call is refused."""
+    x, host = cupy.ones(4), numpy.ones(4)
+    assert refused("GC-DEVICE", comm.all_reduce, x, host)
+    assert refused("GC-DEVICE", comm.all_reduce, host, x)
+    assert refused("GC-DEVICE", comm.sendrecv, x, host, 0, 0)
+    assert refused("GC-ARRAY", comm.all_reduce, [1.0])
+    assert refused("GC-OVERLAP", comm.all_reduce, x[1:], x[:-1])
+    assert refused("GC-EXECUTOR", comm.all_reduce, x, algorithm="native") or comm.mpi is not None
+    count = cupy.cuda.runtime.getDeviceCount()
+    if count > 1:
+        with cupy.cuda.Device((comm.device + 1) % count):
+            away = cupy.ones(4)
+        assert refused("GC-DEVICE", comm.all_reduce, away)
+        assert refused("GC-DEVICE", comm.all_reduce, x, away)
+        with cupy.cuda.Device((comm.device + 1) % count):
+            found = comm.all_reduce(x)  # whichever device is current, the call is on the communicator's
+        cupy.cuda.Device(comm.device).use()
+        same(found, numpy.full(4, float(comm.size)))
+    assert not (x.get() != 1).any()
+    same(comm.all_reduce(x), numpy.full(4, float(comm.size)))
+    assert (comm.all_reduce(host) == comm.size).all()  # the same communicator
+
+
+def elementwise(comm):
+    """Ops of the user's own are compiled for the GPU."""
+    union = gc.elementwise_op("a + b - a*b")
+    everyone = [one / 4096 for one in ranges(comm, 500)]
+    expected = everyone[0]
+    for other in everyone[1:]:
+        expected = expected + other - expected * other
+    same(comm.all_reduce(cupy.asarray(everyone[comm.rank]), op=union, algorithm="star"), expected)
+    scaled = comm.all_reduce(cupy.asarray(everyone[comm.rank]), op=gc.premul_sum(0.5), algorithm="tree")
+    same(scaled, sum(numpy.float32(0.5) * one for one in everyone))
+    wrong = gc.elementwise_op("abs(a) + b")
+    assert refused("GC-OP-DTYPE", comm.all_reduce, cupy.ones(3, numpy.complex64), op=wrong, algorithm="tree")
+    first = comm.exscan(cupy.full(1, 3.0), op=gc.elementwise_op("max(a, b)", identity=-7))
+    same(first, numpy.array([3.0 if comm.rank else -7.0]))
+
+
+def unknown_dtypes(comm, algorithm):
+    """uint8 and uint16 read as dtypes that CuPy lacks."""
+    for name in ("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"):
+        x = oracle.values("sum", name, comm.rank, 37)
+        total = oracle.reduced("sum", name, programs.inputs("sum", name, comm.size, (37,)))
+        found = comm.all_reduce(cupy.asarray(x.view(f"u{x.itemsize}")), dtype=name, algorithm=algorithm)
+        same(found, total.view(f"u{x.itemsize}"))
+
+
+def torch_like():
+    """`gpucoll.distributed` on CuPy arrays, in place, as torch.distributed has it."""
+    import gpucoll.distributed as dist
+
+    dist.init_process_group()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+    try:
+        x = cupy.full(7, float(rank))
+        dist.all_reduce(x)
+        same(x, numpy.full(7, float(sum(range(size)))))
+        parts = [cupy.empty(3) for _ in range(size)]
+        dist.all_gather(parts, cupy.full(3, float(rank)))
+        for rank, part in enumerate(parts):
+            same(part, numpy.full(3, float(rank)))
+        work = dist.broadcast(x, 0, async_op=True)
+        work.wait()
+        return dist.get_backend()
+    finally:
+        dist.destroy_process_group()
+
+
+# Failures
+
+
+def aborted(comm):
+    """A rank that leaves: the others' wait ends at the deadline, and closing does not wait for it."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=2) as other:
+        same(other.all_reduce(cupy.ones(3), algorithm="ring"), numpy.full(3, float(comm.size)))
+        if comm.size == 1:
+            return
+        if comm.rank == 0:
+            work = other.all_reduce(cupy.ones(3), algorithm="ring", async_op=True)
+            try:
+                work.synchronize()
+            except gc.CollectiveTimeout:
+                assert refused("GC-REVOKED", other.barrier)
+            else:
+                raise AssertionError("the rank that is missing was not missed")
+
+
+def broken(comm):
+    """NCCL's errors are ours, typed: at the beginning, in a call, and those that CuPy has no name for."""
+    from cupy.cuda import nccl
+
+    def raising(error, before=lambda: None):
+        def call(*_):
+            before()
+            raise error
+        return call
+
+    for error in (nccl.NcclError(2), KeyError(8), cupy.cuda.runtime.CUDARuntimeError(2)):
+        with replaced(nccl, "NcclCommunicator", raising(error)), \
+                gc.Communicator.from_mpi(comm.mpi, timeout=20) as other:
+            assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
+            assert (other.all_reduce(numpy.ones(3)) == comm.size).all()  # the host needs no NCCL
+        with gc.Communicator.from_mpi(comm.mpi, timeout=20) as other:
+            other.all_reduce(cupy.ones(3))
+            with replaced(nccl, "groupEnd", raising(error, nccl.groupEnd)):
+                assert comm.size == 1 or refused("GC-NCCL", other.all_reduce, cupy.ones(3), algorithm="ring")
+    with replaced(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
+            gc.Communicator.from_mpi(comm.mpi, timeout=20) as other:
+        assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
+
+
+def collected(nccl):
+    """How many communicators the collector has destroyed: the stand-in counts them, CuPy does not."""
+    return getattr(nccl.NcclCommunicator, "_collected", 0)
+
+
+def kept_from_the_collector(comm):
+    """The collector destroys no communicator of NCCL's, which would wait for other ranks; closing does."""
+    import gc as collector
+
+    from cupy.cuda import nccl
+
+    before = collected(nccl)
+    other = gc.Communicator.from_mpi(comm.mpi, timeout=20)
+    other.all_reduce(cupy.ones(3))
+    handle = other._gpus["cuda"]._transport._comm
+    del other
+    collector.collect()
+    assert collected(nccl) == before
+    assert handle.comm
+    another = gc.Communicator.from_mpi(comm.mpi, timeout=20)
+    another.all_reduce(cupy.ones(3))
+    handle = another._gpus["cuda"]._transport._comm
+    another.close()
+    assert not handle.comm
+    handle.destroy()  # once more: nothing happens

@@ -1,0 +1,134 @@
+"""Programs on streams: what follows what, and what the host does not wait for."""
+
+import cupy
+import numpy
+
+from gpu_helpers import held, ramp, ranges, replaced, same
+
+
+def streams(comm, algorithm):
+    """A call follows its stream and nothing else; the host waits for nothing."""
+    total = sum(ranges(comm, 3000, 4))
+    first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    for stream in (first, second, cupy.cuda.Stream.null):
+        with stream:
+            same(comm.all_reduce(ramp(comm, 3000, 4), algorithm=algorithm), total)  # kernels are loaded from here on
+    with held(first):
+        with first:
+            x = ramp(comm, 3000, 4)
+        y = comm.all_reduce(x, stream=first, algorithm=algorithm)
+        assert not first.done
+    with first:
+        y += 1  # goes on where the call ended
+        same(y, total + 1)
+    ready = first.record()
+    second.wait_event(ready)
+    with second:
+        z = comm.all_reduce(y, algorithm=algorithm)  # another stream: it follows the call before
+        same(z, (total + 1) * comm.size)
+    third = cupy.cuda.Stream(non_blocking=True)
+    with third:
+        same(comm.all_reduce(ramp(comm, 3000, 4), stream=Address(third), algorithm=algorithm), total)
+        same(comm.all_reduce(ramp(comm, 3000, 4), stream=third.ptr, algorithm=algorithm), total)
+    comm.barrier()
+
+
+class Address:
+    """Another library's stream."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __cuda_stream__(self):
+        return 0, self._stream.ptr
+
+
+def many_streams(comm):
+    """Calls on streams that take turns, with memory that is used again at once."""
+    pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(4)]
+    for turn in range(24):
+        with pool[turn % 4]:
+            x = ramp(comm, 1000 + 500 * (turn % 3), turn)
+            found = comm.all_reduce(x, algorithm=("ring", "tree", "star")[turn % 3])
+            del x
+            noise = cupy.full(1000, -1, numpy.float32)
+            same(found, sum(ranges(comm, 1000 + 500 * (turn % 3), turn)))
+            del noise
+
+
+def unordered(comm, name):
+    """How many of some results are right where CUDA's call `name` does nothing: streams go on without their events."""
+    pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
+    count, found = (1 << 18) + 5, []
+    total = sum(ranges(comm, count))
+    with replaced(cupy.cuda.runtime, name, lambda *_: None):
+        for turn in range(12):
+            with pool[turn % 3]:
+                x = ramp(comm, count)
+                found.append(comm.all_reduce(x, algorithm="ring", async_op=turn % 2 == 0))
+                if turn % 2 == 0:
+                    found[-1] = found[-1].wait()
+                found[-1] = found[-1] + numpy.float32(0)
+    cupy.cuda.Device(comm.device).synchronize()
+    return sum(bool((one.get() == total).all()) for one in found)
+
+
+def asynchronous(comm, algorithm):
+    """`wait` orders the current stream, `synchronize` blocks, `is_completed` does neither."""
+    total = sum(ranges(comm, 5000, 2))
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        same(comm.all_reduce(ramp(comm, 5000, 2), async_op=True, algorithm=algorithm).wait(), total)
+        with held(stream):
+            work = comm.all_reduce(ramp(comm, 5000, 2), async_op=True, algorithm=algorithm)
+            later = comm.all_reduce(ramp(comm, 5000, 2), async_op=True, algorithm=algorithm)
+            assert not work.is_completed()
+            y = work.wait() + numpy.float32(1)  # enqueued, while nothing has begun
+            assert not later.is_completed()
+        same(y, total + 1)
+        later.synchronize()
+        assert later.is_completed()
+        same(later.wait(), total)
+        works = [comm.all_gather(ramp(comm, 70, k), async_op=True) for k in range(6)]
+        for k, one in reversed(list(enumerate(works))):
+            same(one.wait(), numpy.stack(ranges(comm, 70, k)))
+    out = cupy.zeros((300, 40), numpy.float32)
+    comm.all_reduce(cupy.asfortranarray(cupy.ones((300, 20), numpy.float32)), out[:, ::2], async_op=True).wait()
+    assert (out.get()[:, ::2] == comm.size).all()
+    assert not out.get()[:, 1::2].any()
+    comm.barrier(async_op=True).wait()
+
+
+def captured(comm, algorithm):
+    """A call in a capture of the user's own becomes part of that graph."""
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x = ramp(comm, 2000)
+        out = cupy.empty_like(x)
+        comm.all_reduce(x, out, algorithm=algorithm)  # what is loaded and allocated comes before
+        stream.begin_capture()
+        x += 1
+        comm.all_reduce(x, out, algorithm=algorithm)
+        out *= 2
+        graph = stream.end_capture()
+        expected = ranges(comm, 2000)
+        for turn in range(1, 4):
+            graph.launch()
+            same(out, 2 * sum(one + turn for one in expected).astype(numpy.float32))
+    same(comm.all_reduce(ramp(comm, 10)), sum(ranges(comm, 10)))
+
+
+def replayed(comm, algorithm):
+    """From the fourth call on small calls are replayed as graphs: on other arrays and streams every time."""
+    pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for repeat in range(9):
+        with pool[repeat % 2]:
+            x = ramp(comm, 257, repeat)
+            in_place = (repeat + comm.rank) % 3 == 0
+            same(comm.all_reduce(x, x if in_place else None, algorithm=algorithm), sum(ranges(comm, 257, repeat)))
+            same(comm.all_reduce(cupy.ones(8), op="max", algorithm=algorithm), numpy.ones(8))
+            root = repeat % comm.size
+            same(comm.broadcast(cupy.full(31, comm.rank), root), numpy.full(31, root))
+            comm.barrier()
+    gpu = comm._gpus["cuda"]
+    return len(gpu.schedules._graphs._kept)

@@ -1,0 +1,56 @@
+"""A stand-in for CuPy: as much of it as gpucoll uses, and as strict, on the CPU.
+
+    STAND_IN_GPUS   how many GPUs this process sees (1); 0 is a host without any
+    STAND_IN_BUS    the PCI bus of the first one (10)
+    STAND_IN_SEED   in which order streams go on where no event says it
+    STAND_IN_CUPY   which version of CuPy it stands for (14.2.0); 13.6.0 is the oldest that we take
+
+The "cubins" that it loads are shared objects: importing it makes our compiler of GPU code g++.
+"""
+
+import sys
+
+import numpy
+
+from gpucoll.device import gxx, nvrtc
+
+from . import _machine, cuda
+from ._array import array, asarray, from_dlpack, ndarray
+from ._functions import (
+    arange,
+    ascontiguousarray,
+    asfortranarray,
+    asnumpy,
+    broadcast_to,
+    concatenate,
+    copyto,
+    empty,
+    empty_like,
+    exp,
+    full,
+    isnan,
+    log,
+    maximum,
+    minimum,
+    ones,
+    ones_like,
+    sqrt,
+    stack,
+    tanh,
+    zeros,
+    zeros_like,
+)
+from ._raw import RawKernel, RawModule
+
+__version__ = _machine.VERSION
+__all__ = ["RawKernel", "RawModule", "arange", "array", "asarray", "ascontiguousarray", "asfortranarray", "asnumpy",
+           "broadcast_to", "concatenate", "copyto", "cuda", "empty", "empty_like", "exp", "from_dlpack", "full",
+           "isnan", "log", "maximum", "minimum", "ndarray", "ones", "ones_like", "sqrt", "stack", "tanh", "zeros",
+           "zeros_like"]
+
+for _name in ("bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 "
+              "dtype newaxis pi inf nan").split():
+    setattr(sys.modules[__name__], _name, getattr(numpy, _name))
+
+nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
+nvrtc.recipe = lambda arch, major=None: f"stand-in {arch}\n{gxx.recipe()}"

@@ -1,0 +1,426 @@
+"""The array. Like CuPy's it is no NumPy array, mixes with none, and gives its content by `get` only.
+
+Every operation is enqueued on the current stream; NumPy does it on the chunk's bytes when its turn comes.
+"""
+
+import warnings
+
+import numpy
+
+from . import _memory
+from ._machine import MACHINE, OLD, check, on_device
+from .cuda import runtime
+from .cuda.stream import _BaseStream, get_current_stream
+
+KINDS = "biufc"
+CUDA, CPU = 2, 1  # DLPack's device types
+
+
+class Flags:
+    def __init__(self, host, owndata):
+        self.c_contiguous, self.f_contiguous, self.owndata = host.flags.c_contiguous, host.flags.f_contiguous, owndata
+
+    @property
+    def forc(self):
+        return self.c_contiguous or self.f_contiguous
+
+    @property
+    def fnc(self):
+        return self.f_contiguous and not self.c_contiguous
+
+    def __getitem__(self, name):
+        return {"C_CONTIGUOUS": self.c_contiguous, "F_CONTIGUOUS": self.f_contiguous, "OWNDATA": self.owndata}[name]
+
+
+class Capsule:
+    """Stands for a DLPack capsule, which may be consumed once."""
+
+    def __init__(self, array):
+        self.array = array
+
+
+class ndarray:
+    def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
+        shape = (shape,) if isinstance(shape, int | numpy.integer) else tuple(shape)
+        dtype = supported(dtype)
+        nbytes = int(numpy.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
+        self.data = _memory.alloc(nbytes) if memptr is None else memptr
+        self._place(shape, dtype, contiguous(shape, dtype.itemsize, order) if strides is None else tuple(strides))
+        self.base = None
+
+    def _place(self, shape, dtype, strides):
+        """Be the elements at `data` with this shape and these strides."""
+        if 0 in shape:
+            self._host = numpy.empty(shape, dtype)
+            return
+        reach = [(length - 1) * stride for length, stride in zip(shape, strides, strict=True)]
+        low, high = sum(r for r in reach if r < 0), sum(r for r in reach if r > 0) + dtype.itemsize
+        around = _memory.view(self.data.ptr + low, high - low, self.data.device_id)
+        self._host = numpy.ndarray(shape, dtype, around, -low, strides)
+
+    shape = property(lambda self: self._host.shape)
+    strides = property(lambda self: self._host.strides)
+    dtype = property(lambda self: self._host.dtype)
+    size = property(lambda self: self._host.size)
+    ndim = property(lambda self: self._host.ndim)
+    itemsize = property(lambda self: self._host.itemsize)
+    nbytes = property(lambda self: self._host.nbytes)
+    flags = property(lambda self: Flags(self._host, self.base is None))
+    device = property(lambda self: self.data.device)
+    T = property(lambda self: self._window(self._host.T))
+    real = property(lambda self: self._window(self._host.real) if self.dtype.kind == "c" else self)
+    imag = property(lambda self: self._window(self._host.imag))
+
+    def _window(self, host):
+        """The same memory through another view of `_host`."""
+        found = ndarray.__new__(type(self))
+        offset = host.ctypes.data - self._host.ctypes.data if host.size else 0
+        found.data, found._host, found.base = self.data + offset, host, self if self.base is None else self.base
+        return found
+
+    def __array__(self, dtype=None):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy "
+                        "array explicitly.")
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **options):
+        if method != "__call__" or options:
+            return NotImplemented
+        return call(ufunc, *inputs)
+
+    def __array_function__(self, function, types, arguments, options):
+        raise TypeError(f"the stand-in has no {function.__name__}")
+
+    # What others see
+
+    @property
+    def __cuda_array_interface__(self):
+        stream = get_current_stream().ptr or runtime.streamLegacy
+        return {"shape": self.shape, "typestr": self.dtype.str, "descr": self.dtype.descr, "stream": stream,
+                "version": 3, "strides": None if self.flags.c_contiguous else self.strides,
+                "data": (self.data.ptr if self.size else 0, False)}
+
+    def __dlpack_device__(self):
+        return CUDA, self.data.device_id
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if copy is True or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("unsupported device requested.")
+        consumer = runtime.streamLegacy if stream is None else stream
+        if consumer < -1 or consumer == 0:
+            raise ValueError("On CUDA, the valid stream for the DLPack protocol is -1, 1, 2, or any larger value, but "
+                             f"{stream} was provided")
+        current = get_current_stream()
+        if consumer != -1 and consumer != (current.ptr or runtime.streamLegacy):
+            _BaseStream(consumer, -1).wait_event(current.record())
+        return Capsule(self)
+
+    # To the host and back
+
+    def get(self, stream=None, order="C", out=None, blocking=True):
+        stream = get_current_stream() if stream is None else stream
+        with on_device(self.data.device_id):
+            queue = MACHINE.queue(stream.ptr)
+            check(queue.capture is None, 900, "a copy to the host in a capture")
+            found = numpy.empty(self.shape, self.dtype, order="F" if order == "F" else "C") if out is None else out
+            if self.size:
+                check_elements(self)
+                host = self._host
+                MACHINE.submit(queue, lambda: lambda: numpy.copyto(found, host) is None)
+            if blocking:
+                stream.synchronize()
+        return found
+
+    def set(self, arr, stream=None):
+        if not isinstance(arr, numpy.ndarray):
+            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
+        if self.dtype != arr.dtype:
+            raise TypeError(f"{arr.dtype} array cannot be set to {self.dtype} array")
+        if self.shape != arr.shape:
+            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
+        if not self.flags.forc:
+            raise RuntimeError("Cannot set to non-contiguous array")
+        staged = arr.copy()
+        queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
+        check(queue.capture is None, 900, "a copy from the host in a capture")
+        host = self._host
+        MACHINE.submit(queue, lambda: lambda: numpy.copyto(host, staged) is None)
+
+    def item(self):
+        if self.size != 1:
+            raise ValueError("can only convert an array of size 1 to a Python scalar")
+        return self.get().item()
+
+    def tolist(self):
+        return self.get().tolist()
+
+    def tobytes(self, order="C"):
+        return self.get().tobytes(order)
+
+    def __bool__(self):
+        if self.size != 1:
+            raise ValueError("The truth value of an array with more than one element is ambiguous. Use a.any() or "
+                             "a.all()")
+        return bool(self.get())
+
+    def __int__(self):
+        return int(self.get())
+
+    def __float__(self):
+        return float(self.get())
+
+    def __index__(self):
+        return self.get().__index__()
+
+    def __str__(self):
+        return str(self.get())
+
+    def __repr__(self):
+        return repr(self.get())
+
+    # Views and copies
+
+    def __len__(self):
+        return len(self._host)
+
+    def __iter__(self):
+        if self.ndim == 0:
+            raise TypeError("iteration over a 0-d array")
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index):
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, ndarray | numpy.ndarray | list) for part in parts):
+            return call(lambda host, *chosen: host[tuple(chosen)], self, *map(index_of, parts))
+        return self._window(self._host[(*parts, ...)] if Ellipsis not in parts else self._host[index])
+
+    def __setitem__(self, index, value):
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, ndarray | list) for part in parts):
+            write(self, lambda host, given, *chosen: host.__setitem__(tuple(chosen), given), value,
+                  *map(index_of, parts))
+        else:
+            write(self[index], lambda host, given: host.__setitem__(..., given), value)
+
+    def view(self, dtype=None, array_class=None):
+        return self._window(self._host if dtype is None else self._host.view(numpy.dtype(dtype)))
+
+    def reshape(self, *shape, order="C"):
+        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | numpy.integer) else shape
+        found = self._host.view()
+        try:
+            found.shape = tuple(shape) if not isinstance(shape, int | numpy.integer) else (shape,)
+        except AttributeError:  # it cannot be a view
+            return self.copy().reshape(shape)
+        return self._window(found)
+
+    def transpose(self, *axes):
+        return self._window(self._host.transpose(*axes))
+
+    def ravel(self, order="C"):
+        return self.reshape(-1)
+
+    def squeeze(self, axis=None):
+        return self._window(self._host.squeeze(axis))
+
+    def copy(self, order="C"):
+        return call(lambda host: host.copy(order), self)
+
+    def astype(self, dtype, order="K", casting="unsafe", subok=None, copy=True):
+        dtype = supported(dtype)
+        if not copy and dtype == self.dtype:
+            return self
+        return call(lambda host: host.astype(dtype), self)
+
+    def fill(self, value):
+        if not isinstance(value, ndarray):
+            value = numpy.asarray(value, dtype=self.dtype)
+            if value.shape:
+                raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
+            value = value[()]
+        write(self, lambda host, given: host.fill(given), value)
+
+    def _reduced(name):
+        def method(self, axis=None, dtype=None, out=None, keepdims=False):
+            options = {"axis": axis, "keepdims": keepdims} | ({"dtype": dtype} if dtype else {})
+            return call(lambda host: getattr(host, name)(**options), self)
+        return method
+
+    sum, max, min, prod, mean, all, any, argmax, argmin = map(
+        _reduced, ("sum", "max", "min", "prod", "mean", "all", "any", "argmax", "argmin"))
+    del _reduced
+
+    def __matmul__(self, other):
+        return call(numpy.matmul, self, other)
+
+    def __neg__(self):
+        return call(numpy.negative, self)
+
+    def __abs__(self):
+        return call(numpy.absolute, self)
+
+    def __invert__(self):
+        return call(numpy.invert, self)
+
+    __hash__ = None
+
+
+def contiguous(shape, itemsize, order="C"):
+    """The strides of a new array."""
+    strides, step = [], itemsize
+    for length in reversed(shape) if order == "C" else shape:
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides)) if order == "C" else tuple(strides)
+
+
+def supported(dtype):
+    """The dtype, if CuPy has arrays of it: NumPy's numbers, and bfloat16."""
+    dtype = numpy.dtype(dtype)
+    if dtype.kind not in KINDS + "V" or (dtype.kind == "V" and dtype.name != "bfloat16") or dtype.itemsize > 16:
+        raise ValueError(f"Unsupported dtype {dtype}")
+    if dtype.name.startswith("float8") or (OLD and dtype.name == "bfloat16"):
+        raise ValueError(f"Unsupported dtype {dtype}")
+    return dtype
+
+
+def check_elements(array):
+    """The elements are in living memory of the current device."""
+    current = MACHINE.device()
+    if array.data.device_id != current:
+        raise ValueError("Array device must be same as the current device: array device = "
+                         f"{array.data.device_id} while current = {current}.")
+
+
+def index_of(part):
+    return asarray(part) if isinstance(part, list) else part
+
+
+def hosts(operands):
+    """What NumPy computes with; TypeError for NumPy's arrays, which CuPy mixes with none of its own."""
+    for x in operands:
+        if isinstance(x, numpy.ndarray):
+            raise TypeError(f"Unsupported type {type(x)}")
+        if isinstance(x, ndarray):
+            check_elements(x)
+    return [x._host if isinstance(x, ndarray) else x for x in operands]
+
+
+def call(function, *operands):
+    """A new array that will hold what `function` makes of the operands, on the current stream."""
+    given = hosts(operands)
+    with warnings.catch_warnings(), numpy.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        probe = numpy.asarray(function(*(numpy.zeros(x.shape, x.dtype) if isinstance(x, numpy.ndarray) else x
+                                         for x in given)))
+    found = ndarray(probe.shape, probe.dtype)
+    host = found._host
+    enqueue(lambda: numpy.copyto(host, function(*given)), found)
+    return found
+
+
+def write(target, function, *operands):
+    """Enqueue `function` on the target's elements and the operands."""
+    given = hosts((target, *operands))
+    enqueue(lambda: function(*given), target)
+
+
+def enqueue(work, target):
+    def act():
+        with warnings.catch_warnings(), numpy.errstate(all="ignore"):
+            work()
+        return True
+
+    if target.size:
+        MACHINE.submit(MACHINE.queue(get_current_stream().ptr), lambda: act)
+
+
+def operator(function):
+    def forward(self, other):
+        return call(function, self, other) if takes(other) else NotImplemented
+
+    def backward(self, other):
+        return call(function, other, self) if takes(other) else NotImplemented
+
+    def in_place(self, other):
+        write(self, lambda host, given: function(host, given, out=host, casting="same_kind"), other)
+        return self
+
+    return forward, backward, in_place
+
+
+def takes(other):
+    """Whether CuPy computes with it; NumPy's arrays are refused by `call`."""
+    return isinstance(other, ndarray | numpy.ndarray | numpy.generic | int | float | complex | bool)
+
+
+for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.true_divide,
+                         "floordiv": numpy.floor_divide, "mod": numpy.remainder, "pow": numpy.power,
+                         "and": numpy.bitwise_and, "or": numpy.bitwise_or, "xor": numpy.bitwise_xor,
+                         "lshift": numpy.left_shift, "rshift": numpy.right_shift}.items():
+    for _prefix, _method in zip(("", "r", "i"), operator(_function), strict=True):
+        setattr(ndarray, f"__{_prefix}{_name}__", _method)
+for _name, _function in {"eq": numpy.equal, "ne": numpy.not_equal, "lt": numpy.less, "le": numpy.less_equal,
+                         "gt": numpy.greater, "ge": numpy.greater_equal}.items():
+    setattr(ndarray, f"__{_name}__", operator(_function)[0])
+
+
+# Functions
+
+
+def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
+    if isinstance(obj, ndarray):
+        check_elements(obj)
+        dtype = obj.dtype if dtype is None else supported(dtype)
+        return obj.astype(dtype) if copy or dtype != obj.dtype else obj
+    if hasattr(obj, "__cuda_array_interface__"):
+        return from_interface(obj.__cuda_array_interface__, obj)
+    host = numpy.array(obj, dtype=dtype)
+    order = "F" if host.flags.fnc else "C"
+    found = ndarray(host.shape, host.dtype, order=order)
+    found.set(numpy.asarray(host, order=order))
+    return found
+
+
+def asarray(a, dtype=None, order=None, *, blocking=False):
+    return array(a, dtype=dtype, copy=False)
+
+
+def from_interface(described, owner):
+    """As CuPy does it: after the host has waited for the producer's stream."""
+    if described.get("stream") is not None:
+        runtime.streamSynchronize(described["stream"])
+    pointer = UnownedPointer(described["data"][0], owner)
+    return ndarray(described["shape"], described["typestr"], pointer, described["strides"])
+
+
+class UnownedPointer(_memory.MemoryPointer):
+    """Memory that another library has; kept by its array."""
+
+    def __init__(self, ptr, owner):
+        chunk = _memory.chunk_at(ptr)
+        self.mem, self.device_id, self.ptr = owner, chunk.device if chunk else MACHINE.device(), ptr
+
+    def __add__(self, offset):
+        found = _memory.MemoryPointer.__new__(_memory.MemoryPointer)
+        found.mem, found.device_id, found.ptr = self.mem, self.device_id, self.ptr + offset
+        return found
+
+
+def from_dlpack(x, *, device=None, copy=None):
+    if not hasattr(x, "__dlpack_device__"):
+        raise ValueError(f"A DLPack tensor object cannot be consumed multiple times (or object was not a DLPack "
+                         f"capsule). Got: {x!r}")
+    kind, ordinal = x.__dlpack_device__()
+    if kind != CUDA:
+        raise TypeError("CPU arrays cannot be directly imported to CuPy. Use `cupy.array(numpy.from_dlpack(input))` "
+                        "instead.")
+    with on_device(ordinal):
+        stream = get_current_stream().ptr or runtime.streamLegacy
+        try:
+            capsule = x.__dlpack__(stream=stream, max_version=(1, 0), copy=copy)
+        except TypeError:
+            capsule = x.__dlpack__(stream=stream)
+    given, capsule.array = capsule.array, None
+    if given is None:
+        raise ValueError("A DLPack tensor object cannot be consumed multiple times")
+    return ndarray(given.shape, given.dtype, UnownedPointer(given.data.ptr, given), given.strides)

@@ -1,0 +1,225 @@
+"""The machine behind the stand-in: GPUs whose streams are queues, worked off by one thread in a seeded random order.
+
+What no event orders may happen in any order, and later than the host thinks, as on a GPU. Errors are CUDA's, by number.
+"""
+
+import collections
+import contextlib
+import itertools
+import os
+import random
+import threading
+import time
+
+CODES = {1: "cudaErrorInvalidValue", 100: "cudaErrorNoDevice", 101: "cudaErrorInvalidDevice",
+         400: "cudaErrorInvalidResourceHandle", 600: "cudaErrorNotReady", 700: "cudaErrorIllegalAddress",
+         719: "cudaErrorLaunchFailure", 900: "cudaErrorStreamCaptureUnsupported",
+         901: "cudaErrorStreamCaptureInvalidated", 902: "cudaErrorStreamCaptureMerge",
+         904: "cudaErrorStreamCaptureUnjoined", 905: "cudaErrorStreamCaptureIsolation",
+         906: "cudaErrorStreamCaptureImplicit", 907: "cudaErrorCapturedEvent"}
+VERSION = os.environ.get("STAND_IN_CUPY", "14.2.0")
+OLD = VERSION.startswith("13.")
+LAG = 3e-4  # seconds between what the host asks for and its beginning, unless the host waits
+NAP = 5e-5  # seconds between two looks at what waits for another process
+
+
+class CUDARuntimeError(RuntimeError):
+    """An error of a call of CUDA's runtime."""
+
+    def __init__(self, status, words=""):
+        self.status, self.words = status, words
+        super().__init__(f"{CODES.get(status, 'cudaError')}: {words or CODES.get(status, status)}")
+
+    def __reduce__(self):
+        return type(self), (self.status, self.words)
+
+
+def check(condition, status, words=""):
+    """CUDARuntimeError unless the condition holds."""
+    if not condition:
+        raise CUDARuntimeError(status, words)
+
+
+class Queue:
+    """One stream: actions in order, each begun when those before it and those it depends on have ended."""
+
+    def __init__(self, device, blocking, handle=None):
+        self.device, self.blocking, self.handle = device, blocking, handle
+        self.work = collections.deque()  # of (dependencies, action)
+        self.issued = self.ended = 0
+        self.capture = None
+
+    def ready(self, dependencies):
+        return all(queue.ended >= count for queue, count in dependencies)
+
+    def advance(self, most):
+        """How many actions have ended; at most so many."""
+        done = 0
+        while done < most and self.work and self.ready(self.work[0][0]) and self.work[0][1]():
+            self.work.popleft()
+            self.ended += 1
+            done += 1
+        return done
+
+
+class Mark:
+    """A place in a queue, and when it was passed."""
+
+    def __init__(self, queue):
+        self.queue, self.count, self.time = queue, queue.issued + 1, None
+
+    def passed(self):
+        self.time = time.perf_counter()
+        return True
+
+
+class Machine:
+    """All GPUs of this process. `submit` may be called by any thread; one thread of its own does the work."""
+
+    def __init__(self, seed):
+        self.devices = int(os.environ.get("STAND_IN_GPUS", "1"))
+        self.news = threading.Condition()
+        self.fault = None
+        self.hurry = False  # whether the host waits
+        self.order = random.Random(seed)
+        self.handles = itertools.count(0x7000_0000_0000, 0x40)  # streams, events and graphs
+        self.objects = {}
+        self.queues = [Queue(device, True, 0) for device in range(self.devices)]  # the null streams come first
+        self.current = threading.local()
+        self.thread = None
+
+    # Handles
+
+    def keep(self, thing):
+        """A new handle that stands for `thing`."""
+        handle = next(self.handles)
+        self.objects[handle] = thing
+        return handle
+
+    def find(self, handle, kind):
+        """What a handle stands for; an error where it stands for nothing of that kind, as after its destruction."""
+        found = self.objects.get(handle)
+        check(isinstance(found, kind), 400, f"{handle:#x} is no {kind.__name__}")
+        return found
+
+    def queue(self, handle):
+        """The queue of a stream: 0 and 1 are the null stream of the current device."""
+        return self.queues[self.device()] if handle in (0, 1) else self.find(handle, Queue)
+
+    def new_queue(self, blocking):
+        queue = Queue(self.device(), blocking)
+        queue.handle = self.keep(queue)
+        with self.news:
+            self.queues.append(queue)
+        return queue.handle
+
+    def device(self):
+        """The calling thread's current device: 0 in every new thread."""
+        check(self.devices, 100)
+        return getattr(self.current, "device", 0)
+
+    # Work
+
+    def submit(self, queue, begin, after=()):
+        """Put the action that `begin` returns at the end of a queue, or `begin` in the graph that is being captured."""
+        self.check()
+        if queue.capture is not None:
+            queue.capture.add(queue, begin)
+            return
+        with self.news:
+            dependencies = [*after, *self.implied(queue)]
+            queue.work.append((dependencies, begin()))
+            queue.issued += 1
+            self.wake()
+
+    def implied(self, queue):
+        """What the null stream waits for, and what waits for it: all streams but the non-blocking ones."""
+        null = self.queues[queue.device]
+        if queue is null:
+            others = [other for other in self.queues
+                      if other.blocking and other.device == queue.device and other is not null]
+            check(not any(other.capture for other in others), 906)
+            return [(other, other.issued) for other in others]
+        return [(null, null.issued)] if queue.blocking else []
+
+    def wake(self):
+        if self.thread is None:
+            self.thread = threading.Thread(target=self.serve, name="stand-in GPU", daemon=True)
+            self.thread.start()
+        self.news.notify_all()
+
+    def serve(self):
+        while True:
+            with self.news:
+                self.news.wait_for(lambda: any(queue.work for queue in self.queues))
+            if not self.hurry:
+                time.sleep(LAG)
+            if not self.round():
+                time.sleep(NAP)
+
+    def round(self):
+        """Let every queue go on, in random order and not always as far as it could; whether anything has ended."""
+        with self.news:
+            busy = [queue for queue in self.queues if queue.work]
+        done = 0
+        try:
+            for queue in self.order.sample(busy, len(busy)):
+                done += queue.advance(self.order.choice((1, 2, 1000)))
+        except Exception as error:
+            self.fail(error)
+        if done:
+            with self.news:
+                self.queues[:] = [q for q in self.queues if q.work or q.handle == 0 or q.handle in self.objects]
+                self.hurry = self.hurry and any(queue.work for queue in self.queues)
+                self.news.notify_all()
+        return done
+
+    def fail(self, error):
+        """A fault in device code ends everything, and every later call says so."""
+        with self.news:
+            self.fault = error
+            for queue in self.queues:
+                queue.work.clear()
+                queue.ended = queue.issued
+            self.news.notify_all()
+
+    def check(self):
+        check(self.fault is None, 719, repr(self.fault))
+
+    # Waiting
+
+    def finish(self, points):
+        """Return when all these (queue, count) have ended."""
+        with self.news:
+            while not all(queue.ended >= count for queue, count in points):
+                self.hurry = True
+                self.news.notify_all()
+                self.news.wait(0.1)
+        self.check()
+
+    def ended(self, queue, count):
+        """Whether it has ended; the host that asks seems to wait."""
+        self.check()
+        self.hurry = self.hurry or queue.ended < count
+        return queue.ended >= count
+
+
+class Event:
+    """What an event's handle stands for: a mark, of a queue or in a capture, or nothing yet."""
+
+    def __init__(self, device, timed):
+        self.device, self.timed, self.mark = device, timed, None
+
+
+MACHINE = Machine(int(os.environ.get("STAND_IN_SEED", "0")) + os.getpid())
+
+
+@contextlib.contextmanager
+def on_device(device):
+    """The current device, for a while."""
+    before = MACHINE.device()
+    MACHINE.current.device = device
+    try:
+        yield
+    finally:
+        MACHINE.current.device = before

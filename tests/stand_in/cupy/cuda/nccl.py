@@ -1,0 +1,350 @@
+"""NCCL by MPI messages: its rules are checked, its errors are its own numbers.
+
+Outside a group a call is a group of its own. Nothing is enqueued before `groupEnd`.
+"""
+
+import os
+import threading
+import weakref
+
+import ml_dtypes
+import numpy
+
+from .. import _memory, _wire
+from .._machine import MACHINE, OLD, CUDARuntimeError
+from . import runtime
+
+available = True
+_ERRORS = {0: "NCCL_ERROR_SUCCESS", 1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR", 2: "NCCL_ERROR_SYSTEM_ERROR",
+          3: "NCCL_ERROR_INTERNAL_ERROR", 4: "NCCL_ERROR_INVALID_ARGUMENT", 5: "NCCL_ERROR_INVALID_USAGE",
+          6: "NCCL_ERROR_REMOTE_ERROR"}
+(NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64,
+ NCCL_BFLOAT16) = range(10)
+NCCL_CHAR, NCCL_INT, NCCL_HALF, NCCL_FLOAT, NCCL_DOUBLE = 0, 2, 6, 7, 8
+NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
+_KINDS = [numpy.dtype(kind) for kind in ("i1 u1 i4 u4 i8 u8 f2 f4 f8".split())] + [
+    numpy.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
+_PAIRS = (numpy.add, numpy.multiply, numpy.maximum, numpy.minimum, numpy.add)
+
+_last_error = ""
+_communicators = weakref.WeakValueDictionary()  # by what stands for the address of an ncclComm
+_local = threading.local()
+
+
+class NcclError(RuntimeError):
+    def __init__(self, status):
+        self.status = status
+        super().__init__(f"{_ERRORS[status]}: the stand-in's words")  # KeyError for 7 and 8, as CuPy has it
+
+    def __reduce__(self):
+        return type(self), (self.status,)
+
+
+def _refuse(status, words):
+    """Raise NCCL's error; its words are in `ncclGetLastError`."""
+    global _last_error
+    _last_error = words
+    raise NcclError(status)
+
+
+def get_version():
+    return int(os.environ.get("STAND_IN_NCCL", "23203"))
+
+
+def get_build_version():
+    return 22707
+
+
+def get_unique_id():
+    made = _wire.make_id()
+    return tuple(made) if OLD else made
+
+
+def groupStart():
+    _local.depth = getattr(_local, "depth", 0) + 1
+
+
+def groupEnd():
+    if not getattr(_local, "depth", 0):
+        _refuse(5, "ncclGroupEnd: not in a group call.")
+    _local.depth -= 1
+    if _local.depth == 0:
+        calls, _local.calls = getattr(_local, "calls", []), []
+        error, _local.error = getattr(_local, "error", None), None
+        if error:
+            raise error
+        _enqueue(calls)
+
+
+def _enqueue(calls):
+    """Enqueue the calls of a group, all under way together; what a rank sends to itself it also receives."""
+    for comm in {call.comm for call in calls}:
+        mine = [call for call in calls if call.comm is comm]
+        streams = {call.stream for call in mine}
+        if len(streams) != 1:
+            raise NotImplementedError("the stand-in takes one stream in a group")
+        itself = [call.way for call in mine if isinstance(call, _Message) and call.peer == comm.rank_id()]
+        if itself.count("send") != itself.count("receive"):
+            _refuse(5, "Trying to send to self without a matching recv, or to receive without a send")
+        queue = MACHINE.queue(streams.pop())
+        if queue.device != comm.device_id():
+            _refuse(4, f"a stream of GPU {queue.device} for a communicator on GPU {comm.device_id()}")
+        MACHINE.submit(queue, lambda mine=mine, comm=comm: _Group(comm, [call.number() for call in mine]))
+
+
+class _Group:
+    """Calls under way: an action of the machine. Those of a communicator follow each other, on any streams."""
+
+    def __init__(self, comm, calls):
+        self.comm, self.calls, self.pending, self.turn = comm, calls, None, comm.issued
+        comm.issued += 1
+
+    def __call__(self):
+        if self.comm.aborted:
+            return True
+        if self.comm.ended < self.turn:
+            return False
+        if self.pending is None:
+            self.pending = [step for call in self.calls for step in call.begin()]
+        self.pending = [step for step in self.pending if not step()]
+        self.comm.ended += not self.pending
+        return not self.pending
+
+
+class _Message:
+    """A send or a receive."""
+
+    def __init__(self, comm, way, address, nbytes, kind, peer, stream):
+        self.comm, self.way, self.peer, self.kind, self.stream = comm, way, peer, kind, stream
+        self.place = comm._place(address, nbytes)
+
+    def number(self):
+        """A call that has its number among the messages of two ranks: one for each launch."""
+        return _Numbered(self, [self.comm.wire.number(self.peer, self.way)])
+
+    def begin(self, numbers):
+        wire = self.comm.wire
+        if self.way == "send":
+            return [wire.send(self.place, self.kind, self.peer, *numbers)]
+        return [_into(self.place, wire.receive(self.place.size, self.kind, self.peer, *numbers))]
+
+
+class _Numbered:
+    def __init__(self, call, numbers):
+        self.begin = lambda: call.begin(numbers)
+
+
+def _into(place, receive):
+    """A step that ends when what is received lies there."""
+    def step():
+        found = receive()
+        if found is None:
+            return False
+        place[:] = found
+        return True
+
+    return step
+
+
+class _Collective:
+    """Everybody sends what it has to everybody; `form` makes of all contributions what this rank gets."""
+
+    def __init__(self, comm, name, source, target, given, taken, kind, stream, form):
+        self.comm, self.stream, self.form = comm, stream, form
+        self.kind = kind + 100 * sum(map(ord, name))  # so that another collective does not match
+        self.source = comm._place(source, given)
+        self.target = comm._place(target, taken) if taken else None
+
+    def number(self):
+        wire = self.comm.wire
+        return _Numbered(self, [(wire.number(peer, "send"), wire.number(peer, "receive")) for peer in range(wire.size)])
+
+    def begin(self, numbers):
+        wire, mine = self.comm.wire, self.source.copy()
+        sends = [wire.send(mine, self.kind, peer, send) for peer, (send, _) in enumerate(numbers)]
+        rooms = [numpy.empty(mine.size, numpy.uint8) for _ in numbers]
+        receives = [_into(room, wire.receive(mine.size, self.kind, peer, receive))
+                    for peer, (room, (_, receive)) in enumerate(zip(rooms, numbers, strict=True))]
+        return [*sends, self.ending(receives, rooms)]
+
+    def ending(self, receives, rooms):
+        """A step that ends when everything has come and the result is formed."""
+        def step():
+            receives[:] = [receive for receive in receives if not receive()]
+            if not receives and self.target is not None:
+                self.target[:] = self.form(rooms)
+            return not receives
+
+        return step
+
+
+def _reduced(kind, op, rooms):
+    """The reduction in rank order; floats of 16 bits and less in float32, integers divided towards zero."""
+    dtype = _KINDS[kind]
+    wide = numpy.float32 if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype
+    with numpy.errstate(all="ignore"):
+        total = rooms[0].view(dtype).astype(wide)
+        for room in rooms[1:]:
+            total = _PAIRS[op](total, room.view(dtype).astype(wide))
+        total = total / len(rooms) if op == NCCL_AVG else total
+        return total.astype(dtype).view(numpy.uint8)
+
+
+class NcclConfig:
+    def __init__(self, split_share=0):
+        self.split_share = split_share
+
+
+class NcclCommunicator:
+    """One rank's communicator."""
+
+    _collected = 0  # how many the garbage collector has destroyed
+
+    def __init__(self, ndev, commId, rank, config=None):
+        self.comm = 0
+        if not isinstance(commId, tuple if OLD else bytes):
+            raise TypeError(f"Argument 'commId' has incorrect type {type(commId)}")
+        if len(commId) != 128:
+            raise ValueError(f"commId length {len(commId)} != 128.")
+        self._device = runtime.getDevice()
+        mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
+        self.mpi, self.wire = mpi, _wire.Wire(rank, ndev, mpi)
+        self.aborted, self.issued, self.ended = False, 0, 0
+        if len(set(spots)) < len(spots) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
+            _refuse(5, "Duplicate GPU detected : two ranks on one CUDA device")
+        self.comm = next(MACHINE.handles)
+        _communicators[self.comm] = self
+
+    def __del__(self):
+        if getattr(self, "comm", 0):
+            NcclCommunicator._collected += 1
+
+    def _usable(self):
+        if not self.comm:
+            _refuse(4, "comm is NULL: it was destroyed or aborted")
+
+    def _place(self, address, nbytes):
+        try:
+            return _memory.view(address, nbytes, self._device)
+        except CUDARuntimeError as error:
+            _refuse(4, str(error))
+
+    def destroy(self):
+        """Returns when what was enqueued has ended."""
+        if self.comm:
+            while self.ended < self.issued and not self.aborted and MACHINE.fault is None:
+                MACHINE.hurry = True
+                threading.Event().wait(1e-3)
+            self._forget()
+            if self.mpi is not None and not self.aborted:
+                self.mpi.Free()
+
+    def abort(self):
+        if self.comm:
+            self.aborted = True
+            self._forget()
+
+    def _forget(self):
+        _communicators.pop(self.comm, None)
+        self.comm = 0
+
+    def device_id(self):
+        self._usable()
+        return self._device
+
+    def rank_id(self):
+        self._usable()
+        return self.wire.rank
+
+    _rank = rank_id
+
+    def size(self):
+        self._usable()
+        return self.wire.size
+
+    def check_async_error(self):
+        self._usable()
+        if MACHINE.fault is not None:
+            _refuse(1, repr(MACHINE.fault))
+
+    def _call(self, make):
+        """Make a call, and enqueue it unless a group is open; what is wrong in a group is told at its end again."""
+        groupStart()
+        try:
+            self._usable()
+            _local.calls = [*getattr(_local, "calls", []), make()]
+        except NcclError as error:
+            _local.error = error
+            groupEnd()
+            raise
+        groupEnd()
+
+    def _kind(self, datatype, op=0, peer=0):
+        if not 0 <= datatype < len(_KINDS) or not 0 <= op < len(_PAIRS) or not 0 <= peer < self.wire.size:
+            _refuse(4, f"dtype {datatype}, op {op}, rank {peer}")
+        return _KINDS[datatype].itemsize
+
+    def send(self, sendbuf, count, datatype, peer, stream):
+        self._call(lambda: _Message(self, "send", sendbuf, count * self._kind(datatype, 0, peer), datatype, peer,
+                                   stream))
+
+    def recv(self, recvbuf, count, datatype, peer, stream):
+        self._call(lambda: _Message(self, "receive", recvbuf, count * self._kind(datatype, 0, peer), datatype, peer,
+                                   stream))
+
+    def _collective(self, name, source, target, given, taken, datatype, stream, form, op=0, root=0):
+        self._call(lambda: _Collective(self, f"{name}{op}{root}", source, target,
+                                      given * self._kind(datatype, op, root), taken * self._kind(datatype), datatype,
+                                      stream, form))
+
+    def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
+        self._collective("allReduce", sendbuf, recvbuf, count, count, datatype, stream,
+                         lambda rooms: _reduced(datatype, op, rooms), op)
+
+    def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
+        self._collective("reduce", sendbuf, recvbuf, count, count * (self._rank() == root), datatype, stream,
+                         lambda rooms: _reduced(datatype, op, rooms), op, root)
+
+    def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
+        source = sendbuff if self._rank() == root else recvbuff
+        self._collective("broadcast", source, recvbuff, count, count, datatype, stream, lambda rooms: rooms[root],
+                         root=root)
+
+    def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
+        def form(rooms):
+            return _reduced(datatype, op, rooms).reshape(self.wire.size, -1)[self.wire.rank]
+
+        self._collective("reduceScatter", sendbuf, recvbuf, recvcount * self.wire.size, recvcount, datatype, stream,
+                         form, op)
+
+    def allGather(self, sendbuf, recvbuf, count, datatype, stream):
+        self._collective("allGather", sendbuf, recvbuf, count, count * self.wire.size, datatype, stream,
+                         numpy.concatenate)
+
+    def _foreign(self, name, source, target, count, datatype, root, stream):
+        """The collectives that CuPy lacks, called in the library itself."""
+        rank, size = self.wire.rank, self.wire.size
+        if name == "ncclAlltoAll":
+            self._collective(name, source, target, count * size, count * size, datatype, stream, lambda rooms:
+                             numpy.concatenate([room.reshape(size, -1)[rank] for room in rooms]))
+        elif name == "ncclGather":
+            self._collective(name, source, target, count, count * size * (rank == root), datatype, stream,
+                             numpy.concatenate, root=root)
+        else:  # only the root has what is scattered: the others' buffer stands for it
+            self._scatter(source, target, count, datatype, root, stream)
+
+    def _scatter(self, source, target, count, datatype, root, stream):
+        width = self._kind(datatype) * count
+        groupStart()
+        try:
+            if self.wire.rank == root:
+                for peer in range(self.wire.size):
+                    self.send(source + peer * width, count, datatype, peer, stream)
+            self.recv(target, count, datatype, root, stream)
+        finally:
+            groupEnd()
+
+
+from . import _libnccl  # noqa: E402 (it calls back here)
+
+_libnccl.load()

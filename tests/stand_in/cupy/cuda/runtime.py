@@ -1,0 +1,163 @@
+"""CUDA's runtime: devices, streams, events and graphs by their handles."""
+
+import ctypes
+import os
+
+import numpy
+
+from .. import _capture, _memory
+from .._machine import MACHINE, CUDARuntimeError, Event, Queue, check
+
+__all__ = ["CUDARuntimeError"]
+
+streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2
+eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4
+streamCaptureModeGlobal, streamCaptureModeThreadLocal, streamCaptureModeRelaxed = 0, 1, 2
+memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
+is_hip = False
+
+
+def getDeviceCount():
+    check(MACHINE.devices, 100)
+    return MACHINE.devices
+
+
+def getDevice():
+    return MACHINE.device()
+
+
+def setDevice(device):
+    check(0 <= device < MACHINE.devices, 101)
+    MACHINE.current.device = device
+
+
+def runtimeGetVersion():
+    return 13020
+
+
+def driverGetVersion():
+    return 13020
+
+
+def deviceGetPCIBusId(device):
+    check(0 <= device < MACHINE.devices, 101)
+    return f"0000:{int(os.environ.get('STAND_IN_BUS', '10')) + device:02X}:00.0"
+
+
+def getDeviceProperties(device):
+    check(0 <= device < MACHINE.devices, 101)
+    return {"name": b"stand-in", "totalGlobalMem": 1 << 30, "major": 9, "minor": 0, "multiProcessorCount": 2}
+
+
+def deviceSynchronize():
+    queues = [queue for queue in MACHINE.queues if queue.device == getDevice()]
+    check(not any(queue.capture for queue in queues), 900)
+    MACHINE.finish([(queue, queue.issued) for queue in queues])
+
+
+def memGetInfo():
+    return 1 << 29, 1 << 30
+
+
+def memcpyAsync(target, source, nbytes, kind, stream):
+    check(kind == memcpyDeviceToDevice, 1, "the stand-in copies inside a device only")
+    queue = MACHINE.queue(stream)
+    to, begun = (_memory.view(address, nbytes, queue.device) for address in (target, source))
+    MACHINE.submit(queue, lambda: lambda: numpy.copyto(to, begun) is None)
+
+
+# Streams
+
+
+def streamCreateWithFlags(flags):
+    return MACHINE.new_queue(blocking=not flags & streamNonBlocking)
+
+
+def streamDestroy(stream):
+    check(MACHINE.find(stream, Queue).capture is None, 900)
+    del MACHINE.objects[stream]
+
+
+def streamSynchronize(stream):
+    queue = MACHINE.queue(stream)
+    check(queue.capture is None, 900, "a capturing stream cannot be waited for")
+    with MACHINE.news:
+        points = [(queue, queue.issued), *MACHINE.implied(queue)]
+    MACHINE.finish(points if queue.handle == 0 else points[:1])
+
+
+def streamQuery(stream):
+    queue = MACHINE.queue(stream)
+    if queue.capture is not None:
+        return 900
+    return 0 if MACHINE.ended(queue, queue.issued) else 600
+
+
+def streamGetFlags(stream):
+    return streamDefault if MACHINE.queue(stream).blocking else streamNonBlocking
+
+
+def streamWaitEvent(stream, event, flags=0):
+    _capture.wait(MACHINE.queue(stream), MACHINE.find(event, Event))
+
+
+def streamBeginCapture(stream, mode=streamCaptureModeRelaxed):
+    queue = MACHINE.find(stream, Queue)
+    check(queue.capture is None, 900)
+    _capture.Capture(queue)
+
+
+def streamEndCapture(stream):
+    queue = MACHINE.find(stream, Queue)
+    check(queue.capture is not None and queue.capture.origin is queue, 900)
+    return MACHINE.keep(queue.capture.end())
+
+
+def streamIsCapturing(stream):
+    return MACHINE.queue(stream).capture is not None
+
+
+# Events
+
+
+def eventCreateWithFlags(flags):
+    return MACHINE.keep(Event(getDevice(), timed=not flags & eventDisableTiming))
+
+
+def eventDestroy(event):
+    MACHINE.objects.pop(event, None)
+
+
+def eventRecord(event, stream):
+    _capture.record(MACHINE.find(event, Event), MACHINE.queue(stream))
+
+
+def eventQuery(event):
+    mark = MACHINE.find(event, Event).mark
+    if isinstance(mark, _capture.CapturedMark):
+        return 907
+    return 0 if mark is None or MACHINE.ended(mark.queue, mark.count) else 600
+
+
+def eventSynchronize(event):
+    mark = MACHINE.find(event, Event).mark
+    check(not isinstance(mark, _capture.CapturedMark), 907)
+    MACHINE.finish([] if mark is None else [(mark.queue, mark.count)])
+
+
+def eventElapsedTime(start, end):
+    events = [MACHINE.find(handle, Event) for handle in (start, end)]
+    check(all(event.timed and event.mark is not None for event in events), 400, "an event without a time")
+    check(all(event.mark.time is not None for event in events), 600)
+    return ctypes.c_float(1e3 * (events[1].mark.time - events[0].mark.time)).value
+
+
+# Graphs
+
+
+def graphLaunch(graph, stream):
+    MACHINE.find(graph, _capture.Graph).launch(MACHINE.queue(stream))
+
+
+def graphDestroy(graph):
+    MACHINE.objects.pop(graph, None)

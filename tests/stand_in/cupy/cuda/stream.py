@@ -1,0 +1,176 @@
+"""CuPy's streams and events; the checks are those of its `stream.pyx`."""
+
+import sys
+import threading
+import warnings
+
+from .._machine import MACHINE, OLD
+from . import graph, runtime
+
+_local = threading.local()
+
+
+def _stacks():
+    """The streams of the calling thread for each device, the current one last."""
+    if not hasattr(_local, "stacks"):
+        _local.stacks = [[Stream.null] for _ in range(runtime.getDeviceCount())]
+        _local.entered = []
+    return _local.stacks
+
+
+def get_current_stream(device_id=-1):
+    return _stacks()[runtime.getDevice() if device_id == -1 else device_id][-1]
+
+
+def get_elapsed_time(start_event, end_event):
+    return runtime.eventElapsedTime(start_event.ptr, end_event.ptr)
+
+
+class Event:
+    def __init__(self, block=False, disable_timing=False, interprocess=False):
+        self.ptr = 0
+        if interprocess and not disable_timing:
+            raise ValueError("Timing must be disabled for interprocess events")
+        self.ptr = runtime.eventCreateWithFlags((block and runtime.eventBlockingSync) or
+                                                (disable_timing and runtime.eventDisableTiming))
+
+    def __del__(self, is_shutting_down=sys.is_finalizing):
+        if self.ptr and not is_shutting_down():
+            runtime.eventDestroy(self.ptr)
+
+    @property
+    def done(self):
+        return runtime.eventQuery(self.ptr) == 0
+
+    def record(self, stream=None):
+        runtime.eventRecord(self.ptr, (get_current_stream() if stream is None else stream).ptr)
+
+    def synchronize(self):
+        runtime.eventSynchronize(self.ptr)
+
+
+class _BaseStream:
+    def __init__(self, ptr, device_id):
+        self.ptr, self.device_id = ptr, device_id
+
+    def __eq__(self, other):
+        return isinstance(other, _BaseStream) and self.ptr == other.ptr
+
+    def __hash__(self):
+        return self.ptr
+
+    def __repr__(self):
+        return f"<{type(self).__name__} {self.ptr} (device {self.device_id})>"
+
+    def __cuda_stream__(self):
+        return 0, self.ptr
+
+    def _checked_device(self):
+        current = runtime.getDevice()
+        if self.device_id not in (-1, current):
+            raise RuntimeError(f"The device that the stream is created on ({self.device_id}) does not match with the "
+                               f"current device ({current})")
+        return current
+
+    def __enter__(self):
+        device = self._checked_device()
+        _stacks()[device].append(self)
+        _local.entered.append(device)
+        return self
+
+    def __exit__(self, *_):
+        _stacks()[_local.entered.pop()].pop()
+
+    def use(self):
+        _stacks()[self._checked_device()][-1] = self
+        return self
+
+    @property
+    def done(self):
+        return runtime.streamQuery(self.ptr) == 0
+
+    @property
+    def is_non_blocking(self):
+        return bool(runtime.streamGetFlags(self.ptr) & runtime.streamNonBlocking)
+
+    def synchronize(self):
+        runtime.streamSynchronize(self.ptr)
+
+    def record(self, event=None):
+        event = Event() if event is None else event
+        runtime.eventRecord(event.ptr, self.ptr)
+        return event
+
+    def wait_event(self, event):
+        runtime.streamWaitEvent(self.ptr, event.ptr)
+
+    def launch_host_func(self, callback, arg):
+        MACHINE.submit(MACHINE.queue(self.ptr), lambda: _HostFunction(callback, arg))
+
+    def begin_capture(self, mode=None):
+        if self.ptr in (0, 1):
+            raise RuntimeError("cannot capture on the default (legacy) stream")
+        runtime.streamBeginCapture(self.ptr)
+
+    def end_capture(self):
+        captured = graph.Graph.__new__(graph.Graph)
+        captured._handle = runtime.streamEndCapture(self.ptr)
+        return captured
+
+    def is_capturing(self):
+        return runtime.streamIsCapturing(self.ptr)
+
+
+class _HostFunction:
+    """A call on the host, in a thread of its own: other streams go on."""
+
+    def __init__(self, callback, arg):
+        self._thread = threading.Thread(target=callback, args=(arg,), daemon=True)
+
+    def __call__(self):
+        if self._thread.ident is None:
+            self._thread.start()
+        return not self._thread.is_alive()
+
+
+class Stream(_BaseStream):
+    null = None
+    _foreign_stream_ref = None
+
+    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
+        if ptds:
+            raise NotImplementedError("the stand-in has no per-thread default stream")
+        ptr = 0 if null else runtime.streamCreateWithFlags(
+            runtime.streamNonBlocking if non_blocking else runtime.streamDefault)
+        super().__init__(ptr, -1 if null else runtime.getDevice())
+
+    def __del__(self, is_shutting_down=sys.is_finalizing):
+        if not is_shutting_down() and self._foreign_stream_ref is None and getattr(self, "ptr", 0) not in (0, 1):
+            runtime.streamDestroy(self.ptr)
+
+    @classmethod
+    def from_external(cls, obj):
+        try:
+            version, pointer = obj.__cuda_stream__()
+        except AttributeError as error:
+            raise TypeError(f"Object of type {type(obj).__name__} does not implement the CUDA stream protocol "
+                            "(__cuda_stream__ method)") from error
+        if version != 0 or not isinstance(pointer, int):
+            raise TypeError("__cuda_stream__() must return (0, int)")
+        stream = cls.__new__(cls)
+        _BaseStream.__init__(stream, pointer, -1)
+        stream._foreign_stream_ref = obj
+        return stream
+
+
+class ExternalStream(_BaseStream):
+    def __init__(self, ptr, device_id=-1):
+        if not OLD:
+            warnings.warn("ExternalStream is deprecated. Use Stream.from_external() instead to interoperate with "
+                          "external streams that implement the CUDA stream protocol.", DeprecationWarning, stacklevel=2)
+        super().__init__(ptr, device_id)
+
+
+Stream.null = Stream(null=True) if MACHINE.devices else None
+if OLD:
+    del Stream.from_external, _BaseStream.__cuda_stream__
