@@ -69,7 +69,7 @@ class Core:
 
     @functools.cached_property
     def device(self) -> int | None:
-        """The CUDA ordinal of this rank, its number on the host modulo the devices, threads' current one; None without one."""
+        """The CUDA ordinal of this rank: its number on the host modulo the devices, threads' current one; or None."""
         return bootstrap.device(None if self.mpi is None else bootstrap.launched_as(self.local_rank))
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
