@@ -17,8 +17,9 @@ Result = Mapping[str, Any]
 
 
 def newest(folder: Path = FOLDER) -> Path | None:
-    """Return the newest file of results, by the date in its name; None where there is none."""
-    return max(folder.glob("*.json"), key=lambda path: path.stem[-10:], default=None)
+    """Return the newest file of `scripts/bench`, by the date in its name; None where there is none."""
+    suites = [path for path in folder.glob("*.json") if path.read_text().startswith('{"suite"')]
+    return max(suites, key=lambda path: path.stem[-10:], default=None)
 
 
 def block(path: Path) -> str:
