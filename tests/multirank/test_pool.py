@@ -149,9 +149,18 @@ def echo(comm, value):
     return value
 
 
-def test_the_parent_does_not_load_mpi(ranks):
+def test_the_parent_does_not_load_mpi():
+    """In a process of its own: tests of other files may have loaded it in this one."""
+    code = "import sys; from ranks import RankPool; from rank_worker import PROTOCOL; print('mpi4py.MPI' in sys.modules)"
+    job = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True,
+                         timeout=60)
+    assert job.stdout == "False\n", job.stderr
+
+
+def test_a_run_does_not_load_mpi_in_the_parent(ranks):
+    before = "mpi4py.MPI" in sys.modules
     ranks(who, 1)
-    assert "mpi4py.MPI" not in sys.modules
+    assert ("mpi4py.MPI" in sys.modules) == before
 
 
 def test_environment_holds_for_the_run_only(ranks):
