@@ -8,6 +8,7 @@ listed order. The k-th Send from a to b meets the k-th receive of b from a.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -103,6 +104,22 @@ def writes(step: Step) -> Slice | None:
     return None if isinstance(step, Send) else step.dst
 
 
+def wrapped(buffer: Buffer, first: int, count: int, total: int) -> list[Slice]:
+    """Return `count` chunks of a ring of `total`, from chunk `first`: two slices where the range wraps.
+
+    For an array of ranks they are always two, of which the second has count 0 where nothing wraps. None for no chunks.
+
+    >>> wrapped("output", 3, 2, 4)
+    [Slice(buffer='output', first=3, count=1), Slice(buffer='output', first=0, count=1)]
+    """
+    if not count:
+        return []
+    begun = first % total
+    over = (begun + count - total) * (begun + count > total)
+    head = Slice(buffer, begun, count - over)
+    return [head] if isinstance(over, int) and not over else [head, Slice(buffer, 0, over)]
+
+
 def relabel(rounds: Iterable[Round], peer: Callable[[int], int]) -> Iterator[Round]:
     """Yield the same rounds with every peer renamed, e.g. from a node's ranks to the world's.
 
@@ -110,6 +127,68 @@ def relabel(rounds: Iterable[Round], peer: Callable[[int], int]) -> Iterator[Rou
     >>> [[step.peer for step in steps] for steps in relabel(rounds, lambda p: 10 * p)]
     [[10, 10]]
     """
+    return moved(rounds, lambda part: part, peer)
+
+
+def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice | None],
+          peer: Callable[[int], int] = lambda rank: rank) -> Iterator[Round]:
+    """Yield the same rounds elsewhere: every slice at its `place`, every peer renamed.
+
+    A step without a place is left out; where that is a message, it must be so at both of its ends. So is a copy onto
+    itself.
+
+    >>> rounds = [(Send(Slice("input", 1), 1), Recv(Slice("output", 1), 1))]
+    >>> list(moved(rounds, lambda part: Slice("scratch", 2 * part.first, 2)))[0][1].dst
+    Slice(buffer='scratch', first=2, count=2)
+    """
     for steps in rounds:
-        yield tuple(step if isinstance(step, Copy | Reduce) else step._replace(peer=peer(step.peer))
-                    for step in steps)
+        yield tuple(step for step in (_moved(step, place, peer) for step in steps) if step is not None)
+
+
+def _moved(step: Step, place: Callable[[Slice], Slice | None], peer: Callable[[int], int]) -> Step | None:
+    if isinstance(step, Copy | Reduce):
+        source, target = place(step.src), place(step.dst)
+        nothing = source is None or target is None or (isinstance(step, Copy) and _same(source, target))
+        return None if nothing else type(step)(source, target)  # type: ignore[arg-type] # neither is None
+    part = place(step.src if isinstance(step, Send) else step.dst)
+    return None if part is None else type(step)(part, peer(step.peer))
+
+
+def _same(one: Slice, other: Slice) -> bool:
+    apart = one.first - other.first
+    return one.buffer == other.buffer and not (apart if isinstance(apart, int) else apart.any())
+
+
+def within(renamed: dict[str, Buffer], offset: int = 0, scale: int = 1) -> Callable[[Slice], Slice]:
+    """Return a place for `moved`: chunk i becomes the `scale` chunks from `offset` + i * `scale`, buffers renamed.
+
+    >>> within({"output": "scratch"}, offset=4, scale=2)(Slice("output", 1, 3))
+    Slice(buffer='scratch', first=6, count=6)
+    """
+    def place(part: Slice) -> Slice:
+        return Slice(renamed.get(part.buffer, part.buffer), offset + part.first * scale, part.count * scale)
+
+    return place
+
+
+def spread(renamed: dict[str, Buffer], chunks: int, onto: int, offset: int = 0,
+           total: int = 0) -> Callable[[Slice], Slice]:
+    """Return a place for `moved`: `chunks` chunks, each of its own length, laid over `onto` chunks from `offset` on.
+
+    Scratch is laid over so many of every `total` chunks of scratch, so that lengths are those of the chunks there.
+
+    >>> spread({"input": "output"}, chunks=2, onto=5, offset=10)(Slice("input", 1))
+    Slice(buffer='output', first=12, count=3)
+    """
+    def place(part: Slice) -> Slice:
+        bank, first = divmod(part.first, chunks)
+        begin, end = first * onto // chunks, (first + part.count) * onto // chunks
+        return Slice(renamed.get(part.buffer, part.buffer), bank * (total or onto) + offset + begin, end - begin)
+
+    return place
+
+
+def together(*parts: Iterable[Round]) -> Iterator[Round]:
+    """Yield the k-th rounds of all `parts` as one round, the shorter ones ending before."""
+    for rounds in itertools.zip_longest(*parts, fillvalue=()):
+        yield tuple(itertools.chain.from_iterable(rounds))

@@ -8,6 +8,7 @@ NumPy combines faster than MPI does and a ring moves the fewest bytes.
 from __future__ import annotations
 
 import functools
+import re
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms
@@ -70,8 +71,9 @@ def _obey(rule: Rule, collective: str, choice: str, executor: str | None) -> str
     """Return the choice under `rule`; where a rule for all leaves nothing for this collective, the choice stands."""
     there = [*algorithms(collective)] if executor != "native" else []
     there += ["native"] if executor in (None, "native") else []
+    there.sort(key=lambda name: name != SCHEDULED.get(collective, "direct"))  # the usual one first
     allowed = [name for name in (there if rule.excluded else rule.names)
-               if name in there and (name in rule.names) != rule.excluded]
+               if _base(name) in there and (name in rule.names) != rule.excluded]
     if not allowed and rule.strict:
         raise ArgumentError(f"GPUCOLL_ALGO leaves {collective} none of its algorithms: {', '.join(there)}",
                             code="GC-ALGO")
@@ -98,13 +100,18 @@ def rules(text: str) -> dict[str, Rule]:
 
 
 def _rule(text: str, *, strict: bool) -> Rule:
-    names = tuple(text.removeprefix("^").split(","))
+    names = tuple(re.split(r",(?![^(]*\))", text.removeprefix("^")))  # but not at the commas of parameters
     known = {name for collective in COLLECTIVES for name in algorithms(collective)} | {"native", *NCCL_ONLY}
     for name in names:
-        if name not in known:
+        if _base(name) not in known:
             raise ArgumentError(f"GPUCOLL_ALGO: no algorithm is named {name!r}{nearest(name, sorted(known))}",
                                 code="GC-ALGO")
     return Rule(names, text.startswith("^"), strict)
+
+
+def _base(name: str) -> str:
+    """Return the name of an algorithm without its parameters, e.g. torus of torus(4x2)."""
+    return name.partition("(")[0]
 
 
 def _collective(text: str) -> str:
@@ -117,5 +124,6 @@ def _collective(text: str) -> str:
 
 def segments(algorithm: str, nbytes: int, size: int) -> int:
     """Return into how many messages a rank's part of `nbytes` is cut."""
-    part, message = (nbytes // size, SEGMENT) if algorithm == "ring" else (nbytes, PIPELINE)
+    in_parts = algorithm in ("ring", "bidirectional_ring")
+    part, message = (nbytes // size, SEGMENT) if in_parts else (nbytes, PIPELINE)
     return max(1, min(MOST_SEGMENTS, -(-part // message)))

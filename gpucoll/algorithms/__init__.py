@@ -2,7 +2,9 @@
 
 An algorithm is a per-rank generator of rounds (`gpucoll.schedule`). A decorator registers it
 under the name of its file, with its cost as data: formulas in ``P`` (ranks), ``N`` (bytes
-of the larger of input and output), ``S`` (segments) and ``lg(x)`` (floor of log2 x).
+of the larger of input and output), ``S`` (segments), ``M`` (nodes), ``G`` (ranks of the
+largest node) and a few functions (see `evaluate`).
+Some take parameters that stand in the name, as in ``torus(4x2)``.
 """
 
 from __future__ import annotations
@@ -12,8 +14,11 @@ import importlib
 import inspect
 import numbers as numbers_abc
 import pkgutil
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy
 
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.collectives import collective as collective_row
@@ -21,15 +26,33 @@ from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.ops import op_of
 from gpucoll.schedule import Copy, Round, Schedule, Slice
+from gpucoll.topology import hops, node_shape
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "min": min,
+    "max": max,
+    "lg": lambda x: int(x).bit_length() - 1,
+    "two": lambda x: 1 << int(x).bit_length() - 1,  # the largest power of two that is not above x
+    "rest": lambda x: x - (1 << int(x).bit_length() - 1),  # what is left above it
+    "ones": lambda x: sum(number.bit_count() for number in range(x)),  # binary ones of all numbers below x
+    "hops": hops,
+}
 
 
 def evaluate(formula: str, **values: Any) -> Any:
     """Return the value of a formula of the registry: our own data, never a user's text.
 
-    >>> evaluate("lg(2 * P - 1)", P=5)
-    3
+    Beside arithmetic it may use min, max and
+
+    - ``lg(x)``, the floor of log2 x, so that ``lg(2 * P - 1)`` is log2 P rounded up;
+    - ``two(x)``, the largest power of two not above x, and ``rest(x)``, what is left above it;
+    - ``ones(x)``, the binary ones of all numbers below x;
+    - ``hops(x)``, the hops along all sides of the torus of x ranks that `gpucoll.topology` chooses.
+
+    >>> evaluate("lg(2 * P - 1)", P=5), evaluate("(two(P), rest(P), ones(P), hops(P))", P=6)
+    (3, (4, 2, 7, 3))
     """
-    return eval(formula, {"__builtins__": {}, "min": min, "max": max, "lg": lambda x: int(x).bit_length() - 1}, values)
+    return eval(formula, {"__builtins__": {}, **FUNCTIONS}, values)
 
 
 class Cost(NamedTuple):
@@ -41,36 +64,82 @@ class Cost(NamedTuple):
     received: str  # the most bytes that one rank receives
     reduced: str  # the most bytes that one rank combines: the factor of gamma
 
-    def price(self, size: int, nbytes: float, segments: int = 1) -> dict[str, float]:
-        """Return every formula's value for `size` ranks, `nbytes` bytes and `segments`."""
-        return {field: evaluate(formula, P=size, N=nbytes, S=segments) for field, formula in self._asdict().items()}
+    def price(self, size: int, nbytes: float, segments: int = 1,
+              nodes: Sequence[int] | None = None) -> dict[str, float]:
+        """Return every formula's value for `size` ranks on `nodes`, `nbytes` bytes and `segments`."""
+        group, count = node_shape(size, nodes)
+        return {field: evaluate(formula, P=size, N=nbytes, S=segments, G=group, M=count)
+                for field, formula in self._asdict().items()}
+
+
+Make: TypeAlias = Callable[..., Iterator[Round]]
+
+
+Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
+
+
+def _fits(size: int, nodes: Nodes = None) -> str | None:
+    return None
 
 
 class Algorithm(NamedTuple):
-    """One algorithm for one collective."""
+    """One algorithm for one collective.
+
+    `alike` is a formula, true for the sizes at which `make` takes an array of ranks as well: see `all_ranks`. `bind`
+    returns the algorithm with the parameters that follow its name; `unfit` says why it is not for so many ranks, nodes.
+    """
 
     collective: str
     name: str
-    make: Callable[..., Iterable[Round]]
+    make: Make
     chunks: str
     cost: Cost
     options: frozenset[str]
+    alike: str = "0"
+    bind: Callable[[Algorithm, str], Algorithm] | None = None
+    unfit: Callable[[int, Nodes], str | None] = _fits
+
+    def pieces(self, segments: int) -> int:
+        """Return into how many segments it really cuts: 1 where it is not pipelined."""
+        return segments if "segments" in self.options else 1
+
+    def count_chunks(self, size: int, segments: int, nodes: Nodes = None) -> int:
+        """Return into how many chunks the larger of input and output is cut."""
+        group, count = node_shape(size, nodes)
+        return evaluate(self.chunks, P=size, S=self.pieces(segments), G=group, M=count)
 
 
 DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each
+OPTIONS = frozenset({"root", "segments", "nodes"})
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
+_PHASES: dict[tuple[str, str], Make] = {}
 
 
-def algorithm(collective: str, *, chunks: str = "P * S", **cost: str) -> Callable:
-    """Register the decorated generator for `collective` under its file's name.
+def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind: Any = None,
+              **cost: str) -> Callable[[Make], Make]:
+    """Register the decorated generator for `collective` under its file's name; see `Algorithm` and `Cost`.
 
     It is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes.
     """
 
-    def register(make: Callable[..., Iterable[Round]]) -> Callable[..., Iterable[Round]]:
+    def register(make: Make) -> Make:
         name = make.__module__.rpartition(".")[2]
-        options = frozenset(inspect.signature(make).parameters) - {"rank", "size"}
-        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, Cost(**cost), options)
+        options = OPTIONS & inspect.signature(make).parameters.keys()
+        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, Cost(**cost), options, alike, bind)
+        return make
+
+    return register
+
+
+def phase(kind: str) -> Callable[[Make], Make]:
+    """Register the decorated ``make(rank, size)`` as a phase that others are composed of, under its file's name.
+
+    Of `size` blocks each stays where it is, so that they need not be alike. "reduce_scatter" reads the blocks of
+    input and leaves block `rank` of output reduced; "all_gather" finds block `rank` of output and leaves them all.
+    """
+
+    def register(make: Make) -> Make:
+        _PHASES[kind, make.__module__.rpartition(".")[2]] = make
         return make
 
     return register
@@ -84,6 +153,17 @@ def registry() -> dict[tuple[str, str], Algorithm]:
     return dict(sorted(_REGISTRY.items()))
 
 
+def phases(kind: str) -> dict[str, Make]:
+    """Return the phases of `kind`, "reduce_scatter" or "all_gather", by name."""
+    registry()
+    return {name: make for (other, name), make in sorted(_PHASES.items()) if other == kind}
+
+
+def part(collective: str, name: str) -> Make:
+    """Return the generator of another algorithm, to compose with."""
+    return registry()[collective, name].make
+
+
 def algorithms(collective: str, *, size: int | None = None, op: object = None, dtype: object = None,
                device: str = "cpu") -> tuple[str, ...]:
     """Return the names of the algorithms of `collective` that accept just that.
@@ -92,25 +172,42 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     or "emulated". Any name that it returns works; an `op` is ignored where nothing is reduced. Raises
     ArgumentError for an unknown collective, op or device.
 
-    >>> algorithms("reduce_scatter")
-    ('direct', 'ring')
+    >>> algorithms("gather")
+    ('binomial', 'linear')
     """
     if device not in DEVICES:
         raise ArgumentError(f"no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
     kind = None if dtype is None else row_of(dtype).kind
     if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):
         return ()
-    return tuple(name for row, name in registry() if row == collective)
+    return tuple(name for (row, name), found in registry().items()
+                 if row == collective and (size is None or found.unfit(size, None) is None))
 
 
 def find(collective: str, name: str) -> Algorithm:
-    """Return the algorithm; ArgumentError with code GC-ALGO says which there are."""
+    """Return the algorithm; ArgumentError with code GC-ALGO says which there are, or which parameters it takes.
+
+    >>> find("all_reduce", "torus(4x2)").name
+    'torus(4x2)'
+    """
     collective_row(collective)
+    base, parameters = _split(name)
     try:
-        return registry()[collective, name]
+        found = registry()[collective, base]
     except (KeyError, TypeError):
         raise ArgumentError(f"{collective} has no algorithm {name!r}"
-                            f"{nearest(name, algorithms(collective))}", code="GC-ALGO") from None
+                            f"{nearest(base, algorithms(collective))}", code="GC-ALGO") from None
+    if parameters is None:
+        return found
+    if found.bind is None:
+        raise ArgumentError(f"{collective}: {base} takes no parameters, {name!r} has some", code="GC-ALGO")
+    return found.bind(found, parameters)._replace(name=name)
+
+
+def _split(name: Any) -> tuple[Any, str | None]:
+    """Return the name before the brackets and what is in them."""
+    match = re.fullmatch(r"(\w+)\((.*)\)", name) if isinstance(name, str) else None
+    return (name, None) if match is None else (match[1], match[2])
 
 
 def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int = 0, segments: int = 1,
@@ -129,16 +226,39 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
     """
     found = find(collective, algorithm)
     _check_numbers(rank=rank, size=size, root=root, segments=segments)
+    return _make(found, int(rank), size, root, segments, nodes)
+
+
+def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) -> Schedule | None:
+    """Return what all ranks do, made at once, or None where the algorithm is not alike on all of them.
+
+    Numbers in its steps may be arrays with an entry for each rank, then also `Slice.count`: where that is 0, this rank
+    has no such step. (A count that is no array counts, as in a barrier.)
+
+    >>> next(iter(all_ranks("all_gather", "ring", size=3)))[1].peer
+    array([1, 2, 0])
+    """
+    found = find(collective, algorithm)
+    _check_numbers(rank=0, size=size, root=0, segments=segments)
+    group, count = node_shape(size, None)
+    if size == 1 or not evaluate(found.alike, P=size, G=group, M=count):
+        return None
+    return _make(found, numpy.arange(size), size, 0, segments, None)
+
+
+def _make(found: Algorithm, rank: Any, size: int, root: int, segments: int, nodes: Iterable[int] | None) -> Schedule:
     nodes = None if nodes is None else tuple(nodes)
     if nodes is not None and len(nodes) != size:
         raise ArgumentError(f"nodes names {len(nodes)} ranks, size is {size}", code="GC-ALGO")
+    reason = found.unfit(size, nodes)
+    if reason is not None:
+        raise ArgumentError(f"{found.collective}: {found.name} is not for {size} ranks: {reason}", code="GC-ALGO")
     given = {"root": root, "segments": segments, "nodes": nodes}
     options = {name: given[name] for name in found.options}
-    pieces = segments if "segments" in found.options else 1
-    chunks = evaluate(found.chunks, P=size, S=pieces)
+    chunks = found.count_chunks(size, segments, nodes)
     if size == 1:
-        return Schedule(collective, algorithm, rank, size, chunks, lambda: _alone(collective, chunks))
-    return Schedule(collective, algorithm, rank, size, chunks, lambda: found.make(rank, size, **options))
+        return Schedule(found.collective, found.name, rank, size, chunks, lambda: _alone(found.collective, chunks))
+    return Schedule(found.collective, found.name, rank, size, chunks, lambda: found.make(rank, size, **options))
 
 
 def _alone(collective: str, chunks: int) -> Iterator[Round]:

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpucoll.algorithms import algorithm
+from gpucoll.algorithms import algorithm, phase
 from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice
 
 # One round of P - 1 messages of N / P bytes each way.
-EXCHANGE = {"chunks": "P", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P", "sent": "(P - 1) * N / P",
-            "received": "(P - 1) * N / P", "reduced": "0"}
+EXCHANGE = {"chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
+            "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P", "reduced": "0"}
 
 
 def _others(rank: int, size: int) -> Iterable[int]:
@@ -34,7 +34,7 @@ def direct_all_gather(rank: int, size: int) -> Iterator[Round]:
            *(Recv(Slice("output", peer), peer) for peer in others))
 
 
-@algorithm("gather_v", **(EXCHANGE | {"sent": EXCHANGE["path"]}))
+@algorithm("gather_v", **(EXCHANGE | {"alike": "0", "sent": EXCHANGE["path"]}))
 def direct_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave the inputs of all ranks, in rank order, on `root`."""
     own = Slice("input", 0)
@@ -44,7 +44,7 @@ def direct_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
         yield (Copy(own, Slice("output", rank)), *(Recv(Slice("output", peer), peer) for peer in _others(rank, size)))
 
 
-@algorithm("scatter_v", **(EXCHANGE | {"received": EXCHANGE["path"]}))
+@algorithm("scatter_v", **(EXCHANGE | {"alike": "0", "received": EXCHANGE["path"]}))
 def direct_scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave block `rank` of the root's input on every rank."""
     own = Slice("output", 0)
@@ -70,3 +70,18 @@ def direct_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     own, others = Slice("output", 0), _others(rank, size)
     yield (*(Send(Slice("input", peer), peer) for peer in others), Copy(Slice("input", rank), own),
            *(RecvReduce(own, peer) for peer in others))
+
+
+@phase("reduce_scatter")
+def collect(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank` of output reduced."""
+    own, others = Slice("output", rank), _others(rank, size)
+    yield (*(Send(Slice("input", peer), peer) for peer in others), Copy(Slice("input", rank), own),
+           *(RecvReduce(own, peer) for peer in others))
+
+
+@phase("all_gather")
+def distribute(rank: int, size: int) -> Iterator[Round]:
+    """Leave all blocks in output, of which block `rank` is there."""
+    own, others = Slice("output", rank), _others(rank, size)
+    yield (*(Send(own, peer) for peer in others), *(Recv(Slice("output", peer), peer) for peer in others))

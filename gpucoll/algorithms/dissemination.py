@@ -16,7 +16,7 @@ from gpucoll.schedule import Recv, Round, Send, Slice
 NOTHING = Slice("scratch", 0, 0)
 
 
-@algorithm("barrier", chunks="1", rounds="lg(2 * P - 1)", path="0", sent="0", received="0", reduced="0")
+@algorithm("barrier", chunks="1", alike="1", rounds="lg(2 * P - 1)", path="0", sent="0", received="0", reduced="0")
 def dissemination_barrier(rank: int, size: int) -> Iterator[Round]:
     """Let no rank leave before every rank has come; only empty messages move.
 

@@ -1,4 +1,4 @@
-"""Linear: the root deals with every other rank by itself; one rank follows another in scans.
+"""Linear: the root deals with each of the P - 1 others by itself; one rank follows another in scans.
 
 The yardstick for the rooted collectives: one round, and all bytes through the root's link.
 
@@ -15,6 +15,29 @@ from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+
+
+@algorithm("broadcast", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="(P - 1) * N",
+           received="min(1, P - 1) * N", reduced="0")
+def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the root's input on every rank."""
+    own, result = Slice("input", 0), Slice("output", 0)
+    if rank != root:
+        yield (Recv(result, root),)
+    else:
+        yield (Copy(own, result), *(Send(own, peer) for peer in range(size) if peer != root))
+
+
+@algorithm("reduce", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="min(1, P - 1) * N",
+           received="(P - 1) * N", reduced="(P - 1) * N")
+def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the reduction of all inputs, in rank order, on `root`."""
+    own, result = Slice("input", 0), Slice("output", 0)
+    if rank != root:
+        yield (Send(own, root),)
+    else:
+        first = Recv(result, 0) if root else Copy(own, result)
+        yield (first, *(Reduce(own, result) if peer == root else RecvReduce(result, peer) for peer in range(1, size)))
 
 
 @algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",

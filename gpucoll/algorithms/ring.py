@@ -11,7 +11,9 @@ collects one contribution per hop, so that it ends complete on rank c.
             0 complete    1 complete    2 complete    3 complete
 
 All-gather then sends the complete chunks once round the ring. A chunk travels as `segments`
-messages of one round, so that one is combined while the next is on its way.
+messages of one round, so that one is combined while the next is on its way. Blocks that are not
+alike go round the ring as well where every rank has room for them (all_gather_v); otherwise
+they go straight to their rank, those for the right neighbour first, one distance after another.
 
 `rank` stands in arithmetic only: it may be a NumPy array, and all ranks are made at once.
 """
@@ -20,12 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from gpucoll.algorithms import algorithm
+from gpucoll.algorithms import algorithm, part, phase
 from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, Step
 from gpucoll.topology import ring
 
+# Once round the ring with every block but one; where blocks are not alike, with blocks of N / P on average.
+ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P",
+         "reduced": "0"}
 
-@algorithm("all_reduce", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P",
+@algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P",
            received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
 def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
@@ -35,14 +40,11 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     ['Send', 'Copy', 'RecvReduce']
     ['Send', 'Recv']
     """
-    def formed(hop: int, segment: int) -> Slice:
-        return Slice("output", (rank - hop - 1) % size * segments + segment)
-
-    yield from _collect(rank, size, segments, formed)
-    yield from _distribute(rank, size, segments, Slice("output", rank * segments, segments))
+    yield from collect(rank, size, segments)
+    yield from distribute(rank, size, segments)
 
 
-@algorithm("reduce_scatter", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
+@algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
            received="(P - 1) * N / P", reduced="(P - 1) * N / P")
 def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave block `rank`, reduced over all inputs, on every rank; sums on their way use two scratch blocks in turn."""
@@ -53,7 +55,7 @@ def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Rou
     yield from _collect(rank, size, segments, formed)
 
 
-@algorithm("all_gather", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
+@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
            received="(P - 1) * N / P", reduced="0")
 def ring_all_gather(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the inputs of all ranks, in rank order, on every rank."""
@@ -61,6 +63,70 @@ def ring_all_gather(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     rounds = _distribute(rank, size, segments, own)
     yield (Copy(own, Slice("output", rank * segments, segments)), *next(rounds))
     yield from rounds
+
+
+@algorithm("all_gather_v", chunks="P", alike="1", **ROUND)
+def ring_all_gather_v(rank: int, size: int) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on every rank; no two need be equally long."""
+    return ring_all_gather(rank, size)
+
+
+@algorithm("all_to_all_v", chunks="P", alike="1", **ROUND)
+def ring_all_to_all_v(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank` of every rank's input, in rank order, on every rank; one distance after another."""
+    return part("all_to_all", "pairwise")(rank, size)
+
+
+@algorithm("reduce_scatter_v", chunks="P", alike="1", **(ROUND | {"reduced": ROUND["sent"]}))
+def ring_reduce_scatter_v(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank`, reduced over all inputs, on every rank; contributions come one distance after another."""
+    own = Slice("output", 0)
+    begun = [Copy(Slice("input", rank), own)]
+    for distance in range(1, size):
+        right, left = (rank + distance) % size, (rank - distance) % size
+        yield (Send(Slice("input", right), right), *begun, RecvReduce(own, left))
+        begun = []
+
+
+@algorithm("gather_v", chunks="P", **(ROUND | {"sent": "min(1, P - 1) * N / P"}))
+def ring_gather_v(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on `root`, which takes them one after another, its left's first."""
+    own = Slice("input", 0)
+    if rank != root:
+        yield (Send(own, root),)
+        return
+    yield (Copy(own, Slice("output", rank)),)
+    for distance in range(1, size):
+        left = (rank - distance) % size
+        yield (Recv(Slice("output", left), left),)
+
+
+@algorithm("scatter_v", chunks="P", **(ROUND | {"received": "min(1, P - 1) * N / P"}))
+def ring_scatter_v(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave block `rank` of the root's input on every rank; the root deals them out one by one, to its right first."""
+    own = Slice("output", 0)
+    if rank != root:
+        yield (Recv(own, root),)
+        return
+    yield (Copy(Slice("input", rank), own),)
+    for distance in range(1, size):
+        right = (rank + distance) % size
+        yield (Send(Slice("input", right), right),)
+
+
+@phase("reduce_scatter")
+def collect(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave block `rank` of output reduced; sums on their way are formed where they belong."""
+    def formed(hop: int, segment: int) -> Slice:
+        return Slice("output", (rank - hop - 1) % size * segments + segment)
+
+    return _collect(rank, size, segments, formed)
+
+
+@phase("all_gather")
+def distribute(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave all blocks in output, of which block `rank` is there."""
+    return _distribute(rank, size, segments, Slice("output", rank * segments, segments))
 
 
 def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], Slice]) -> Iterator[Round]:

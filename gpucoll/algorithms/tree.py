@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, Step, relabel
-from gpucoll.topology import TreeNode, binary_tree
+from gpucoll.schedule import Round, relabel
+from gpucoll.topology import binary_tree, down, up, up_and_down
 
 
 @algorithm("all_reduce", chunks="S", rounds="(P > 1) * (2 * lg(P) + S - 1)",
@@ -34,11 +34,7 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     ['Recv']
     ['Send']
     """
-    node = binary_tree(rank, size)
-    for time in range(2 * node.height + segments - 1):
-        steps = (*_up(node, time, segments, "output"), *_down(node, time - node.height, segments, "output"))
-        if steps:
-            yield steps
+    yield from filter(None, up_and_down(binary_tree(rank, size), segments))
 
 
 @algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
@@ -46,9 +42,7 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
     node = binary_tree((rank - root) % size, size)
-    sums: Buffer = "output" if node.parent is None else "scratch"
-    rounds = (_up(node, time, segments, sums) for time in range(node.height + segments - 1))
-    yield from relabel(filter(None, rounds), lambda peer: (peer + root) % size)
+    yield from relabel(filter(None, up(node, segments)), lambda peer: (peer + root) % size)
 
 
 @algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
@@ -56,30 +50,4 @@ def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Itera
 def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the root's input on every rank."""
     node = binary_tree((rank - root) % size, size)
-    if node.parent is None:
-        yield (Copy(Slice("input", 0, segments), Slice("output", 0, segments)),)
-    rounds = (_down(node, time, segments, "output") for time in range(node.height + segments - 1))
-    yield from relabel(filter(None, rounds), lambda peer: (peer + root) % size)
-
-
-def _up(node: TreeNode, time: int, segments: int, sums: Buffer) -> Round:
-    """Return what `node` does at `time` of the ascent: take from the children, pass to the parent."""
-    taken, passed = time - (node.height - node.depth - 1), time - (node.height - node.depth)
-    steps: list[Step] = []
-    if 0 <= passed < segments and node.parent is not None:
-        steps.append(Send(Slice(sums if node.children else "input", passed), node.parent))
-    if 0 <= taken < segments and node.children:
-        steps.append(Copy(Slice("input", taken), Slice(sums, taken)))
-        steps += [RecvReduce(Slice(sums, taken), child) for child in node.children]
-    return tuple(steps)
-
-
-def _down(node: TreeNode, time: int, segments: int, result: Buffer) -> Round:
-    """Return what `node` does at `time` of the descent: take from the parent, pass to the children."""
-    taken, passed = time - (node.depth - 1), time - node.depth
-    steps: list[Step] = []
-    if 0 <= passed < segments:
-        steps += [Send(Slice(result, passed), child) for child in node.children]
-    if 0 <= taken < segments and node.parent is not None:
-        steps.append(Recv(Slice(result, taken), node.parent))
-    return tuple(steps)
+    yield from relabel(filter(None, down(node, segments)), lambda peer: (peer + root) % size)

@@ -126,7 +126,7 @@ def test_the_choice_of_auto():
     ("tree", "all_reduce", 1 << 24, "tree"), ("tree", "all_gather", 1 << 24, "ring"),
     ("AllReduce:Star;broadcast:^native", "all_reduce", 8, "star"),
     ("allreduce:star;broadcast:^native", "broadcast", 8, "tree"),
-    ("all_reduce:^ring", "all_reduce", 1 << 24, "star"), ("^ring", "all_reduce", 8, "native"),
+    ("all_reduce:^ring", "all_reduce", 1 << 24, "tree"), ("^ring", "all_reduce", 8, "native"),
     ("reducescatter:ring", "reduce_scatter", 8, "ring"), ("", "all_reduce", 8, "native")])
 def test_gpucoll_algo_overrides_auto(text, collective, nbytes, chosen):
     assert tuner.choose(collective, "auto", nbytes, 4, prefer=text).algorithm == chosen

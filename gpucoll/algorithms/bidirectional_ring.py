@@ -1,0 +1,30 @@
+"""Bidirectional ring: two rings at once, one each way round, each with half of the data.
+
+A link that carries both ways at full speed is used both ways: half the time of a ring.
+
+    ┌─► 0 ──► 1 ──► 2 ──► 3 ─┐     the first half of the chunks
+    └────────────────────────┘
+    ┌── 0 ◄── 1 ◄── 2 ◄── 3 ◄┐     the second half
+    └────────────────────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm, part
+from gpucoll.schedule import Round, moved, together, within
+
+
+@algorithm("all_reduce", chunks="2 * P * S", alike="1", rounds="2 * (P - 1)",
+           path="(1 + (P == 2)) * (P - 1) * N / P", sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P",
+           reduced="(P - 1) * N / P")
+def bidirectional_ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank; the way back is the ring of the ranks in reverse.
+
+    >>> [step.peer for step in next(bidirectional_ring_all_reduce(rank=0, size=4)) if hasattr(step, "peer")]
+    [1, 3, 3, 1]
+    """
+    ring = part("all_reduce", "ring")
+    back = moved(ring(-rank % size, size, segments), within({}, offset=size * segments), lambda peer: -peer % size)
+    return together(ring(rank, size, segments), back)

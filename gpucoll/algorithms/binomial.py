@@ -1,0 +1,98 @@
+"""Binomial: divide and conquer; log2 P rounds, rounded up, for every P.
+
+The interval of all ranks is cut in two halves. The first rank of the interval deals with the
+first rank of the later half, then both go on with their own halves at the same time:
+
+    round 1   0 ───────────────► 4              8 ranks, a broadcast or a scatter
+    round 2   0 ───────► 2       4 ───────► 6
+    round 3   0 ──► 1    2 ──► 3 4 ──► 5    6 ──► 7
+
+A reduction or a gather goes the same ways back. A scatter sends a rank only what is for its
+interval: (P - 1) / P N bytes on the longest path, the fewest that are possible, as are the rounds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice
+from gpucoll.topology import splits
+
+ROUNDS = "lg(2 * P - 1)"
+WHOLE = {"chunks": "1", "rounds": ROUNDS, "path": f"{ROUNDS} * N"}
+BLOCKS = {"chunks": "P", "rounds": ROUNDS, "path": "(P - 1) * N / P", "reduced": "0"}
+LESS, MORE = "P // 2 * N / P", "(P - 1) * N / P"  # the half of all blocks, all but the root's own
+
+
+@algorithm("broadcast", **WHOLE, sent=f"{ROUNDS} * N", received="(P > 1) * N", reduced="0")
+def binomial_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the root's input on every rank.
+
+    >>> [steps[-1].peer for steps in binomial_broadcast(rank=0, size=8)]
+    [4, 2, 1]
+    """
+    place, result = splits((rank - root) % size, size), Slice("output", 0)
+    source = result if rank != root else Slice("input", 0)
+    begun = [Copy(source, result)] if rank == root else []
+    if place.parent is not None:
+        yield (Recv(result, (place.parent + root) % size),)
+    for child, _ in place.children:
+        yield (*begun, Send(source, (child + root) % size))
+        begun = []
+
+
+@algorithm("reduce", **WHOLE, sent="(P > 1) * N", received=f"{ROUNDS} * N", reduced=f"{ROUNDS} * N")
+def binomial_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the reduction of all inputs on `root`; the other ranks that add up do so in scratch."""
+    place, own = splits((rank - root) % size, size), Slice("input", 0)
+    total = Slice("output" if rank == root else "scratch", 0)
+    begun = [Copy(own, total)]
+    for child, _ in reversed(place.children):
+        yield (*begun, RecvReduce(total, (child + root) % size))
+        begun = []
+    if place.parent is not None:
+        yield (Send(total if place.children else own, (place.parent + root) % size),)
+
+
+@algorithm("scatter", **BLOCKS, sent=MORE, received=LESS)
+def binomial_scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave block `rank` of the root's input on every rank; others' blocks pass through scratch."""
+    place, mine = (rank - root) % size, Slice("output", 0)
+    split = splits(place, size)
+    own = _blocks(place, 1, place, size, root, "input")[0]
+    if split.parent is not None:
+        came = _blocks(place, split.leads, place, size, root, "input") if split.children else [mine]
+        yield tuple(Recv(part, (split.parent + root) % size) for part in came)
+    for child, count in split.children:
+        parts = _blocks(child, count, place, size, root, "input")
+        yield tuple(Send(part, (child + root) % size) for part in parts)
+    if split.children:
+        yield (Copy(own, mine),)
+
+
+@algorithm("gather", **BLOCKS, sent=LESS, received=MORE)
+def binomial_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on `root`; others' blocks pass through scratch."""
+    place, mine = (rank - root) % size, Slice("input", 0)
+    split = splits(place, size)
+    if split.children:
+        yield (Copy(mine, _blocks(place, 1, place, size, root, "output")[0]),)
+    for child, count in reversed(split.children):
+        parts = _blocks(child, count, place, size, root, "output")
+        yield tuple(Recv(part, (child + root) % size) for part in parts)
+    if split.parent is not None:
+        sent = _blocks(place, split.leads, place, size, root, "output") if split.children else [mine]
+        yield tuple(Send(part, (split.parent + root) % size) for part in sent)
+
+
+def _blocks(first: int, count: int, place: int, size: int, root: int, whole: Buffer) -> list[Slice]:
+    """Return where the blocks of `count` places from `first` are: on the root in `whole`, elsewhere in scratch.
+
+    Places count from the root. Where they wrap in rank order there are two slices, on every rank, so that both ends
+    of a message have the same.
+    """
+    cuts = [first, size - root, first + count] if first < size - root < first + count else [first, first + count]
+    return [Slice(whole, (begin + root) % size, end - begin) if place == 0 else
+            Slice("scratch", begin - place, end - begin) for begin, end in itertools.pairwise(cuts)]

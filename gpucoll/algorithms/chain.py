@@ -1,0 +1,42 @@
+"""Chain: one rank after the other; with many segments the rooted collectives' bandwidth bound, latency linear in P.
+
+Every rank moves N bytes one way only. While segment k travels over one link, segment k - 1
+travels over the next one: P - 2 + S rounds of N / S bytes.
+
+    broadcast   0 ──► 1 ──► 2 ──► 3        segments at time 2:   0 ─2─► 1 ─1─► 2 ─0─► 3
+    reduce      0 ◄── 1 ◄── 2 ◄── 3
+
+The best S is sqrt((P - 2) beta N / alpha): long arrays in many segments, short ones in one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Round, relabel
+from gpucoll.topology import chain, down, up
+
+COST = {"chunks": "S", "rounds": "(P > 1) * (P + S - 2)", "path": "(P > 1) * (P + S - 2) * N / S",
+        "sent": "(P > 1) * N", "received": "(P > 1) * N"}
+
+
+@algorithm("broadcast", **COST, reduced="0")
+def chain_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave the root's input on every rank.
+
+    >>> for steps in chain_broadcast(rank=1, size=3, segments=2):
+    ...     print(*(f"{type(step).__name__} {step.peer}" for step in steps))
+    Recv 0
+    Send 2 Recv 0
+    Send 2
+    """
+    node = chain((rank - root) % size, size)
+    yield from relabel(filter(None, down(node, segments)), lambda peer: (peer + root) % size)
+
+
+@algorithm("reduce", **COST, reduced="(P > 1) * N")
+def chain_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs on `root`; the ranks between add up in scratch."""
+    node = chain((rank - root) % size, size)
+    yield from relabel(filter(None, up(node, segments)), lambda peer: (peer + root) % size)

@@ -1,0 +1,85 @@
+"""Circulant: fewest rounds and fewest bytes at once, for every P.
+
+Träff, "Optimal, non-pipelined reduce-scatter and allreduce algorithms" (2024). The number of
+blocks that a rank still deals with is halved in each round, rounded up; each time it sends
+the upper part to the rank that many places on. Reduce-scatter of five ranks: rank r sends
+
+    round 1   blocks r + 3, r + 4   to rank r + 3        skips 5 ► 3 ► 2 ► 1
+    round 2   block  r + 2          to rank r + 2
+    round 3   block  r + 1          to rank r + 1
+
+so that block r collects what all ranks have: ceil(log2 P) rounds, P - 1 blocks sent, received
+and combined. An all-gather goes the same ways back. Blocks keep their places: a range that
+wraps is two slices. `rank` stands in arithmetic only, and may be an array of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm, phase
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, Step, moved, within, wrapped
+
+ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P",
+        "received": "(P - 1) * N / P"}
+TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P",
+         "sent": "2 * (P - 1) * N / P", "received": "2 * (P - 1) * N / P"}
+
+
+@algorithm("all_reduce", **TWICE, reduced="(P - 1) * N / P")
+def circulant_all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
+
+    >>> [steps[0].peer for steps in circulant_all_reduce(rank=0, size=5)]
+    [3, 2, 1, 4, 3, 2]
+    """
+    yield from collect(rank, size)
+    yield from distribute(rank, size)
+
+
+@algorithm("reduce_scatter", **ONCE, reduced="(P - 1) * N / P")
+def circulant_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank`, reduced over all inputs, on every rank; sums are formed in scratch."""
+    yield from moved(collect(rank, size), within({"output": "scratch"}))
+    yield (Copy(Slice("scratch", rank), Slice("output", 0)),)
+
+
+@algorithm("all_gather", **ONCE, reduced="0")
+def circulant_all_gather(rank: int, size: int) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on every rank."""
+    yield (Copy(Slice("input", 0), Slice("output", rank)),)
+    yield from distribute(rank, size)
+
+
+@phase("reduce_scatter")
+def collect(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank` of output reduced. Before each round this rank has the sums of `above` blocks from its own."""
+    source: Buffer = "input"
+    for above, skip in _skips(size):
+        sent = wrapped(source, rank + skip, above - skip, size)
+        kept = wrapped("output", rank, above - skip, size)
+        steps: list[Step] = [Send(part, (rank + skip) % size) for part in sent]
+        if source == "input":  # blocks that get nothing in this round are copied as well
+            begun = [*kept, *wrapped("output", rank + above - skip, 2 * skip - above, size)]
+            steps += [Copy(part._replace(buffer=source), part) for part in begun]
+        yield (*steps, *(RecvReduce(part, (rank - skip) % size) for part in kept))
+        source = "output"
+
+
+@phase("all_gather")
+def distribute(rank: int, size: int) -> Iterator[Round]:
+    """Leave all blocks in output, of which block `rank` is there: the rounds of `collect` in reverse."""
+    for above, skip in reversed(_skips(size)):
+        sent = wrapped("output", rank, above - skip, size)
+        came = wrapped("output", rank + skip, above - skip, size)
+        yield (*(Send(part, (rank - skip) % size) for part in sent),
+               *(Recv(part, (rank + skip) % size) for part in came))
+
+
+def _skips(size: int) -> list[tuple[int, int]]:
+    """Return the pairs (blocks before, blocks after) of the rounds: each is half of the one before, rounded up."""
+    skips = [size]
+    while skips[-1] > 1:
+        skips.append((skips[-1] + 1) // 2)
+    return list(itertools.pairwise(skips))

@@ -1,0 +1,70 @@
+"""Double tree: each half of the data on a tree of its own; a rank that is inner in one is a leaf in the other.
+
+Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+scan" (2009). In one tree half of the ranks, the leaves, send nothing down, the others twice.
+With two trees every rank sends, receives and combines N bytes at most each way: as little
+as can be, in a number of rounds that is logarithmic in P. Both trees hang on rank 0.
+
+    0 ─── 4 ─┬─ 2 ─┬─ 1             0 ─── 5 ─┬─ 3 ─┬─ 2        8 ranks
+             │     └─ 3                      │     └─ 4
+             └─ 6 ─┬─ 5                      └─ 7 ─┬─ 6
+                   └─ 7                            └─ 1
+    first half of the chunks        second half: the others moved on by one rank
+                                    (for odd P the others in reverse)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Round, moved, together, within
+from gpucoll.topology import TreeNode, down, in_order_tree, up, up_and_down
+
+Traffic: TypeAlias = Callable[[TreeNode, int], Iterator[Round]]
+
+
+@algorithm("all_reduce", chunks="2 * S", rounds="(P > 1) * (2 * lg(2 * P - 1) + S - 1)",
+           path="(P > 1) * (2 * lg(2 * P - 1) + S - 1 + (2 < P < 5) * max(S - 3, 0)) * N / (2 * S) * (1 + (P == 2))",
+           sent="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2", received="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2",
+           reduced="(P > 1) * N")
+def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank: up to rank 0 in both trees, and down again.
+
+    >>> [sum(step.peer == 0 for step in steps) for steps in double_tree_all_reduce(rank=1, size=2)]
+    [2, 2]
+    """
+    return _both(up_and_down, rank, size, 0, segments)
+
+
+@algorithm("reduce", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
+           path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
+           received="(P > 1) * N", reduced="(P > 1) * N")
+def double_tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
+    return _both(up, rank, size, root, segments)
+
+
+@algorithm("broadcast", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
+           path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
+           received="(P > 1) * N", reduced="0")
+def double_tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+    """Leave the root's input on every rank."""
+    return _both(down, rank, size, root, segments)
+
+
+def _both(traffic: Traffic, rank: int, size: int, root: int, segments: int) -> Iterator[Round]:
+    """Yield the rounds of both trees, at the same times."""
+    place = (rank - root) % size
+    first = moved(traffic(in_order_tree(place, size), segments), within({}), lambda peer: (peer + root) % size)
+    second = moved(traffic(in_order_tree(_other(place, size, 1), size), segments), within({}, offset=segments),
+                   lambda peer: (_other(peer, size, -1) + root) % size)
+    return filter(None, together(first, second))
+
+
+def _other(place: int, size: int, way: int) -> int:
+    """Return the place in the second tree of a place in the first one, or with `way` -1 the reverse."""
+    if place == 0 or size % 2:
+        return (size - place) % size
+    return (place - 1 - way) % (size - 1) + 1

@@ -1,0 +1,218 @@
+"""Hierarchical: first inside every node, then across nodes, so that a link between nodes carries each byte once.
+
+Any two algorithms make one: ``hierarchical(ring,tree)`` is a ring inside a node and a tree
+across nodes. In an all-reduce a node's ranks first reduce-scatter; then number k of every node
+all-reduces share k with its like on the other nodes; last, the ranks of a node all-gather.
+
+    node 0   0 ◄─► 1      inside: shares        0 and 2, 1 and 3 across: all links at once
+             │     │
+    node 1   2 ◄─► 3      inside: all shares    2 nodes of 2 ranks: N bytes each way between them
+
+Where the inner algorithm has no such halves (a tree), or the nodes have different sizes, an
+all-reduce goes through the first rank of each node; the other collectives cut such nodes into
+groups of the greatest common divisor of their sizes. Without nodes these are groups of the
+largest divisor of P not above its square root. The most bytes of a rank are at most those of
+both algorithms together, which not always are the same rank's.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeAlias
+
+from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, find, phases
+from gpucoll.errors import ArgumentError
+from gpucoll.schedule import Buffer, Copy, Round, Slice, moved, spread, within
+from gpucoll.topology import Grid, grid, group, members_of, node_shape
+
+Move: TypeAlias = Callable[[Slice], Slice]
+
+PHASES = ("reduce_scatter", "all_gather")
+WORK: dict[str, Buffer] = {"input": "scratch", "output": "scratch"}
+# By the name of an all-reduce: its two halves, or how it goes to a rank and back.
+HALVES = {"halving_doubling": ("recursive_halving", "recursive_doubling"), "two_shot": ("direct", "direct"),
+          **{name: (name, name) for name in ("circulant", "direct", "ring")}}
+WAYS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear", "linear"),
+        **{name: (name, name) for name in ("binomial", "chain", "double_tree", "linear", "tree")}}
+ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")  # in place of halves where nodes differ
+
+SHARE = "(P - 1) * N / P"
+ROUNDS = "lg(2 * G - 1) + lg(2 * M - 1)"
+ONCE = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE, "received": SHARE}
+EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
+
+
+def _bind(found: Algorithm, text: str) -> Algorithm:
+    """Return the algorithm with the two that `text` names."""
+    names = re.split(r",(?![^(]*\))", text.replace(" ", ""))
+    if len(names) != 2:
+        raise ArgumentError(f"hierarchical({text}): it takes two names, inside a node and across nodes, as in "
+                            "hierarchical(ring,tree)", code="GC-ALGO")
+    inside, across = _inside(found.collective, names[0]), _across(found.collective, names[1])
+
+    def unfit(size: int, nodes: Nodes) -> str | None:
+        group, count = node_shape(size, nodes)
+        reasons = [*(one.unfit(group, None) for one in inside), across.unfit(count, None)]
+        return next(filter(None, reasons), None)
+
+    shares = found.collective in PHASES or names[0] in HALVES
+    costs = [_costs(one, "G", "N") for one in inside] + [_costs(across, "M", "(N / G)" if shares else "N")]
+    whole = found.collective == "all_reduce"
+    return found._replace(
+        make=functools.partial(found.make, inner=names[0], outer=names[1]), unfit=unfit,
+        chunks=f"G * ({_named(across.chunks, 'M', 'N')})" if whole else "P",
+        alike=" and ".join([*(_named(one.alike, "G", "N") for one in inside), _named(across.alike, "M", "N")]),
+        cost=Cost(*(" + ".join(f"({one})" for one in column) for column in zip(*costs, strict=True))))
+
+
+def _inside(collective: str, name: str) -> list[Algorithm]:
+    """Return what runs inside a node."""
+    if collective == "all_reduce":
+        kinds, table = (PHASES, HALVES) if name in HALVES else (("reduce", "broadcast"), WAYS)
+        _check(name, {**HALVES, **WAYS})
+        return [find(kind, one) for kind, one in zip(kinds, table[name], strict=True)]
+    return [_across(collective, name)]
+
+
+def _across(collective: str, name: str) -> Algorithm:
+    """Return what runs across nodes."""
+    if name.startswith("hierarchical"):
+        raise ArgumentError("hierarchical: it cannot be part of itself", code="GC-ALGO")
+    if collective in PHASES:
+        _check(name, phases(collective))
+    return find(collective, name)
+
+
+def _check(name: str, known: Iterable[str]) -> None:
+    if name not in known:
+        raise ArgumentError(f"hierarchical: {name!r} cannot be part of it here, but {', '.join(sorted(known))} can",
+                            code="GC-ALGO")
+
+
+def _costs(part: Algorithm, ranks: str, nbytes: str) -> list[str]:
+    return [_named(formula, ranks, nbytes) for formula in part.cost]
+
+
+def _named(formula: str, ranks: str, nbytes: str) -> str:
+    """Return `formula` for other numbers of ranks and bytes."""
+    return re.sub(r"\bN\b", nbytes, re.sub(r"\bP\b", ranks, formula))
+
+
+@algorithm("all_reduce", chunks="G * M", alike="1", bind=_bind, rounds=f"2 * ({ROUNDS})", path=f"2 * {SHARE}",
+           sent=f"2 * {SHARE}", received=f"2 * {SHARE}", reduced=SHARE)
+def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
+                            outer: str = "circulant") -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank.
+
+    >>> [steps[0].peer for steps in hierarchical_all_reduce(rank=0, size=4, nodes=(0, 0, 1, 1))]
+    [1, 2, 2, 1]
+    """
+    even = nodes is None or len(set(map(len, members_of(nodes)))) == 1
+    return (_by_shares if even and inner in HALVES else _by_first_ranks)(rank, size, nodes, inner, outer)
+
+
+def _by_shares(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Iterator[Round]:
+    place, across = grid(rank, size, nodes), find("all_reduce", outer)
+    share = across.count_chunks(place.nodes, 1)
+    scatter, gather = (phases(kind)[one] for kind, one in zip(PHASES, HALVES[inner], strict=True))
+    yield from _in_node(scatter, place, within({}, 0, share))
+    yield from _across_nodes(across.make, place, spread({"input": "output"} if place.each > 1 else {}, share, share,
+                                                        place.local * share, place.each * share))
+    yield from _in_node(gather, place, within({}, 0, share))
+
+
+def _by_first_ranks(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Iterator[Round]:
+    """Yield an all-reduce that reduces to the first rank of each node, and broadcasts from it."""
+    ranks = members_of(nodes or [one // group(size) for one in range(size)])
+    node, mine = next((number, one) for number, one in enumerate(ranks) if rank in one)
+    across, (up, down) = find("all_reduce", outer), WAYS.get(inner, ANY_SIZES)
+    share = across.count_chunks(len(ranks), 1)
+    chunks = share * max(map(len, ranks))
+    summed: dict[str, Buffer] = {"input": "output"} if len(mine) > 1 else {}
+    yield from _rooted(find("reduce", up), rank, mine, chunks, {})
+    if rank == mine[0] and len(ranks) > 1:
+        yield from moved(across.make(node, len(ranks)), spread(summed, share, chunks), lambda peer: ranks[peer][0])
+    yield from _rooted(find("broadcast", down), rank, mine, chunks, summed)
+
+
+def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int,
+            renamed: dict[str, Buffer]) -> Iterator[Round]:
+    """Yield what goes to the first of `ranks`, or from it."""
+    if len(ranks) > 1:
+        place = spread(renamed, way.count_chunks(len(ranks), 1), onto)
+        yield from moved(way.make(ranks.index(rank), len(ranks), root=0), place, lambda peer: ranks[peer])
+
+
+def _in_node(make: Make, place: Grid, move: Move) -> Iterator[Round]:
+    """Yield what `make` makes for the ranks of this group."""
+    if place.each > 1:
+        yield from moved(make(place.local, place.each), move, lambda local: place.rank_of(place.node, local))
+
+
+def _across_nodes(make: Make, place: Grid, move: Move) -> Iterator[Round]:
+    """Yield what `make` makes for the ranks with this one's number in all groups."""
+    if place.nodes > 1:
+        yield from moved(make(place.node, place.nodes), move, lambda node: place.rank_of(node, place.local))
+
+
+@algorithm("reduce_scatter", **ONCE, bind=_bind, reduced=SHARE)
+def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
+                                outer: str = "circulant") -> Iterator[Round]:
+    """Leave block `rank`, reduced over all inputs, on every rank; scratch has the blocks by number, then group."""
+    place = grid(rank, size, nodes)
+    first = place.local * place.nodes
+    yield tuple(Copy(Slice("input", rank), Slice("scratch", index)) for index, rank in enumerate(_by_number(place)))
+    yield from _in_node(phases("reduce_scatter")[inner], place, within(WORK, 0, place.nodes))
+    yield from _across_nodes(phases("reduce_scatter")[outer], place, within(WORK, first))
+    yield (Copy(Slice("scratch", first + place.node), Slice("output", 0)),)
+
+
+@algorithm("all_gather", **ONCE, bind=_bind, reduced="0")
+def hierarchical_all_gather(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
+                            outer: str = "circulant") -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on every rank; scratch has them by number, then group."""
+    place = grid(rank, size, nodes)
+    first = place.local * place.nodes
+    yield (Copy(Slice("input", 0), Slice("scratch", first + place.node)),)
+    yield from _across_nodes(phases("all_gather")[outer], place, within(WORK, first))
+    yield from _in_node(phases("all_gather")[inner], place, within(WORK, 0, place.nodes))
+    yield tuple(Copy(Slice("scratch", index), Slice("output", rank)) for index, rank in enumerate(_by_number(place)))
+
+
+def _by_number(place: Grid) -> list[int]:
+    """Return all ranks, the first ones of all groups first."""
+    return [place.rank_of(node, local) for local in range(place.each) for node in range(place.nodes)]
+
+
+@algorithm("all_to_all", chunks="P", alike="1", bind=_bind, rounds="min(1, G - 1) + min(1, M - 1)",
+           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, received=EXCHANGED, reduced="0")
+def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: str = "direct",
+                            outer: str = "direct") -> Iterator[Round]:
+    """Leave block `rank` of every rank's input, in rank order, on every rank.
+
+    A rank first gives number k of its group what is for number k of any group; that one then sends each group what
+    is for it in one message. Scratch has four copies of the blocks: before and after either part.
+    """
+    place = grid(rank, size, nodes)
+    yield tuple(Copy(Slice("input", peer), Slice("scratch", index)) for index, peer in enumerate(_by_number(place)))
+    yield from _in_node(find("all_to_all", inner).make, place, _room(size, 0, 1, place.nodes))
+    if place.each > 1 and place.nodes > 1:
+        yield tuple(Copy(Slice("scratch", size + local * place.nodes + node), Slice("scratch", 2 * size + index))
+                    for index, (node, local) in enumerate(_by_group(place)))
+    before, after = (2 if place.each > 1 else 0), (3 if place.nodes > 1 else 1)
+    yield from _across_nodes(find("all_to_all", outer).make, place, _room(size, before, after, place.each))
+    yield tuple(Copy(Slice("scratch", after * size + index), Slice("output", place.rank_of(node, local)))
+                for index, (node, local) in enumerate(_by_group(place)))
+
+
+def _by_group(place: Grid) -> list[tuple[int, int]]:
+    """Return the groups and numbers of all ranks, those of the first group first."""
+    return [(node, local) for node in range(place.nodes) for local in range(place.each)]
+
+
+def _room(size: int, before: int, after: int, scale: int) -> Move:
+    """Return the place of what an inner algorithm calls a block: `scale` blocks of a copy in scratch, or beyond."""
+    copies = {"input": before, "output": after, "scratch": 4}
+    return lambda part: Slice("scratch", copies[part.buffer] * size + part.first * scale, part.count * scale)

@@ -1,0 +1,42 @@
+"""One shot: every rank sends all it has to every other, and adds up by itself; one round.
+
+The quickest for short arrays where links join all pairs: nothing waits for anything, but
+(P - 1) N bytes go out of and into every rank.
+
+    0 ──► 1, 2, 3     1 ──► 0, 2, 3     2 ──► 0, 1, 3     3 ──► 0, 1, 2        all at once
+
+All add in rank order, so that all form the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice
+
+ALL = "(P - 1) * N"
+
+
+@algorithm("all_reduce", chunks="1", alike="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
+           received=ALL, reduced=ALL)
+def one_shot_all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Leave the reduction of all inputs, in rank order, on every rank.
+
+    For an array of ranks the same contributions are listed by distance, since none is first on all of them.
+
+    >>> [steps] = one_shot_all_reduce(rank=1, size=3)
+    >>> [type(step).__name__ for step in steps]
+    ['Send', 'Send', 'Recv', 'Reduce', 'RecvReduce']
+    """
+    own, total = Slice("input", 0), Slice("output", 0)
+    others = [(rank + distance) % size for distance in range(1, size)]
+    sends = [Send(own, peer) for peer in others]
+    if numpy.ndim(rank):
+        yield (*sends, Copy(own, total), *(RecvReduce(total, peer) for peer in others))
+    else:
+        first = Recv(total, 0) if rank else Copy(own, total)
+        yield (*sends, first, *(Reduce(own, total) if peer == rank else RecvReduce(total, peer)
+                                for peer in range(1, size)))

@@ -1,0 +1,30 @@
+"""Pairwise: P - 1 rounds, in each of which every rank has one partner to send to and one to receive from.
+
+In round d a rank sends its block for the rank d places on, and receives from the rank d places
+back: no byte moves twice, and no rank is flooded as it may be in `direct`.
+
+    round 1   0 ──► 1 ──► 2 ──► 3 ──► 0        round 2   0 ◄──► 2   1 ◄──► 3        4 ranks
+    round 3   0 ──► 3 ──► 2 ──► 1 ──► 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Copy, Recv, Round, Send, Slice
+
+
+@algorithm("all_to_all", chunks="P", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
+           received="(P - 1) * N / P", reduced="0")
+def pairwise_all_to_all(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank` of every rank's input, in rank order, on every rank.
+
+    >>> [steps[-2].peer for steps in pairwise_all_to_all(rank=1, size=4)]
+    [2, 3, 0]
+    """
+    begun = [Copy(Slice("input", rank), Slice("output", rank))]
+    for distance in range(1, size):
+        right, left = (rank + distance) % size, (rank - distance) % size
+        yield (*begun, Send(Slice("input", right), right), Recv(Slice("output", left), left))
+        begun = []

@@ -1,0 +1,133 @@
+"""Recursive doubling: after k rounds every rank has what 2^k ranks have; log2 P rounds, the fewest there are.
+
+On the hypercube of P = 2^m ranks partners at a distance of 1, 2, 4, ... exchange all they have.
+
+    all_reduce    0 ◄► 1   2 ◄► 3    then   0 ◄► 2   1 ◄► 3        4 ranks
+    all_gather    the same ways; the blocks exchanged double in number
+    scan          0 ──► 1 ──► 2 ──► 3, then 0 ──► 2, 1 ──► 3       each rank keeps what is below it
+
+Ranks beyond a power of two hand over to a neighbour, and get the result in the end. For scans
+see Hillis and Steele, "Data parallel algorithms" (1986): every P, no folding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm, phase
+from gpucoll.schedule import Buffer, Copy, Recv, Reduce, Round, Send, Slice, Step
+from gpucoll.topology import doubling, fold, folded
+
+FOLDED = "(rest(P) > 0)"
+# Of the blocks that the first numbers of the core have twice: the sum of min(2^k, rest(P)) for 2^k < two(P).
+TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
+
+
+@algorithm("all_reduce", chunks="1", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
+           path=f"(lg(P) + 2 * {FOLDED}) * N", sent=f"(lg(P) + {FOLDED}) * N", received=f"(lg(P) + {FOLDED}) * N",
+           reduced=f"(lg(P) + {FOLDED}) * N")
+def recursive_doubling_all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank.
+
+    Both partners combine in the same order, the lower one's first, so that all form the same bits even where the op
+    of two numbers depends on their order, as a product of complex numbers with fused additions does.
+
+    >>> [[type(step).__name__ for step in steps] for steps in recursive_doubling_all_reduce(rank=1, size=2)]
+    [['Copy', 'Send', 'Recv'], ['Copy', 'Reduce']]
+    """
+    place = fold(rank, size)
+    last = place.core.bit_length() - 2
+
+    def core(number: int, source: Slice) -> Iterator[Round]:
+        begun = [Copy(source, Slice("scratch", number % 2))]
+        for step in range(last + 1):
+            bit, partner, pair = number >> step & 1, place.rank_of(number ^ 1 << step), step % 2 * 2
+            yield (*begun, Send(Slice("scratch", pair + bit) if step else source, partner),
+                   Recv(Slice("scratch", pair + 1 - bit), partner))
+            total = Slice("output", 0) if step == last else Slice("scratch", 2 - pair + (number >> step + 1 & 1))
+            yield (Copy(Slice("scratch", pair), total), Reduce(Slice("scratch", pair + 1), total))
+            begun = []
+
+    return folded(place, Slice("scratch", 4), core)
+
+
+@algorithm("all_gather", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
+           path=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
+           sent=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P - 1)) * N / P", received="(P - 1) * N / P", reduced="0")
+def recursive_doubling_all_gather(rank: int, size: int) -> Iterator[Round]:
+    """Leave the inputs of all ranks, in rank order, on every rank."""
+    yield (Copy(Slice("input", 0), Slice("output", rank)),)
+    yield from distribute(rank, size)
+
+
+@phase("all_gather")
+def distribute(rank: int, size: int) -> Iterator[Round]:
+    """Leave all blocks in output, of which block `rank` is there."""
+    place = fold(rank, size)
+
+    def part(buffer: Buffer, number: int, count: int) -> Slice:
+        first = place.blocks_before(number)
+        return Slice(buffer, first, place.blocks_before(number + count) - first)
+
+    own = Slice("output", rank)
+    if place.number is None:
+        partner = rank + 1
+        yield (Send(own, partner),)
+        yield tuple(Recv(one, partner) for one in _all_but(rank, size))
+        return
+    if place.partner is not None:
+        yield (Recv(Slice("output", rank - 1), rank - 1),)
+    distances = [place.core >> step for step in range(1, place.core.bit_length())]
+    yield from doubling(place.number, [place.rank_of(place.number ^ one) for one in distances], part)
+    if place.partner is not None:
+        yield tuple(Send(one, rank - 1) for one in _all_but(rank - 1, size))
+
+
+def _all_but(block: int, size: int) -> list[Slice]:
+    parts = [Slice("output", 0, block), Slice("output", block + 1, size - block - 1)]
+    return [part for part in parts if part.count]
+
+
+@algorithm("scan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",
+           received="lg(2 * P - 1) * N", reduced="lg(2 * P - 1) * N")
+def recursive_doubling_scan(rank: int, size: int) -> Iterator[Round]:
+    """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` on every rank."""
+    total, distance = Slice("input", 0), 1
+    left = rank.bit_length()  # so often something comes; the last time it is added up in output
+    if rank == 0:
+        yield (Copy(total, Slice("output", 0)),)
+    while distance < size:
+        steps: list[Step] = [Send(total, rank + distance)] if rank + distance < size else []
+        if distance <= rank:
+            left -= 1
+            came = Slice("scratch" if left % 2 else "output", 0)
+            steps += [Recv(came, rank - distance), Reduce(total, came)]
+            total = came
+        if steps:
+            yield tuple(steps)
+        distance *= 2
+
+
+@algorithm("exscan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",
+           received="lg(2 * P - 1) * N", reduced="max(lg(2 * P - 1) - 1, 2 * lg(2 * P - 1) - 4 + "
+           "(P - 1 >= 3 * 2 ** (lg(2 * P - 1) - 2)), 0) * N")
+def recursive_doubling_exscan(rank: int, size: int) -> Iterator[Round]:
+    """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` - 1 on every rank but the first.
+
+    What is passed on is what has come, and this rank's own: formed in scratch, when it is needed.
+    """
+    own, passed, came, distance = Slice("input", 0), Slice("input", 0), None, 1
+    left = rank.bit_length()
+    while distance < size:
+        if came is not None and rank + distance < size and distance <= 2 * rank:  # more has come since
+            passed = Slice("scratch", 1)
+            yield (Copy(came, passed), Reduce(own, passed))
+        steps: list[Step] = [Send(passed, rank + distance)] if rank + distance < size else []
+        if distance <= rank:
+            left -= 1
+            new = Slice("scratch" if left % 2 else "output", 0)
+            steps += [Recv(new, rank - distance), *([Reduce(came, new)] if came is not None else [])]
+            came = new
+        if steps:
+            yield tuple(steps)
+        distance *= 2

@@ -1,0 +1,59 @@
+"""Recursive halving: a reduce-scatter on the hypercube; log2 P rounds and (P - 1) / P N bytes.
+
+Partners at a distance of P / 2, P / 4, ..., 1 exchange halves of the blocks that they still have.
+
+    0 ◄────────────────► 4      blocks 4-7 one way, 0-3 the other        8 ranks
+    0 ◄──────► 2                blocks 2-3          0-1
+    0 ◄──► 1                    block 1             0
+
+Both are optimal for a power of two. Otherwise each rank beyond it first hands its data to its
+neighbour, which stands for two blocks, and hands the finished one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm, phase
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, moved, within
+from gpucoll.topology import fold, halving
+
+FOLDED = "(rest(P) > 0)"
+# Of the blocks that the first numbers of the core have twice: the sum of min(2^k, rest(P)) for 2^k < two(P).
+TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
+
+
+@algorithm("reduce_scatter", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
+           path=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P + 1)) * N / P",
+           sent=f"(P - 1 + {FOLDED}) * N / P", received=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
+           reduced=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P")
+def recursive_halving_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank`, reduced over all inputs, on every rank; sums are formed in scratch.
+
+    >>> [(steps[0].peer, steps[0].src.count) for steps in collect(rank=0, size=4)]
+    [(2, 2), (1, 1)]
+    """
+    yield from moved(collect(rank, size), within({"output": "scratch"}))
+    yield (Copy(Slice("scratch", rank), Slice("output", 0)),)
+
+
+@phase("reduce_scatter")
+def collect(rank: int, size: int) -> Iterator[Round]:
+    """Leave block `rank` of output reduced."""
+    place = fold(rank, size)
+
+    def part(buffer: Buffer, number: int, count: int) -> Slice:
+        first = place.blocks_before(number)
+        return Slice(buffer, first, place.blocks_before(number + count) - first)
+
+    everything = Slice("output", 0, size)
+    if place.number is None:
+        yield from ((Send(Slice("input", 0, size), rank + 1),), (Recv(Slice("output", rank), rank + 1),))
+        return
+    if place.partner is not None:
+        yield (Copy(Slice("input", 0, size), everything), RecvReduce(everything, rank - 1))
+    distances = [place.core >> step for step in range(1, place.core.bit_length())]
+    yield from halving(place.number, [place.rank_of(place.number ^ one) for one in distances],
+                       "input" if place.partner is None else "output", part)
+    if place.partner is not None:
+        yield (Send(Slice("output", rank - 1), rank - 1),)

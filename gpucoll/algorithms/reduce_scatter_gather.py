@@ -1,0 +1,40 @@
+"""Reduce-scatter, then gather: a reduction for long arrays, in which all ranks add up.
+
+Rabenseifner, "Optimization of collective reduction operations" (2004), with Träff's circulant
+reduce-scatter, so that it is for every P.
+
+    all      ──► blocks to each other, until block r is complete on rank r        4 ranks
+    3 ──► block 3 to 2;   2 ──► blocks 2-3 to 0;   1 ──► block 1 to 0
+
+2 log2 P rounds, rounded up, 2 (P - 1) / P N bytes, (P - 1) / P N combined. Ranks count from the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm, phases
+from gpucoll.schedule import Recv, Round, Send, Slice, moved, within
+from gpucoll.topology import splits
+
+
+@algorithm("reduce", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
+           sent="(P - 1 + P // 2) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+def reduce_scatter_gather_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the reduction of all inputs on `root`; the others form their sums in scratch.
+
+    >>> [type(steps[-1]).__name__ for steps in reduce_scatter_gather_reduce(rank=1, size=4)]
+    ['RecvReduce', 'RecvReduce', 'Send']
+    """
+    place = (rank - root) % size
+    sums = within({"output": "output" if rank == root else "scratch"})
+    yield from moved(phases("reduce_scatter")["circulant"](place, size), sums, lambda peer: (peer + root) % size)
+    yield from moved(_gather(place, size), sums, lambda peer: (peer + root) % size)
+
+
+def _gather(place: int, size: int) -> Iterator[Round]:
+    split = splits(place, size)
+    for child, count in reversed(split.children):
+        yield (Recv(Slice("output", child, count), child),)
+    if split.parent is not None:
+        yield (Send(Slice("output", place, split.leads), split.parent),)

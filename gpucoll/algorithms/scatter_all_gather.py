@@ -1,0 +1,42 @@
+"""Scatter, then all-gather: a broadcast for long arrays, whose root sends its data about twice, not log2 P times.
+
+Van de Geijn's, see Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication:
+theory, practice, and experience" (2007), with Träff's circulant all-gather.
+
+    root 0   ──► blocks 2-3 to 2, block 1 to 1; 2 ──► block 3 to 3        4 ranks
+    all      ──► their blocks to each other
+
+2 log2 P rounds, rounded up, and 2 (P - 1) / P N bytes. Ranks count from the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm, phases
+from gpucoll.schedule import Copy, Recv, Round, Send, Slice, relabel
+from gpucoll.topology import splits
+
+
+@algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
+           sent="2 * (P - 1) * N / P", received="(P - 1 + P // 2) * N / P", reduced="0")
+def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+    """Leave the root's input on every rank.
+
+    >>> [type(steps[-1]).__name__ for steps in scatter_all_gather_broadcast(rank=1, size=4)]
+    ['Recv', 'Recv', 'Recv']
+    """
+    place = (rank - root) % size
+    yield from relabel(_scatter(place, size), lambda peer: (peer + root) % size)
+    yield from relabel(phases("all_gather")["circulant"](place, size), lambda peer: (peer + root) % size)
+
+
+def _scatter(place: int, size: int) -> Iterator[Round]:
+    """Yield the scatter after which every place has its own block of output, and others that it has passed on."""
+    split = splits(place, size)
+    if split.parent is None:
+        yield (Copy(Slice("input", 0, size), Slice("output", 0, size)),)
+    else:
+        yield (Recv(Slice("output", place, split.leads), split.parent),)
+    for child, count in split.children:
+        yield (Send(Slice("output", child, count), child),)

@@ -1,0 +1,63 @@
+"""Swing: halving and doubling between ranks that are near on a ring or torus.
+
+De Sensi, Bonato, Saam and Hoefler, "Swing: short-cutting rings for higher bandwidth allreduce"
+(2024). In step s an even rank meets the rank rho(s) = 1 - 2 + 4 - ... places on, an odd rank
+the one as far back: 1, -1, 3, -5, 11, ... instead of 1, 2, 4, 8, 16, so that messages cross fewer links.
+
+    step 0   0 ◄► 1    2 ◄► 3    4 ◄► 5    6 ◄► 7        8 ranks on a ring
+    step 1   7 ◄► 0    1 ◄► 2    3 ◄► 4    5 ◄► 6
+    step 2   0 ◄────────► 3      2 ◄────────► 5          and so on
+
+Rounds and bytes are those of halving_doubling; ranks beyond a power of two are folded as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm
+from gpucoll.schedule import Round, Slice
+from gpucoll.topology import doubling, fold, folded, halving
+
+HALVES = "2 * (two(P) - 1) * N / two(P)"
+FOLDED = "(rest(P) > 0) * N"
+
+
+@algorithm("all_reduce", chunks="two(P)", alike="not rest(P)", rounds="2 * lg(P) + 2 * (rest(P) > 0)",
+           path=f"{HALVES} + 2 * {FOLDED}", sent=f"{HALVES} + {FOLDED}", received=f"{HALVES} + {FOLDED}",
+           reduced=f"(two(P) - 1) * N / two(P) + {FOLDED}")
+def swing_all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank.
+
+    >>> [(steps[0].peer, steps[0].src.count) for steps in swing_all_reduce(rank=0, size=8)]
+    [(1, 4), (7, 2), (3, 1), (3, 1), (7, 2), (1, 4)]
+    """
+    place = fold(rank, size)
+
+    def core(number: int, source: Slice) -> Iterator[Round]:
+        steps = range(place.core.bit_length() - 1)
+        partners = [place.rank_of(_met(number, step, place.core)) for step in steps]
+        yield from halving(_position(number, place.core), partners, source.buffer)
+        yield from doubling(_position(number, place.core), partners)
+
+    return folded(place, Slice("output", 0, place.core), core)
+
+
+def _reach(step: int) -> int:
+    """Return rho(step) = 1 - 2 + 4 - ..., step + 1 terms."""
+    return (1 - (-2) ** (step + 1)) // 3
+
+
+def _met(number: int, step: int, core: int) -> int:
+    return (number + (1 - 2 * (number % 2)) * _reach(step)) % core
+
+
+def _position(number: int, core: int) -> int:
+    """Return where the block that `number` completes lies, so that what is halved is always a range.
+
+    In step s those that a rank still works for are the even ones that agree with it modulo 2 ** (s + 1), and the odd
+    ones that do so once all of rho is taken off: hence those bits, the lowest first, and last whether it is odd.
+    """
+    bits = core.bit_length() - 1
+    even = (number - number % 2 * _reach(bits - 1)) % core
+    return sum((even >> bit & 1) << bits - bit for bit in range(1, bits)) + number % 2

@@ -1,0 +1,72 @@
+"""Torus: a ring along each side in turn; bandwidth-optimal, with far fewer rounds than one ring.
+
+Ranks are laid out in rows, rows in layers. A reduce-scatter along the rows leaves each rank
+a share, of which the next one, along the columns, leaves it a smaller share, and so on; then
+all-gathers go the same ways back. ``torus(4x2)``: 4 rows of 2; ``torus(2x2x2)``: a cube.
+
+    0 ── 1        rows:     0 ◄► 1   2 ◄► 3   4 ◄► 5   6 ◄► 7       4 x 2
+    2 ── 3        columns:  0 ──► 2 ──► 4 ──► 6 ──► 0
+    4 ── 5                  1 ──► 3 ──► 5 ──► 7 ──► 1
+    6 ── 7
+
+Without parameters the sides are those with the fewest hops, of two or three; a prime P is a ring.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator
+
+from gpucoll.algorithms import Algorithm, Nodes, algorithm, phases
+from gpucoll.errors import ArgumentError
+from gpucoll.schedule import Buffer, Round, moved, within
+from gpucoll.topology import factors
+
+
+def _bind(found: Algorithm, text: str) -> Algorithm:
+    """Return the algorithm with the sides that `text` names."""
+    if not re.fullmatch(r"[1-9]\d{0,9}(x[1-9]\d{0,9}){0,2}", text):
+        raise ArgumentError(f"torus({text}): its sides are one to three whole numbers, as in torus(4x2) or "
+                            "torus(2x2x2)", code="GC-ALGO")
+    sides = tuple(map(int, text.split("x")))
+    ranks, steps = math.prod(sides), sum(sides) - len(sides)
+
+    def unfit(size: int, nodes: Nodes) -> str | None:
+        return None if size == ranks else f"{' x '.join(map(str, sides))} is {ranks}"
+
+    return found._replace(make=functools.partial(found.make, sides=sides), unfit=unfit,
+                          cost=found.cost._replace(rounds=found.cost.rounds.replace("hops(P)", str(steps))))
+
+
+@algorithm("all_reduce", chunks="P", alike="1", bind=_bind, rounds="2 * hops(P)", path="2 * (P - 1) * N / P",
+           sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank.
+
+    >>> [steps[0].peer for steps in torus_all_reduce(rank=0, size=8, sides=(4, 2))]
+    [1, 2, 2, 2, 2, 2, 2, 1]
+    """
+    lines = list(_lines(rank, size, sides or factors(size)))
+    for number, line in enumerate(lines):
+        yield from line("reduce_scatter", "output" if number else "input")
+    for line in reversed(lines):
+        yield from line("all_gather", "output")
+
+
+def _lines(rank: int, size: int, sides: tuple[int, ...]) -> Iterator[functools.partial[Iterator[Round]]]:
+    """Yield for each side, the last one first, the phases along it on the share that the sides before have left."""
+    stride, offset, share = 1, 0, size
+    for side in reversed(sides):
+        share //= side
+        place = rank // stride % side
+        yield functools.partial(_along, place, side, rank - place * stride, stride, offset, share)
+        offset, stride = offset + place * share, stride * side
+
+
+def _along(place: int, side: int, first: int, stride: int, offset: int, share: int, kind: str,
+           source: Buffer) -> Iterator[Round]:
+    """Yield a ring's phase among `side` ranks, `stride` apart from rank `first` on, on as many shares."""
+    return moved(phases(kind)["ring"](place, side), within({"input": source}, offset, share),
+                 lambda peer: first + peer * stride)

@@ -1,0 +1,27 @@
+"""Two shot: every rank adds up one block, got from all others at once, and sends it to all; two rounds.
+
+The quickest for arrays of middle length where links join all pairs: bandwidth-optimal, and
+no round waits for more than one other.
+
+    round 1   0 ──► block 1 to 1, block 2 to 2, block 3 to 3        all ranks alike
+    round 2   0 ──► block 0, complete, to 1, 2, 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.algorithms import algorithm, phases
+from gpucoll.schedule import Round
+
+
+@algorithm("all_reduce", chunks="P", alike="1", rounds="2 * min(1, P - 1)", path="2 * min(1, P - 1) * N / P",
+           sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+def two_shot_all_reduce(rank: int, size: int) -> Iterator[Round]:
+    """Leave the reduction of all inputs on every rank.
+
+    >>> len(list(two_shot_all_reduce(rank=0, size=8)))
+    2
+    """
+    yield from phases("reduce_scatter")["direct"](rank, size)
+    yield from phases("all_gather")["direct"](rank, size)
