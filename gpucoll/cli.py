@@ -37,10 +37,41 @@ def _parser() -> Parser:
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="pipelining to prove")
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.set_defaults(run=_verify)
+    _add_draw(verbs)
+    _add_simulate(verbs)
     doctor = verbs.add_parser("doctor", help="examine this machine, and under mpiexec this job")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+def _add_draw(verbs: Any) -> None:
+    draw = verbs.add_parser("draw", help="draw a schedule, round by round")
+    draw.add_argument("algorithm", help="its name, e.g. ring or hierarchical(ring,tree)")
+    draw.add_argument("--collective", default="all_reduce")
+    draw.add_argument("--ranks", type=int, default=8)
+    draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
+    draw.add_argument("--segments", type=int, default=1, help="pipelining")
+    draw.add_argument("--simulate", metavar="TOPOLOGY", help="predicted time in place of rounds, on this name or file")
+    draw.add_argument("--bytes", default="1M", metavar="1M", help="with --simulate: of the data")
+    draw.add_argument("-o", "--output", required=True, metavar="F.html", help="a page to step through; .svg: a picture")
+    draw.set_defaults(run=_draw)
+
+
+def _add_simulate(verbs: Any) -> None:
+    simulate = verbs.add_parser("simulate", help="predict how long a collective takes on a topology")
+    simulate.add_argument("collective", help="all_reduce, broadcast, ...")
+    simulate.add_argument("size", nargs="?", default="1M", metavar="64M",
+                          help="bytes of the larger of input and output; a list is 8,64K,64M (1M)")
+    simulate.add_argument("--ranks", type=size_range, default="8", metavar="8,64,65536", help="numbers of ranks (8)")
+    simulate.add_argument("--algorithm", metavar="A,B", help="only these (all there are)")
+    simulate.add_argument("--topology", default="switch", metavar="F", help="a TOML file, or a name such as fat_tree, "
+                          "nvlink_node or torus_2d (switch: one switch of equal links)")
+    simulate.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
+    simulate.add_argument("--segments", type=int, help="the pipelining (what a call would use)")
+    simulate.add_argument("--json", action="store_true", help="print one JSON object")
+    simulate.add_argument("--plot", metavar="F.svg", help="draw time against ranks and against size, with crossovers")
+    simulate.set_defaults(run=_simulate)
 
 
 def _verify(options: Any) -> int:
@@ -63,6 +94,39 @@ def _verify(options: Any) -> int:
     else:
         print(f"{total} schedules of {len(rows)} algorithms in {seconds} s: {faults or 'no'} faults")
     return 1 if faults else 0
+
+
+def _draw(options: Any) -> int:
+    """Write the file that was asked for, and say in a line what it shows."""
+    from pathlib import Path
+
+    from gpucoll.analysis.draw import bytes_of, draw
+    from gpucoll.arguments import refuse
+    from gpucoll.errors import ArgumentError
+
+    path = Path(options.output)
+    try:
+        path.write_text(draw(options.algorithm, options.collective, size=options.ranks, root=options.root,
+                             segments=options.segments, form=path.suffix[1:], topology=options.simulate,
+                             nbytes=bytes_of(options.bytes)), encoding="utf-8")
+    except (ArgumentError, OSError) as error:
+        refuse("gpucoll draw", f"cannot write {path}: {error.strerror}" if isinstance(error, OSError) else str(error))
+    print(f"{path}: {options.collective} by {options.algorithm}, {options.ranks} rank{'s' * (options.ranks > 1)}")
+    return 0
+
+
+def _simulate(options: Any) -> int:
+    """Predict what was asked for; print a table or a JSON object."""
+    from gpucoll.analysis.simulate.command import answer
+    from gpucoll.arguments import refuse
+    from gpucoll.errors import ArgumentError
+    from gpucoll.tuner import segments
+
+    try:
+        print(answer(options, segments))
+    except ArgumentError as error:
+        refuse("gpucoll simulate", str(error.args[0]))
+    return 0
 
 
 def _doctor(options: Any) -> int:

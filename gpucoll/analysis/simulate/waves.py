@@ -1,0 +1,242 @@
+"""A schedule as waves: the messages that go together, and the rounds that end with them.
+
+Wave d holds the messages with d messages before them on their longest chain: a message is one deeper than the deepest
+of the rounds before it on either side. In an algorithm that is alike on all ranks that is its round, and all ranks are
+made at once; for any other the schedules of all ranks are replayed one by one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+
+from gpucoll.algorithms import Algorithm, all_ranks, schedule
+from gpucoll.analysis.replay import ScheduleError, replay
+from gpucoll.analysis.simulate.routes import Array
+from gpucoll.errors import ArgumentError
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
+
+TOGETHER = 1 << 27  # messages of all ranks made at once
+AT_ONCE = 1 << 22  # messages of one round of those
+ONE_BY_ONE = 1 << 20  # messages of schedules that are replayed
+ON_NODES = 1 << 10  # ranks of those that heed nodes: each of them looks at all ranks' nodes
+
+
+class NotAlike(Exception):
+    """The algorithm is not alike on all ranks, or not for so many: it cannot be made for all of them at once."""
+
+
+class Case(NamedTuple):
+    """What is simulated: an algorithm under the name that it was asked for by, and how."""
+
+    found: Algorithm
+    name: str
+    size: int
+    options: dict[str, Any]  # those of root, segments and nodes that it takes
+
+    def schedule(self, rank: int) -> Schedule:
+        """Return what `rank` does."""
+        return schedule(self.found.collective, self.name, rank=rank, size=self.size, **self.options)
+
+    def alike(self, ranks: Array) -> Iterator[Round]:
+        """Yield the rounds of all `ranks` at once; raise NotAlike where they cannot be made together."""
+        one = all_ranks(self.found.collective, self.name, size=self.size, segments=self.options.get("segments", 1))
+        if one is None or self.options.get("nodes") is not None:
+            raise NotAlike
+        yield from self.found.make(ranks, self.size, **self.options)
+
+
+class Wave(NamedTuple):
+    """Messages of `chunks` from `src` to `dst`; what is combined: by whom, with what from whom; whose rounds end."""
+
+    src: Array
+    dst: Array
+    chunks: Array
+    reducer: Array
+    source: Array
+    reduced: Array
+    closing: Array
+    lockstep: bool  # every rank begins and ends a round with this wave
+
+
+def together(case: Case) -> Iterator[Wave]:
+    """Yield the waves of an algorithm that is alike on all ranks; raise NotAlike for any other."""
+    ranks, matched = numpy.arange(case.size), (numpy.zeros(0), numpy.zeros(0))
+    for number, steps in enumerate(case.alike(ranks), 1):
+        sends, receives = ends(steps, Send, ranks), ends(steps, Recv | RecvReduce, ranks)
+        if not all(map(numpy.array_equal, matched, (sends, receives))):
+            if not _matching(sends, receives[[1, 0, 2]], case.size):
+                raise ScheduleError(f"{case.found.collective}:{case.name}, round {number}: sends and receives differ")
+            if len(numpy.unique(numpy.bincount(sends[:2].ravel(), minlength=case.size))) > 1:
+                raise NotAlike  # some would wait for a message and others not
+            matched = (sends, receives)
+        combined = numpy.concatenate((ends(steps, RecvReduce, ranks), ends(steps, Reduce, ranks)), axis=1)
+        yield Wave._make([*sends, *combined, ranks, True])
+
+
+def ends(steps: Round, kind: object, ranks: Array) -> Array:
+    """Return rows of rank, peer and chunks of the steps of `kind`; a local step's peer is its own rank."""
+    seen: dict[int, bytes] = {}
+    totals: dict[object, list[object]] = {}
+    for step in steps:
+        if isinstance(step, kind):  # type: ignore[arg-type] # a type or several
+            peer = ranks if isinstance(step, Copy | Reduce) else step.peer
+            known = totals.setdefault(_same(peer, seen), [peer, 0])  # the pieces of one message have one peer
+            known[1] = known[1] + _part(step).count  # type: ignore[operator]
+    rows = [_rows(ranks, peer, chunks) for peer, chunks in totals.values()]
+    return numpy.concatenate(rows, axis=1) if rows else numpy.zeros((3, 0), numpy.intp)
+
+
+def _same(peer: Any, seen: dict[int, bytes]) -> object:
+    """Return what equal peers have in common; those that are one object are looked at once."""
+    if not isinstance(peer, numpy.ndarray):
+        return peer
+    if id(peer) not in seen:
+        seen[id(peer)] = peer.tobytes()
+    return seen[id(peer)]
+
+
+def _rows(ranks: Array, peer: object, chunks: object) -> Array:
+    """Return a column for each rank that has the step: where an array says 0 chunks, a rank has none."""
+    rows = numpy.stack(numpy.broadcast_arrays(ranks, peer, chunks))  # type: ignore[arg-type]
+    return rows[:, rows[2] > 0] if numpy.ndim(chunks) else rows  # type: ignore[arg-type]
+
+
+def _part(step: Step) -> Slice:
+    return step.src if isinstance(step, Send) else step.dst
+
+
+def _matching(sends: Array, receives: Array, size: int) -> bool:
+    """Return whether every pair of ranks sends what it receives."""
+    left, right = (_per_pair(rows, size) for rows in (sends, receives))
+    return all(map(numpy.array_equal, left, right))
+
+
+def _per_pair(rows: Array, size: int) -> tuple[Array, Array]:
+    pairs, which = numpy.unique(rows[0] * size + rows[1], return_inverse=True)
+    return pairs, numpy.bincount(which, rows[2])
+
+
+def one_for_all(case: Case) -> Iterator[tuple[bool, float, float]]:
+    """Yield of each round whether messages move, and the chunks that each rank moves and combines.
+
+    Raises NotAlike where the algorithm is not alike on all ranks, or where these differ; a few ranks are looked at.
+    """
+    ranks, steps_left = sample(case.size), ONE_BY_ONE
+    for steps in case.alike(ranks):
+        steps_left -= len(steps)
+        if steps_left < 0:
+            raise too_many()
+        sent, received, reduced = (_share(steps, kind) for kind in (Send, Recv | RecvReduce, RecvReduce | Reduce))
+        yield any(isinstance(step, Send) for step in steps), max(sent, received), reduced
+
+
+def _share(steps: Round, kind: object) -> float:
+    """Return the chunks in the steps of `kind`, which must be the same on all ranks."""
+    counts = [_part(step).count for step in steps if isinstance(step, kind)]  # type: ignore[arg-type]
+    totals = numpy.unique(sum(counts))
+    if len(totals) > 1:
+        raise NotAlike
+    return float(totals[0])
+
+
+def few_enough(case: Case) -> bool:
+    """Return whether all ranks at once are few enough messages, should they be alike."""
+    total = 0
+    for posts in _posts(case, 0):
+        total += posts // 2 * case.size
+        if total > TOGETHER or posts // 2 * case.size > AT_ONCE:
+            return False
+    return True
+
+
+def sample(size: int) -> Array:
+    """Return some ranks, in order, that stand for all of them: the first, the last and some between."""
+    return numpy.unique([*(size * part // 8 for part in range(8)), size - 1])
+
+
+def _posts(case: Case, rank: int) -> Iterator[int]:
+    """Yield how many messages `rank` sends and receives in each of its rounds."""
+    for steps in case.schedule(rank):
+        yield len({(isinstance(step, Send), step.peer) for step in steps if not isinstance(step, Copy | Reduce)})
+
+
+def one_by_one(case: Case) -> Iterator[Wave]:
+    """Yield the waves of any algorithm; ArgumentError where there are more than ONE_BY_ONE messages."""
+    if case.options.get("nodes") is not None and case.size > ON_NODES:
+        raise ArgumentError(f"more than {ON_NODES} ranks, whose nodes it heeds", code="GC-SIMULATE")
+    totals = sorted(_total(case, rank) for rank in sample(case.size).tolist())
+    if totals[len(totals) // 2] * case.size > 2 * ONE_BY_ONE:
+        raise too_many()
+    log = _Log(case.size)
+    replay([case.schedule(rank) for rank in range(case.size)], log)
+    yield from log.waves()
+
+
+def _total(case: Case, rank: int) -> int:
+    total = 0
+    for posts in _posts(case, rank):
+        total += posts
+        if total * case.size > 2 * ONE_BY_ONE:
+            break
+    return total
+
+
+def too_many() -> ArgumentError:
+    """Return the error that refuses a schedule of too many messages."""
+    return ArgumentError(f"more than {TOGETHER >> 20} Mi messages ({ONE_BY_ONE >> 20} Mi where ranks are not alike): "
+                         "ask for fewer ranks or segments", code="GC-SIMULATE")
+
+
+class _Log:
+    """The observer of a replay: writes down in which wave everything happens.
+
+    A round without messages ends in the wave of the one before it, after it: waves are numbered by (depth, rounds
+    without messages since).
+    """
+
+    def __init__(self, size: int) -> None:
+        self._now = [(0, 0)] * size
+        self._ends: list[tuple[int, int]] = [(0, 0)] * size
+        self._steps: list[Round] = [()] * size
+        self._met = 0
+        self._rows: dict[str, dict[tuple[int, int], list[tuple[int, ...]]]] = {
+            kind: defaultdict(list) for kind in ("messages", "reductions", "closings")}
+
+    def begin(self, rank: int, steps: Round) -> None:
+        """Note the round; until a message meets, it ends where it began."""
+        self._steps[rank] = steps
+        self._ends[rank] = (self._now[rank][0], self._now[rank][1] + 1)
+
+    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
+        """Note a message, one deeper than both its ends."""
+        wave = (max(self._now[sender][0], self._now[receiver][0]) + 1, 0)
+        self._rows["messages"][wave].append((sender, receiver, _part(self._steps[sender][sent]).count))
+        for rank in (sender, receiver):
+            self._ends[rank] = max(self._ends[rank], wave)
+        self._met += 1
+        if self._met > ONE_BY_ONE:
+            raise too_many()
+
+    def finish(self, rank: int) -> None:
+        """Note what the round has combined, and that it ends."""
+        wave = self._now[rank] = self._ends[rank]
+        for step in self._steps[rank]:
+            if isinstance(step, RecvReduce | Reduce):
+                source = step.peer if isinstance(step, RecvReduce) else rank
+                self._rows["reductions"][wave].append((rank, source, step.dst.count))
+        self._rows["closings"][wave].append((rank,))
+
+    def waves(self) -> Iterator[Wave]:
+        """Yield what was noted, in order."""
+        kinds = self._rows
+        for wave in sorted(set(kinds["messages"]) | set(kinds["closings"])):
+            yield Wave._make([*_columns(kinds["messages"][wave], 3), *_columns(kinds["reductions"][wave], 3),
+                              *_columns(kinds["closings"][wave], 1), False])
+
+
+def _columns(rows: Iterable[tuple[int, ...]], width: int) -> Array:
+    return numpy.array([*rows], numpy.intp).reshape(-1, width).T
