@@ -151,7 +151,7 @@ def echo(comm, value):
 
 def test_the_parent_does_not_load_mpi():
     """In a process of its own: tests of other files may have loaded it in this one."""
-    code = "import sys; from ranks import RankPool; from rank_worker import PROTOCOL; print('mpi4py.MPI' in sys.modules)"
+    code = "import sys, ranks, rank_worker; print('mpi4py.MPI' in sys.modules)"
     job = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True,
                          timeout=60)
     assert job.stdout == "False\n", job.stderr

@@ -1,0 +1,148 @@
+"""One HTML page: all rounds as data, and a script that plays them. It asks for nothing from elsewhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from html import escape
+from importlib import resources
+from typing import Any
+
+from gpucoll.analysis.draw.colours import rank_colour
+from gpucoll.analysis.draw.lanes import bars, every, lanes
+from gpucoll.analysis.draw.layout import SIDE
+from gpucoll.analysis.draw.record import Message, Recording
+from gpucoll.analysis.draw.shapes import ON_RANK, number, ranks, variables
+from gpucoll.analysis.draw.view import View, labels, states, time_text
+
+LANES = 1000.0  # units across; the page stretches them
+
+
+def page(view: View) -> str:
+    """Return the page."""
+    data = json.dumps(_data(view), separators=(",", ":")).replace("<", "\\u003c")
+    body = _asset("page.html")
+    for name, text in {**_words(view), **_lanes(view), "data": data}.items():
+        body = body.replace(f"{{{{{name}}}}}", text)
+    style = variables() + ranks(view.recording.size) + f".disc{{fill:{ON_RANK}}}\n" + _asset("page.css")
+    return _whole(view.title, style, body, _asset("page.js"))
+
+
+def _whole(title: str, style: str, body: str, script: str) -> str:
+    """Return the document; its policy forbids every other script, and everything from elsewhere."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
+              "form-action 'none'")
+    return ('<!doctype html>\n<html lang="en" class="plain">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            '<meta name="color-scheme" content="light dark">\n'
+            f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}"
+            f"<script>{script}</script>\n</body>\n</html>\n")
+
+
+def _asset(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _words(view: View) -> dict[str, str]:
+    """Return the texts of the page by their names in it."""
+    name, *details = view.title.split(" · ")
+    return {"name": escape(name), "details": escape(" · ".join(details)), "tiles": _tiles(view),
+            "key": _key(view.recording), "last": str(len(view.recording.times) - 1), "side": number(SIDE)}
+
+
+def _tiles(view: View) -> str:
+    recording, found = view.recording, view.loads
+    idle = sum(found.rank_idle) / recording.size
+    rounds = _counted(len(recording.times) - 1, "round")
+    tiles = [rounds if view.topology is None else (time_text(view, view.last), "in all"),
+             _counted(len(recording.messages), "message"),
+             (f"{found.most_sent / recording.chunks:.4g} n", "most bytes that a rank sends, n the data"),
+             (f"{idle:.0%}", "of their time ranks idle")]
+    return "".join(f"<li><strong>{escape(value)}</strong> <span>{escape(what)}</span></li>" for value, what in tiles)
+
+
+def _counted(count: int, what: str) -> tuple[str, str]:
+    return f"{count:,}", what if count == 1 else f"{what}s"
+
+
+def _key(recording: Recording) -> str:
+    if recording.row.reduces or recording.row.output.where == "nowhere":
+        what = "arrivals it knows of" if recording.row.output.where == "nowhere" else "contributions"
+        return (f"A cell fills with the {what}, a stripe in the colour of each rank, from below; "
+                '<span class="swatch"></span> has those of all ranks.')
+    return "A cell has the colour of the rank whose data it holds; grey is empty."
+
+
+def _lanes(view: View) -> dict[str, str]:
+    """Return the lanes, the bars above and below them, and what is written beside."""
+    size, found = view.recording.size, view.loads
+    lane = 20.0 if size <= 16 else 11.0 if size <= 32 else 7.0
+    shown = range(0, size, every(size, lane))
+    beside = (f'<li style="height:{number(lane * shown.step)}px"><b>{rank}</b></li>' for rank in shown)
+    idle = (f'<li style="height:{number(lane * shown.step)}px">{found.rank_idle[rank]:.0%}</li>' for rank in shown)
+    return {"ranks": "".join(beside), "idles": "".join(idle), "lane": number(lane),
+            "lanes": _stretched(size * lane, lanes(view, LANES, lane)),
+            "load": _stretched(24, bars(view, found.busiest, LANES, 24, "axis")),
+            "idle": _stretched(24, bars(view, found.idle, LANES, 24, "idle"))}
+
+
+def _stretched(height: float, shapes: Iterator[str]) -> str:
+    return (f'<svg viewBox="0 0 {number(LANES)} {number(height)}" height="{number(height)}" '
+            f'preserveAspectRatio="none" aria-hidden="true">{"".join(shapes)}</svg>')
+
+
+def _data(view: View) -> dict[str, Any]:
+    """Return all that the script needs: moments, messages, what changes at each moment, and places."""
+    recording = view.recording
+    return {
+        "size": recording.size, "reduces": recording.row.reduces or recording.row.output.where == "nowhere",
+        "barrier": recording.row.output.where == "nowhere", "rounds": view.topology is None, "times": recording.times,
+        "names": [time_text(view, time) for time in recording.times],
+        "scratch": recording.scratch, "outputs": recording.outputs, "inputs": list(map(int, recording.inputs)),
+        "wanted": recording.wanted, "contents": [_runs(content.ranks) for content in recording.contents],
+        "changes": [_changes(changed) for changed in states(recording)],
+        "messages": [_message(recording, message) for message in recording.messages],
+        "busiest": view.loads.busiest, "idle": [round(idle * recording.size, 3) for idle in view.loads.idle],
+        "layout": view.layout.name, "places": view.layout.places, "radius": view.layout.radius,
+        "groups": view.layout.groups,
+        "colours": [rank_colour(rank, recording.size) for rank in range(recording.size)],
+    }
+
+
+def _runs(ranks: int) -> list[int]:
+    """Return a set of ranks as first and last of each run.
+
+    >>> _runs(0b11001)
+    [0, 0, 3, 4]
+    """
+    found: list[int] = []
+    for rank in range(ranks.bit_length()):
+        if ranks >> rank & 1:
+            if found and found[-1] == rank - 1:
+                found[-1] = rank
+            else:
+                found += [rank, rank]
+    return found
+
+
+def _changes(changed: dict[tuple[int, str, int], int]) -> list[list[Any]]:
+    """Return the cells that change as runs: rank, 1 for output and 0 for scratch, first chunk, contents."""
+    found: list[list[Any]] = []
+    for (rank, buffer, chunk), content in sorted(changed.items()):
+        where = [rank, int(buffer == "output")]
+        if found and found[-1][:2] == where and found[-1][2] + len(found[-1][3]) == chunk:
+            found[-1][3].append(content)
+        else:
+            found.append([*where, chunk, [content]])
+    return found
+
+
+def _message(recording: Recording, message: Message) -> list[Any]:
+    """Return sender, receiver, start, end, number of chunks, the first content, and what the chunks are called."""
+    first = message.contents[0] if message.contents else -1
+    return [message.sender, message.receiver, message.start, message.end, message.chunks, first,
+            labels(recording, message.contents)]
