@@ -60,7 +60,7 @@ CASES = {
     "unknown algorithm": ("all_reduce", lambda n: (FOUR, None, "sum", {"algorithm": "rng"}), gc.ArgumentError,
                           "GC-ALGO", "did you mean ring"),
     "algorithm of another collective": ("all_gather", lambda n: (FOUR, None, {"algorithm": "tree"}), gc.ArgumentError,
-                                        "GC-ALGO", "known: direct, ring"),
+                                        "GC-ALGO", "known: bruck, circulant, direct"),
     "algorithm is a number": ("barrier", lambda n: ({"algorithm": 3},), gc.ArgumentError, "GC-ALGO", "3"),
 }
 # What every call with an array, an op, a root or a list of blocks refuses alike.
