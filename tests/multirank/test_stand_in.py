@@ -148,7 +148,8 @@ def job(ranks, code, timeout=60, **variables):
 
 
 def test_torchs_calls_on_cupy_arrays(mpiexec, emulated_kernels):
-    assert "".join(job(2, "import gpu_programs; print(gpu_programs.torch_like())")) == "nccl" * 2  # lines may run together
+    said = job(2, "import gpu_programs; print(gpu_programs.torch_like())")
+    assert "".join(said) == "nccl" * 2  # lines may run together
 
 
 def test_the_oldest_cupy_that_is_taken(mpiexec, emulated_kernels):
