@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-import re
 from collections.abc import Callable, Iterator, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 from gpucoll.collectives import COLLECTIVES, Collective
@@ -25,7 +23,6 @@ TESTS: dict[str, Collective] = {
 ONE_FORM = {"broadcast", "barrier", "sendrecv"}  # and the ragged ones: there is no second array to work into
 SAME_SHAPE = {"all_reduce", "reduce", "all_to_all", "scan", "exscan"}  # where out=x is possible
 ALIGNMENT = 16  # bytes of which nccl-tests makes blocks a multiple
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 # nccl-tests' names of dtypes, where they are not NumPy's: those that it prints, and those that it only understands.
 PRINTED = {"float16": "half", "float32": "float", "float64": "double",
@@ -143,18 +140,6 @@ def least_traffic(test: str, ranks: int) -> int:
     """
     formula = TRAFFIC[test.removesuffix("_v")]
     return int(eval(formula, {"__builtins__": {}}, {"P": ranks}))
-
-
-def size_of(text: str) -> int:
-    """Return the bytes that `text` says, K, M and G being powers of 1024; raise ArgumentError.
-
-    >>> size_of("1.5K")
-    1536
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)", text.strip().upper(), re.ASCII)
-    if not found:
-        raise ArgumentError(f"{text!r} is no size such as 8, 64K, 1.5M or 2G", code="GC-SIZE")
-    return int(Fraction(found[1]) * UNITS[found[2]])
 
 
 def sizes(first: int, last: int, *, step: int, factor: int = 1) -> Sequence[int]:

@@ -6,10 +6,11 @@ import argparse
 import re
 from collections.abc import Callable
 
+from gpucoll.analysis.sizes import byte_size
 from gpucoll.arguments import Parser
 from gpucoll.errors import ArgumentError
 
-from .cases import TESTS, size_of
+from .cases import TESTS
 from .devices import NAMES as DEVICES
 
 PROGRAM = "gpucoll bench"
@@ -105,7 +106,7 @@ def _output(to: Parser) -> None:
 
 def _size(text: str) -> int:
     try:
-        return size_of(text)
+        return byte_size(text)
     except ArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucoll.errors import ArgumentError, UsageError, nearest
 
-from .page.canvas import LIGHT, Area, Group, Mark, Path, Picture, Words, fixed, flat, outline, svg
+from .page.canvas import LIGHT, Area, Group, Mark, Path, Picture, Words, alone, fixed, flat, outline
 from .page.charts import BANDWIDTH, LATENCY, lines
 from .page.curves import PLACEMENTS, Record, names, pairs, panels
 from .page.heatmap import pair_map
@@ -111,7 +111,7 @@ def _(shape: Group, dx: float, dy: float) -> Any:
 
 
 def _write_svg(picture: Picture, path: str) -> None:
-    File(path).write_text(svg(picture, fixed(LIGHT), alone=True), encoding="utf-8")
+    File(path).write_text(alone(picture, fixed(LIGHT)), encoding="utf-8")
 
 
 def _write_png(picture: Picture, path: str) -> None:

@@ -1,15 +1,19 @@
 """gpucoll: collective communication for NumPy and CuPy programs under MPI.
 
+    cli                         the command's verbs, imported when used
+    doctor                      is this machine, and this job, fit for collectives
+    distributed, launch         torch.distributed's names for it all; `gpucoll run`
     communicator                one method per collective
     links                       what joins ranks: MPI between processes, memory between threads
     bootstrap, tuner            who am I; which algorithm
     executors                   run a schedule: MPI messages, NCCL and our kernels; MPI's and NCCL's own collectives
     device                      a GPU, or what stands for it: kernels compiled and launched, streams, NCCL
     arrays, waits               what is accepted, flat views, NumPy's reductions; deadlines and progress
-    analysis                    prove a schedule
+    analysis                    a schedule proved, counted, predicted and drawn: verify, count, simulate, draw
     algorithms                  ring, tree, star, ...: one file each
     collectives, topology       what each collective promises; shapes of rings and trees
-    schedule, chunks, ops, dtypes, errors     the vocabulary
+    schedule, chunks, ops, dtypes     the vocabulary
+    errors, arguments           typed errors; command lines under mpiexec
 """
 
 from gpucoll.algorithms import algorithms, schedule
@@ -28,9 +32,9 @@ from gpucoll.errors import (
     UsageError,
 )
 from gpucoll.ops import ReduceOp, elementwise_op, premul_sum
+from gpucoll.version import __version__ as __version__
 from gpucoll.waits import Work
 
-__version__ = "0.1.0"
 __all__ = [
     "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "DtypeError", "GpucollError",
     "MismatchError", "PeerError", "RankFailedError", "ReduceOp", "RevokedError", "UsageError", "Work", "algorithms",

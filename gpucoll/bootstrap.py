@@ -25,7 +25,7 @@ CHECKS = ("full", "deferred", "off")
 DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
 # Where Open MPI, MPICH, MVAPICH and Slurm write a process' number on its host.
 LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-EXECUTORS = ("mpi", "native", "nccl")
+EXECUTORS = ("mpi", "shared", "nccl", "peer", "native")
 
 
 class Options(NamedTuple):

@@ -39,6 +39,8 @@ def _parser() -> Parser:
     verify.set_defaults(run=_verify)
     _add_draw(verbs)
     _add_simulate(verbs)
+    _add_explain(verbs)
+    _add_tune(verbs)
     doctor = verbs.add_parser("doctor", help="examine this machine, and under mpiexec this job")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=_doctor)
@@ -74,6 +76,41 @@ def _add_simulate(verbs: Any) -> None:
     simulate.set_defaults(run=_simulate)
 
 
+def _add_explain(verbs: Any) -> None:
+    explain = verbs.add_parser("explain", help="what auto would choose, and why (under mpiexec: of these ranks)")
+    explain.add_argument("collective", help="all_reduce, broadcast, ...")
+    explain.add_argument("size", nargs="?", default="1M", metavar="1M",
+                         help="bytes of the larger of input and output (1M)")
+    explain.add_argument("--ranks", type=int, metavar="N", help="how many, joined by a topology (8)")
+    explain.add_argument("--topology", metavar="F", help="a TOML file or a name, as of simulate (switch)")
+    explain.add_argument("--dtype", default="float32", help="under mpiexec: of the elements (float32)")
+    explain.add_argument("--device", help="under mpiexec: cpu, cuda or emulated")
+    explain.add_argument("--json", action="store_true", help="print one JSON object")
+    explain.set_defaults(run=_explain)
+
+
+def _add_tune(verbs: Any) -> None:
+    tune = verbs.add_parser("tune", help="measure what auto goes by (under mpiexec), some seconds")
+    tune.add_argument("--sweep", action="store_true", help="measure every algorithm at every size too: minutes")
+    tune.add_argument("--collective", metavar="A,B", help="only these")
+    tune.add_argument("--max-bytes", default="64M", metavar="64M", help="the largest size of the sweep (64M)")
+    tune.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays are (cpu)")
+    tune.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
+    tune.set_defaults(run=_tune)
+
+
+def _explain(options: Any) -> int:
+    from gpucoll.calibration.explain import main as explain
+
+    return explain(options)
+
+
+def _tune(options: Any) -> int:
+    from gpucoll.calibration.tune import main as tune
+
+    return tune(options)
+
+
 def _verify(options: Any) -> int:
     """Prove what was asked for; print a line per algorithm and a last line with the total."""
     from gpucoll.analysis.verify import prove_registry
@@ -100,7 +137,8 @@ def _draw(options: Any) -> int:
     """Write the file that was asked for, and say in a line what it shows."""
     from pathlib import Path
 
-    from gpucoll.analysis.draw import bytes_of, draw
+    from gpucoll.analysis.draw import draw
+    from gpucoll.analysis.sizes import byte_size
     from gpucoll.arguments import refuse
     from gpucoll.errors import ArgumentError
 
@@ -108,7 +146,7 @@ def _draw(options: Any) -> int:
     try:
         path.write_text(draw(options.algorithm, options.collective, size=options.ranks, root=options.root,
                              segments=options.segments, form=path.suffix[1:], topology=options.simulate,
-                             nbytes=bytes_of(options.bytes)), encoding="utf-8")
+                             nbytes=byte_size(options.bytes, "GC-DRAW")), encoding="utf-8")
     except (ArgumentError, OSError) as error:
         refuse("gpucoll draw", f"cannot write {path}: {error.strerror}" if isinstance(error, OSError) else str(error))
     print(f"{path}: {options.collective} by {options.algorithm}, {options.ranks} rank{'s' * (options.ranks > 1)}")

@@ -12,6 +12,8 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import Place
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.tuner import Table, built_in
+from gpucoll.tuner.host import load
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,6 +32,7 @@ class Link(Protocol):
     points: Any
     threads: bool  # whether several threads may call it
     foreign: tuple[type[Exception], ...]  # what it raises
+    table: Table  # what "auto" chooses by, the same on every rank
 
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
@@ -41,7 +44,7 @@ class Link(Protocol):
 class MpiLink:
     """Ranks are processes, joined by MPI; two duplicates of the communicator that it is made of."""
 
-    def __init__(self, mpi: MPI.Intracomm, timeout: float) -> None:
+    def __init__(self, mpi: MPI.Intracomm, timeout: float, table: Table | None = None) -> None:
         from mpi4py import MPI
 
         self._timeout = timeout
@@ -49,15 +52,16 @@ class MpiLink:
         self.mpi = self.points = mpi.Dup()
         self.wire = mpi.Dup()
         self.place = bootstrap.place(self.mpi)
+        self.table = table or self.mpi.bcast(load() if self.mpi.rank == 0 else None)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
 
     @classmethod
-    def of(cls, mpi: Any, timeout: float) -> MpiLink:
+    def of(cls, mpi: Any, timeout: float, table: Table | None = None) -> MpiLink:
         """Return the link of an mpi4py intracommunicator; ArgumentError for anything else."""
         if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
             raise ArgumentError(f"from_mpi: {mpi!r} is no mpi4py intracommunicator", code="GC-COMM")
-        return cls(mpi, timeout)
+        return cls(mpi, timeout, table)
 
     def split(self, color: int | None, key: int) -> MpiLink | None:
         from mpi4py import MPI
@@ -65,7 +69,7 @@ class MpiLink:
         part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
         if color is None:
             return None
-        link = MpiLink.of(part, self._timeout)
+        link = MpiLink.of(part, self._timeout, self.table)
         part.Free()
         return link
 
@@ -83,6 +87,7 @@ class LocalLink:
         self.wire, self.points = (_Endpoint(rank, mail) for mail in hub.mail)
         self.threads = True
         self.foreign: tuple[type[Exception], ...] = ()
+        self.table = built_in()  # a machine's own is measured between processes
         self._hub = hub
         self._splits = 0
 

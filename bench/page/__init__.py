@@ -6,5 +6,6 @@
     tables.py  facts.py  charts.py  heatmap.py   numbers; pictures
         curves.py    canvas.py             what a record says; shapes and colours
 ```
-Below stands `../summary.py` for what is computed from times; neither MPI nor matplotlib is imported.
+Below stands `../summary.py` for what is computed from times, and `gpucoll.analysis.document` for what these files have
+in common with those of `gpucoll draw` and `gpucoll simulate`; neither MPI nor matplotlib is imported.
 """

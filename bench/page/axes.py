@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 WIDE, NARROW = (620.0, 400.0), (360.0, 320.0)  # for a desk and for a phone
-BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1))
 LADDERS: tuple[tuple[float, ...], ...] = ((1, 1.2, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1,))
 TICKS = 9
 NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # no such number; the unit of ratios
@@ -37,16 +36,6 @@ class Frame(NamedTuple):
     def through(self, places: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
         """Return the pixels of values."""
         return [(self.x.at(x), self.y.at(y)) for x, y in places]
-
-
-def size_text(nbytes: int) -> str:
-    """Return bytes as people say them.
-
-    >>> size_text(8), size_text(1536), size_text(64 << 20)
-    ('8 B', '1.5 KiB', '64 MiB')
-    """
-    name, unit = next(((name, unit) for name, unit in BINARY if nbytes >= unit), BINARY[-1])
-    return f"{figure(nbytes / unit)} {name}"
 
 
 def time_text(microseconds: float) -> str:

@@ -11,22 +11,20 @@ from functools import singledispatch
 from html import escape
 from typing import Any, NamedTuple, TypeAlias
 
+from gpucoll.analysis import document
+
 Colours: TypeAlias = Callable[[str], str]
 Places: TypeAlias = Sequence[tuple[float, float]]
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-LINES = 8  # colours for lines; a line's marker tells it apart as well
+LINES = len(document.LINES)  # colours for lines; a line's marker tells it apart as well
 
-# Okabe and Ito's hues, moved until each stands out from its background by 3:1 and from the others for the colour-blind.
 LIGHT = {
-    "paper": "#ffffff", "ink": "#1b2127", "muted": "#5c6773", "grid": "#e4e8ec", "axis": "#9aa4ae", "bound": "#3c4650",
-    "peer": "#6a737c", "good": "#0a7a4b", "bad": "#c02f1d",
-    "line-0": "#185bcc", "line-1": "#d65d11", "line-2": "#299269", "line-3": "#b2499d",
-    "line-4": "#835600", "line-5": "#2f2a7e", "line-6": "#2e9dd7", "line-7": "#7a2e1d",
+    **document.LIGHT, "bound": "#3c4650", "peer": "#6a737c", "good": "#0a7a4b", "bad": "#c02f1d",
+    **{f"line-{line}": colour for line, colour in enumerate(document.LINES)},
 }
 DARK = {
-    "paper": "#12161b", "ink": "#e9edf1", "muted": "#9aa6b2", "grid": "#262d35", "axis": "#5d6874", "bound": "#c3ccd5",
-    "peer": "#98a3ae", "good": "#4fd19a", "bad": "#ff8b7a",
+    **document.DARK, "bound": "#c3ccd5", "peer": "#98a3ae", "good": "#4fd19a", "bad": "#ff8b7a",
+    # The same hues, moved until they stand out here.
     "line-0": "#509bf1", "line-1": "#ff8a47", "line-2": "#33cf9f", "line-3": "#f0a1e4",
     "line-4": "#f3dd6a", "line-5": "#7d6bf0", "line-6": "#bfeaff", "line-7": "#b8563c",
 }
@@ -117,17 +115,23 @@ def variables(role: str) -> str:
     return role if role.startswith("#") else f"var(--{role})"
 
 
-def svg(picture: Picture, colours: Colours, *, alone: bool = False) -> str:
-    """Return `picture` as an SVG element, or where `alone` as a whole file, with a background of its own."""
-    size = f'viewBox="0 0 {number(picture.width)} {number(picture.height)}"'
-    if alone:
-        size += f' width="{number(picture.width)}" height="{number(picture.height)}" xmlns="http://www.w3.org/2000/svg"'
+def svg(picture: Picture, colours: Colours) -> str:
+    """Return `picture` as an SVG element of a page."""
     columns = f' data-columns="{",".join(map(number, picture.columns))}"' if picture.columns else ""
-    label = "" if alone else f' aria-label="{escape(f"{picture.title}: {picture.description}")}"'
-    names = f"<title>{escape(picture.title)}</title><desc>{escape(picture.description)}</desc>" if alone else ""
-    paper = [Area(((0, 0), (picture.width, 0), (picture.width, picture.height), (0, picture.height)), "paper")]
-    shapes = "".join(element(shape, colours) for shape in (*(paper if alone else ()), *picture.shapes))
-    return f'<svg {size} role="img"{label}{columns} font-family="{FONT}">{names}{shapes}</svg>\n'
+    label = escape(f"{picture.title}: {picture.description}")
+    return (f'<svg viewBox="0 0 {number(picture.width)} {number(picture.height)}" role="img" aria-label="{label}"'
+            f'{columns} font-family="{document.FONT}">{_elements(picture.shapes, colours)}</svg>\n')
+
+
+def alone(picture: Picture, colours: Colours) -> str:
+    """Return `picture` as an SVG file, with a background of its own."""
+    paper = Area(((0, 0), (picture.width, 0), (picture.width, picture.height), (0, picture.height)), "paper")
+    inside = f"<desc>{escape(picture.description)}</desc>{_elements((paper, *picture.shapes), colours)}"
+    return document.picture_file(picture.width, picture.height, picture.title, inside)
+
+
+def _elements(shapes: Iterable[Any], colours: Colours) -> str:
+    return "".join(element(shape, colours) for shape in shapes)
 
 
 def number(value: float) -> str:
@@ -182,8 +186,7 @@ def _(shape: Words, colours: Colours) -> str:
 
 @element.register
 def _(shape: Group, colours: Colours) -> str:
-    inside = "".join(element(one, colours) for one in shape.shapes)
-    return f'<g data-line="{escape(shape.name)}">{inside}</g>'
+    return f'<g data-line="{escape(shape.name)}">{_elements(shape.shapes, colours)}</g>'
 
 
 def flat(shapes: Iterable[Any]) -> Iterable[Any]:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gpucoll.analysis.sizes import byte_text
+
 from .axes import (
     WIDE,
     Axis,
@@ -15,7 +17,6 @@ from .axes import (
     figure,
     rounded,
     shorten,
-    size_text,
     size_ticks,
     ticks,
     time_text,
@@ -62,7 +63,7 @@ def lines(panel: Panel, quantity: Quantity, styles: Mapping[str, int], runs: Seq
     if size[0] >= WIDE[0]:
         shapes += _labels(frame, _ends(frame, drawn, limits, styles, runs if len(panel.runs) > 1 else ()))
     columns = sorted({x for _, places in drawn for x, _ in places})
-    described = f"{len(drawn)} lines over {size_text(int(columns[0]))} to {size_text(int(columns[-1]))}"
+    described = f"{len(drawn)} lines over {byte_text(int(columns[0]))} to {byte_text(int(columns[-1]))}"
     return Picture(*size, title, described, shapes, [frame.x.at(x) for x in columns])
 
 
@@ -105,7 +106,7 @@ def _grid(frame: Frame, quantity: Quantity, across: str, size: tuple[float, floa
     for nbytes in size_ticks(frame.x.low, frame.x.high, 9 if size[0] >= WIDE[0] else 5):
         x = frame.x.at(nbytes)
         yield Path(((x, bottom), (x, bottom + 5)), "axis")
-        yield Words(x, bottom + 20, size_text(nbytes), "muted", 12, "middle")
+        yield Words(x, bottom + 20, byte_text(nbytes), "muted", 12, "middle")
     yield Path(((left, bottom), (right, bottom)), "axis")
     yield Words((left + right) / 2, bottom + 40, across, "muted", 12, "middle")
 

@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from gpucoll.analysis.sizes import byte_text
+
 from ..summary import geometric_mean
-from .axes import BY, figure, size_text, time_text
+from .axes import BY, figure, time_text
 from .curves import Curve, Panel, Point, Record, devices
 from .tables import Column, run_letter, table
 
@@ -106,7 +108,7 @@ def summary(panel: Panel, letters: Sequence[str]) -> str:
     least = min(side.point.size for side in sides)
     short = sorted((side for side in sides if side.point.size == least), key=lambda side: side.point.time)
     fast = sorted(sides, key=lambda side: -side.point.busbw)
-    return (f"<p>Shortest time at {size_text(least)}: {_leaders(short, letters, _time)}. "
+    return (f"<p>Shortest time at {byte_text(least)}: {_leaders(short, letters, _time)}. "
             f"Highest bus bandwidth: {_leaders(fast, letters, functools.partial(_bandwidth, panel))}.</p>\n")
 
 
@@ -133,7 +135,7 @@ def _time(side: Side) -> str:
 def _bandwidth(panel: Panel, side: Side) -> str:
     bound = panel.bounds.get(side.curve.run, {}).get(side.point.size)
     share = f" ({figure(100 * side.point.busbw / bound)}% of the copy bound)" if bound else ""
-    return f"{figure(side.point.busbw)} GB/s at {size_text(side.point.size)}{share}"
+    return f"{figure(side.point.busbw)} GB/s at {byte_text(side.point.size)}{share}"
 
 
 def machine(records: Sequence[Record], name: str) -> str:

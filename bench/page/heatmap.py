@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from .axes import WIDE, figure, size_text
+from gpucoll.analysis.sizes import byte_text
+
+from .axes import WIDE, figure
 from .canvas import Area, Path, Picture, Words
 from .curves import Pair
 
@@ -31,14 +33,14 @@ def pair_map(nbytes: int, found: Sequence[Pair], *, size: tuple[float, float] = 
     left, top = 62.0, 56.0
     side = min((size[0] - left - 14) / ranks, 44.0) if size[0] < WIDE[0] else min(460.0 / ranks, 56.0)
     height = top + side * ranks + 74
-    shapes: list[Any] = [Words(10, 18, f"bandwidth (GB/s), {size_text(nbytes)}", "ink", 13, bold=True),
+    shapes: list[Any] = [Words(10, 18, f"bandwidth (GB/s), {byte_text(nbytes)}", "ink", 13, bold=True),
                          *_rank_numbers(ranks, side, left, top)]
     for pair in sorted(found, key=lambda pair: pair.slow):
         shapes += _cell(pair, most, (left + pair.target * side, top + pair.source * side), side)
     shapes += _heat_key(most, left, top + side * ranks + 30, any(pair.slow for pair in found))
     slow = [f"{pair.source} to {pair.target}" for pair in found if pair.slow]
     described = f"{ranks} ranks, at most {figure(most)} GB/s; slow: {', '.join(slow) or 'none'}"
-    return Picture(size[0], height, f"sendrecv between pairs of ranks, {size_text(nbytes)}", described, shapes)
+    return Picture(size[0], height, f"sendrecv between pairs of ranks, {byte_text(nbytes)}", described, shapes)
 
 
 def _rank_numbers(ranks: int, side: float, left: float, top: float) -> Iterable[Any]:

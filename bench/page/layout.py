@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 import string
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
+from gpucoll.analysis.document import asset, page_file, palettes, script_data
+from gpucoll.analysis.sizes import byte_text
+
 from . import facts, tables
-from .axes import NARROW, WIDE, figure, size_text, time_text
+from .axes import NARROW, WIDE, figure, time_text
 from .canvas import DARK, LIGHT, Picture, svg, variables
 from .charts import BANDWIDTH, LATENCY, WORDS, Quantity, lines, speedups, values
 from .curves import Difference, Panel, Record, differences, names, pairs, panels
@@ -31,8 +30,9 @@ def page(records: Sequence[Record], files: Sequence[str] = ()) -> str:
     sections = [*(_panel(panel, place, styles, letters, opened=len(found) < 3) for place, panel in enumerate(found)),
                 *map(_pairs, records), *map(_overlap, records)]
     body = [_head(records, found, files), facts.notes(records, letters), facts.tiles(records, letters),
-            _contents(found), *sections, _machines(records, files), _asset("glossary.html"), "</main>\n"]
-    return _whole(_title(records), "".join(body))
+            _contents(found), *sections, _machines(records, files), asset(__package__, "glossary.html"), "</main>\n"]
+    style = asset(__package__, "page.css") + palettes(LIGHT, DARK)
+    return page_file(_title(records), style, "".join(body), asset(__package__, "page.js"))
 
 
 def _letters(files: Sequence[str]) -> list[str]:
@@ -51,31 +51,6 @@ def _letters(files: Sequence[str]) -> list[str]:
 def _title(records: Sequence[Record]) -> str:
     tests = dict.fromkeys(test for record in records for test in facts.ours(record).get("tests") or [])
     return f"gpucoll bench: {', '.join(tests)}" if tests else "gpucoll bench"
-
-
-def _whole(title: str, body: str) -> str:
-    """Return the document; its policy forbids every other script, and everything from elsewhere."""
-    style, script = _asset("page.css") + _palettes(), _asset("page.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
-              "form-action 'none'")
-    return ('<!doctype html>\n<html lang="en" class="plain">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            '<meta name="color-scheme" content="light dark">\n'
-            f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}"
-            f"<script>{script}</script>\n</body>\n</html>\n")
-
-
-def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-def _palettes() -> str:
-    """Return the colours of the pictures, for light and for dark."""
-    light, dark = ("".join(f"--{role}:{colour};" for role, colour in palette.items()) for palette in (LIGHT, DARK))
-    return (f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
-            f":root[data-theme=dark]{{{dark}}}\n")
 
 
 def _head(records: Sequence[Record], found: Sequence[Panel], files: Sequence[str]) -> str:
@@ -141,8 +116,8 @@ def _pictures(panel: Panel, placement: str, styles: Mapping[str, int], letters: 
 def _figure(drawn: Sequence[Picture], *, caption: str = "", readings: object = None) -> str:
     """Return a figure that shows the first picture where there is room and the second one on a phone."""
     wide, narrow = (svg(picture, variables) for picture in drawn)
-    data = json.dumps(readings, separators=(",", ":")).replace("<", "\\u003c")
-    reader = f'<script type="application/json">{data}</script><output aria-live="polite">{HINT}</output>'
+    reader = (f'<script type="application/json">{script_data(readings)}</script>'
+              f'<output aria-live="polite">{HINT}</output>')
     return (f'<figure{" tabindex=0" if readings else ""}>{caption and f"<figcaption>{escape(caption)}</figcaption>"}'
             f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>{reader if readings else ""}</figure>\n')
 
@@ -156,7 +131,7 @@ def _readings(panel: Panel, quantity: Quantity, placement: str, letters: Sequenc
             found.setdefault(nbytes, []).append((value, f"{curve.run}:{curve.name}", name))
     text, most_first = TEXTS[quantity.name], quantity is BANDWIDTH
     ordered = {nbytes: sorted(found[nbytes], reverse=most_first) for nbytes in sorted(found)}
-    return [(size_text(int(nbytes)), [(key, name, text(value)) for value, key, name in row])
+    return [(byte_text(int(nbytes)), [(key, name, text(value)) for value, key, name in row])
             for nbytes, row in ordered.items()]
 
 

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from .axes import BY, NOTHING, digits, figure, size_text
+from gpucoll.analysis.sizes import byte_text
+
+from .axes import BY, NOTHING, digits, figure
 from .canvas import element, variables
 from .charts import mark
 from .curves import PLACEMENTS, Change, Curve, Difference, Panel, Point, Record
@@ -102,7 +104,7 @@ def _rows(panel: Panel) -> list[Row]:
 
 def _columns(panel: Panel, rows: Sequence[Row], letters: Sequence[str], styles: Mapping[str, int]) -> list[Column]:
     best = _best(rows)
-    columns = [Column("size", "", "", lambda row: size_text(row.size)),
+    columns = [Column("size", "", "", lambda row: byte_text(row.size)),
                Column("count", "", "", lambda row: f"{_any(row).elements:,}"),
                Column("algorithm", "", "", lambda row: name(panel, row.curve, styles, letters), text=True)]
     for placement in panel.placements:
@@ -203,7 +205,7 @@ def _ratio(peer: str, row: Row) -> str:
 def differences(caption: str, found: Sequence[Difference]) -> str:
     """Return a table of how two runs differ: a verdict only where the interval leaves no doubt."""
     rows = sorted(((curve.name, change) for curve, row in found for change in row), key=lambda row: row[1].size)
-    columns = [Column("size", "", "", lambda row: size_text(row[1].size)),
+    columns = [Column("size", "", "", lambda row: byte_text(row[1].size)),
                Column("algorithm", "", "", lambda row: escape(row[0]), text=True),
                Column("before", "µs", "", lambda row: microseconds(row[1].before)),
                Column("after", "µs", "", lambda row: microseconds(row[1].after)),
@@ -232,7 +234,7 @@ def _verdict(change: Change) -> str:
 
 def overlap(rows: Sequence[Record]) -> str:
     """Return the four columns of OSU's benchmarks: what of the communication is hidden behind computing."""
-    columns = [Column("size", "", "", lambda row: size_text(int(row["size"]))),
+    columns = [Column("size", "", "", lambda row: byte_text(int(row["size"]))),
                Column("collective", "", "", lambda row: escape(str(row["collective"])), text=True),
                Column("algorithm", "", "", lambda row: escape(str(row["algorithm"])), text=True),
                Column("overall", "µs", "", lambda row: microseconds(row["overall_us"])),
@@ -252,4 +254,4 @@ def pairs(nbytes: int, rows: Iterable[Any]) -> str:
                Column("bandwidth", "GB/s", "", lambda pair: digits(pair.bandwidth)),
                Column("of the median", "%", "", lambda pair: f"{100 * pair.bandwidth / typical:.0f}"),
                Column("verdict", "", "", lambda pair: '<b class="bad">slow</b>' if pair.slow else "", text=True)]
-    return table(f"Every pair of ranks, {size_text(nbytes)}, the slowest first", columns, ordered, [0] * len(ordered))
+    return table(f"Every pair of ranks, {byte_text(nbytes)}, the slowest first", columns, ordered, [0] * len(ordered))

@@ -4,6 +4,7 @@
     collectives    the calls whose shapes are alike on all ranks
     ragged         the v-variants
     points         messages between two ranks, groups of calls, splits
+    advice         what a call would do, and why
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpucoll import bootstrap
+from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.ragged import Ragged
@@ -18,7 +20,7 @@ from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.links import LocalLink, MpiLink
 
 
-class Communicator(Collectives, Ragged, Points):
+class Communicator(Collectives, Ragged, Points, Advice):
     """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or

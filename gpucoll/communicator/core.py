@@ -10,23 +10,26 @@ import contextlib
 import copy
 import functools
 import os
+import time
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy
 
-from gpucoll import bootstrap, tuner
+from gpucoll import bootstrap
 from gpucoll.algorithms import find, schedule
 from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op, on_gpu
 from gpucoll.collectives import COLLECTIVES, Collective
-from gpucoll.communicator.backends import Backend, HostBackend, limit
+from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
 from gpucoll.communicator.repeats import Key, Repeats
+from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, ClosedError, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import farewell
 from gpucoll.links import Link
 from gpucoll.ops import NOT_IN, Op, op_of
+from gpucoll.tuner import Choice, Tuner, rules
 from gpucoll.waits import Operation, Waits, Work
 
 PLANS = 1024  # resolved schedules kept
@@ -44,7 +47,7 @@ class Core:
     """Ranks, options, executors, and the one path of all calls."""
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
-        tuner.rules(options.prefer)  # refused here, not at the first call
+        rules(options.prefer)  # refused here, not at the first call
         self._link = link
         self.mpi = link.mpi
         self.options = options
@@ -53,6 +56,8 @@ class Core:
         self._host = HostBackend(link)
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
+        self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
+        self._times = Times()
         self._repeats = Repeats()
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
@@ -100,7 +105,7 @@ class Core:
             call = call._replace(space=self._gpu(task.device).space(stream))
             task.stream = call.space.stream
         task.input, task.output = found.rows(x, out)
-        self._waits.run(self._operation(found.executor, task, call), task.collective)
+        self._timed(self._operation(found.executor, task, call), task.collective, found.seconds)
         return True
 
     def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0,
@@ -112,13 +117,19 @@ class Core:
         if how.async_op and isinstance(call.space, DeviceSpace):
             call = call._replace(space=call.space.beside())
         executor, task = self._resolve(COLLECTIVES[name], call, how, allowed or self.executor, op, root)
+        seconds = self._times.of(name, executor.name, task.algorithm, task.nbytes, task.device)
         if key:
-            self._repeats.keep(key, *arrays, executor, task, call)
-        return self._start(name, self._operation(executor, task, call), call, how.async_op)
+            self._repeats.keep(key, *arrays, executor, task, call, seconds)
+        return self._start(name, self._operation(executor, task, call), call, how.async_op, seconds)
 
-    def _start(self, name: str, operation: Operation, call: Prepared, async_op: bool) -> Any:
+    def _timed(self, operation: Operation, name: str, seconds: Seconds) -> None:
+        started = time.perf_counter()
+        self._waits.run(operation, name)
+        seconds.append(time.perf_counter() - started)
+
+    def _start(self, name: str, operation: Operation, call: Prepared, async_op: bool, seconds: Seconds) -> Any:
         if self._group is None and not async_op:
-            self._waits.run(operation, name)
+            self._timed(operation, name, seconds)
             return call.result
         work = Work(self._waits, operation, name, call.result, call.space.completion())
         if self._group is None:
@@ -134,13 +145,19 @@ class Core:
         task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
                     op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
                     space.stream)
-        choice = tuner.choose(row.name, how.algorithm, call.nbytes, self.size, executor=limit(backend, task, allowed),
-                              device=space.device, prefer=self.options.prefer)
+        executor = self._choose(task, how.algorithm, call, backend, allowed)
+        return executor, task
+
+    def _choose(self, task: Task, algorithm: str, call: Prepared, backend: Backend, allowed: str | None) -> Executor:
+        """Complete `task` by algorithm and plan; return who runs it."""
+        if algorithm not in ("auto", "native"):
+            find(task.collective, algorithm)
+        task.algorithm = algorithm
+        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, able(backend, task, allowed), task.device)
+        task.algorithm = choice.algorithm
         if choice.algorithm != "native":
-            find(row.name, choice.algorithm)
-            task.algorithm = choice.algorithm
-            task.plan = make_plan(row.name, choice, self._link.place, root, call.cut, task.in_place)
-        return _serving(backend, task, allowed), task
+            task.plan = make_plan(task.collective, choice, self._link.place, task.root, call.cut, task.in_place)
+        return chosen(backend, task, choice.executor)
 
     def _backend(self, space: Space) -> Backend:
         return space.gpu if isinstance(space, DeviceSpace) else self._host
@@ -240,25 +257,10 @@ class Core:
 
 
 @functools.lru_cache(PLANS)
-def make_plan(collective: str, choice: tuner.Choice, place: bootstrap.Place, root: int, cut: Cut,
+def make_plan(collective: str, choice: Choice, place: bootstrap.Place, root: int, cut: Cut,
               in_place: bool) -> Plan:
     """Return the resolved schedule of a call; a call like it finds it made."""
     rounds = schedule(collective, choice.algorithm, rank=place.rank, size=place.size, root=root,
                       segments=choice.segments, nodes=place.nodes)
     per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
     return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place)
-
-
-def _serving(backend: Backend, task: Task, allowed: str | None) -> Executor:
-    """Return the executor for `task`; ArgumentError where another one was asked for or it cannot serve."""
-    executor = backend.native if task.plan is None else backend.schedules
-    if executor is None:
-        raise ArgumentError(f"{task.collective}: there are no native collectives here; name an algorithm, or 'auto'",
-                            code="GC-EXECUTOR")
-    if allowed not in (None, executor.name):
-        raise ArgumentError(f"{task.collective}: algorithm {task.algorithm!r} on {task.device} arrays runs on executor "
-                            f"{executor.name}, but this communicator has executor={allowed!r}", code="GC-EXECUTOR")
-    reason = executor.serves(task)
-    if reason is not None:
-        raise ArgumentError(f"{task.collective}: executor {executor.name} cannot serve: {reason}", code="GC-ALGO")
-    return executor

@@ -31,8 +31,9 @@ class Gpu:
     def __init__(self, device: Device, transport: Transport, points: Transport, native: Any = None) -> None:
         self.device, self.points = device, points
         self.order = Order(device)
-        self.schedules: Executor = NcclExecutor(device, transport, self.order)
-        self.native: Executor | None = None if native is None else native(device, transport, self.order)
+        self.executors: tuple[Executor, ...] = (NcclExecutor(device, transport, self.order),)
+        if native is not None:
+            self.executors += (native(device, transport, self.order),)
         self._transport = transport
 
     def space(self, stream: Any) -> DeviceSpace:
@@ -60,7 +61,8 @@ class Gpu:
             self.points.abort()
             keep_for_ever(self)
         else:
-            self.schedules.close()
+            for executor in self.executors:
+                executor.close()
             self._transport.close()
             self.points.close()
 

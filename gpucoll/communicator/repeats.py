@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays import Prepared, address, same_memory
+from gpucoll.communicator.times import Seconds
 from gpucoll.executors import Executor, Task
 
 KEPT = 256
@@ -35,6 +36,7 @@ class Repeat(NamedTuple):
     executor: Executor
     task: Task
     call: Prepared
+    seconds: Seconds
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
         """Return input and output of the task."""
@@ -54,7 +56,8 @@ class Repeats:
         """Return the call that `key` stands for, if it was made before."""
         return self._kept.get(key)
 
-    def keep(self, key: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared) -> None:
+    def keep(self, key: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
+             seconds: Seconds) -> None:
         """Keep a call that works on the memory of its arrays itself; others are prepared every time."""
         on_device = task.device != "cpu"
         if (on_device and executor.name == "native" and task.device == "emulated") or call.target is None \
@@ -64,7 +67,8 @@ class Repeats:
             self._kept.clear()
         rows = (Row(task.input), Row(task.output)) if on_device else (None, None)
         again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
-        self._kept[key] = Repeat(executor, again, call._replace(input=None, target=None, result=None, given=None))
+        bare = call._replace(input=None, target=None, result=None, given=None)
+        self._kept[key] = Repeat(executor, again, bare, seconds)
 
 
 def place_of(x: Any) -> Key:

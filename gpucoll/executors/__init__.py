@@ -53,7 +53,10 @@ class Executor(Protocol):
     name: str
 
     def serves(self, task: Task) -> str | None:
-        """Return None where it can run `task`, else the reason why not."""
+        """Return None where it can run `task`, else the reason why not.
+
+        Asked before there is a plan, and once more when there is one: then it gets ready, alike on every rank.
+        """
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; yield a predicate whenever it must wait."""

@@ -2,12 +2,8 @@
 
 import pytest
 
-from browser.chromium import PROGRAM, Chromium
 from gpucoll.algorithms import algorithms, registry
 from gpucoll.analysis.draw import draw
-
-if PROGRAM is None:
-    pytest.skip("no Chromium was found: apt-get install chromium", allow_module_level=True)
 
 SHOWN = [("all_reduce", name, 8) for name in ("ring", "tree", "star", "double_tree", "halving_doubling", "hierarchical",
                                                "torus", "circulant")]
@@ -26,13 +22,6 @@ COLOURS = """data.wanted.map((wanted, rank) => wanted.map((content, chunk) => {
   const y = sizes.top + rank * sizes.down + (sizes.down - sizes.space) * 0.3;
   return [...context.getImageData(x * dense, y * dense, 1, 1).data].slice(0, 3);
 }))"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    found = Chromium(tmp_path_factory.mktemp("profile"))
-    yield found
-    found.close()
 
 
 @pytest.fixture(scope="module")

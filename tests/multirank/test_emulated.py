@@ -160,7 +160,7 @@ def replayed(comm, algorithm):
         assert (y == root).all()
         comm.barrier()
     (gpu,) = comm._gpus.values()
-    return len(gpu.schedules._graphs._kept)
+    return len(gpu.executors[0]._graphs._kept)
 
 
 def test_calls_that_repeat_become_graphs(ranks):

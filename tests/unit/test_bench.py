@@ -39,19 +39,6 @@ def test_doctests(name):
 # Sizes and factors
 
 
-@pytest.mark.parametrize(("text", "nbytes"), [
-    ("0", 0), ("8", 8), ("1K", 1024), ("64k", 65536), ("1.5M", 1572864), ("16M", 16777216), ("2g", 2147483648),
-    (" 8 K ", 8192), ("0.3", 0)])
-def test_sizes_are_read_in_base_two(text, nbytes):
-    assert cases.size_of(text) == nbytes
-
-
-@pytest.mark.parametrize("text", ["", "K", "8X", "8KB", "-8", "1e3", "8 8", "0x8", "nan", "\N{ARABIC-INDIC DIGIT TWO}"])
-def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ArgumentError, match="GC-SIZE"):
-        cases.size_of(text)
-
-
 @pytest.mark.parametrize(("first", "last", "growth", "sizes"), [
     (8, 128, {"step": 1, "factor": 2}, [8, 16, 32, 64, 128]),
     (8, 16 << 20, {"step": 1, "factor": 4}, [8 * 4**power for power in range(11)]),

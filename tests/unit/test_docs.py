@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpucoll
-from gpucoll.algorithms import registry
+from gpucoll.algorithms import FUNCTIONS, registry
 from gpucoll.collectives import COLLECTIVES
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +48,14 @@ def table():
                 figures = " | ".join(f"`{formula}`" for formula in found.cost[:4])
                 lines.append(f"| {kind} | {name} | {figures} |")
     return "\n".join(lines)
+
+
+def test_every_word_of_the_table_is_explained():
+    legend = "\n".join(re.findall(r"^\| (`.*?) \|", README.partition("| in a formula |")[2].partition("\n\n")[0], re.M))
+    known = set(re.findall(r"`(\w+)(?:\(x\))?`", legend))
+    used = {word for formula in re.findall(r"`([^`]*)`", table()) for word in re.findall(r"[A-Za-z]\w*", formula)}
+    assert used <= known
+    assert known - used <= {*FUNCTIONS}
 
 
 def test_readmes_table_is_generated():

@@ -36,7 +36,7 @@ def test_doctests(name):
 def drawn(record, quantity=charts.BANDWIDTH, size=axes.WIDE, **options):
     (panel,) = curves.panels([record])
     picture = charts.lines(panel, quantity, curves.names([panel]), size=size, **options)
-    return ElementTree.fromstring(canvas.svg(picture, canvas.fixed(canvas.LIGHT), alone=True))
+    return ElementTree.fromstring(canvas.alone(picture, canvas.fixed(canvas.LIGHT)))
 
 
 def value(text):
@@ -254,7 +254,7 @@ def beside(root, anchor, rank, axis="x"):
 def test_a_square_for_every_pair_and_a_frame_for_the_slow_one():
     found = curves.pairs(made.links(ranks=5, slow=(3, 1)))
     picture = heatmap.pair_map(1 << 20, found[1 << 20])
-    root = ElementTree.fromstring(canvas.svg(picture, canvas.fixed(canvas.LIGHT), alone=True))
+    root = ElementTree.fromstring(canvas.alone(picture, canvas.fixed(canvas.LIGHT)))
     said = [text for text, _ in cells(root)]
     assert said.count("4") == 19 + 1 + 2, "19 pairs, the key's end, and rank 4 twice"
     assert said.count("0.5") == 1
@@ -271,7 +271,7 @@ def test_a_square_for_every_pair_and_a_frame_for_the_slow_one():
 
 def test_many_ranks_keep_their_numbers_apart():
     found = curves.pairs(made.links(ranks=64))[1 << 20]
-    root = ElementTree.fromstring(canvas.svg(heatmap.pair_map(1 << 20, found), canvas.fixed(canvas.LIGHT), alone=True))
+    root = ElementTree.fromstring(canvas.alone(heatmap.pair_map(1 << 20, found), canvas.fixed(canvas.LIGHT)))
     across = sorted(float(text.get("x")) for text in root.iter(f"{SVG}text") if text.get("text-anchor") == "middle" and
                     text.text.isdigit())
     assert all(high - low >= 20 for low, high in itertools.pairwise(across))

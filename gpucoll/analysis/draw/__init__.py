@@ -22,7 +22,7 @@ from gpucoll.analysis.draw.loads import loads
 from gpucoll.analysis.draw.page import page
 from gpucoll.analysis.draw.record import Recording, Rounds, record
 from gpucoll.analysis.draw.still import still
-from gpucoll.analysis.draw.view import View, bytes_of
+from gpucoll.analysis.draw.view import View
 from gpucoll.analysis.verify import prove
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Schedule
@@ -30,7 +30,7 @@ from gpucoll.schedule import Schedule
 if TYPE_CHECKING:  # it needs NumPy
     from gpucoll.analysis.simulate.network import Topology
 
-__all__ = ["bytes_of", "draw", "view"]
+__all__ = ["draw", "view"]
 
 MOST_RANKS, MOST_CHUNKS, MOST_MESSAGES, MOST_CELLS = 64, 256, 20_000, 8_000_000
 FORMS = {"html": page, "svg": still}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-LIGHT = {"paper": "#ffffff", "ink": "#1b2127", "muted": "#5c6773", "grid": "#e4e8ec", "axis": "#9aa4ae",
-         "tint": "#f4f6f8", "border": "#dde2e7", "focus": "#0068b0", "cell": "#e9edf1", "done": "#27323e",
-         "idle": "#c02f1d"}
-DARK = {"paper": "#12161b", "ink": "#e9edf1", "muted": "#9aa6b2", "grid": "#262d35", "axis": "#5d6874",
-        "tint": "#1a2027", "border": "#2d3640", "focus": "#6ab2ff", "cell": "#262e37", "done": "#e3e9ef",
-        "idle": "#ff8b7a"}
+from gpucoll.analysis import document
+
+LIGHT = {**document.LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
+DARK = {**document.DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
 
 CHROMA = 0.13
 LIGHTNESS = (0.77, 0.68)  # in turn, so that neighbours differ for those as well who see no hue

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Iterator
 from html import escape
-from importlib import resources
 from typing import Any
 
-from gpucoll.analysis.draw.colours import rank_colour
+from gpucoll.analysis.document import asset, page_file, palettes, script_data
+from gpucoll.analysis.draw.colours import DARK, LIGHT, rank_colour
 from gpucoll.analysis.draw.lanes import bars, every, lanes
 from gpucoll.analysis.draw.layout import SIDE
 from gpucoll.analysis.draw.record import Message, Recording
-from gpucoll.analysis.draw.shapes import ON_RANK, number, ranks, variables
+from gpucoll.analysis.draw.shapes import ON_RANK, number, ranks
 from gpucoll.analysis.draw.view import View, labels, states, time_text
 
 LANES = 1000.0  # units across; the page stretches them
@@ -22,29 +19,11 @@ LANES = 1000.0  # units across; the page stretches them
 
 def page(view: View) -> str:
     """Return the page."""
-    data = json.dumps(_data(view), separators=(",", ":")).replace("<", "\\u003c")
-    body = _asset("page.html")
-    for name, text in {**_words(view), **_lanes(view), "data": data}.items():
+    body = asset(__package__, "page.html")
+    for name, text in {**_words(view), **_lanes(view), "data": script_data(_data(view))}.items():
         body = body.replace(f"{{{{{name}}}}}", text)
-    style = variables() + ranks(view.recording.size) + f".disc{{fill:{ON_RANK}}}\n" + _asset("page.css")
-    return _whole(view.title, style, body, _asset("page.js"))
-
-
-def _whole(title: str, style: str, body: str, script: str) -> str:
-    """Return the document; its policy forbids every other script, and everything from elsewhere."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
-              "form-action 'none'")
-    return ('<!doctype html>\n<html lang="en" class="plain">\n<head>\n<meta charset="utf-8">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            '<meta name="color-scheme" content="light dark">\n'
-            f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}"
-            f"<script>{script}</script>\n</body>\n</html>\n")
-
-
-def _asset(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+    style = palettes(LIGHT, DARK) + ranks(view.recording.size) + f".disc{{fill:{ON_RANK}}}\n"
+    return page_file(view.title, style + asset(__package__, "page.css"), body, asset(__package__, "page.js"))
 
 
 def _words(view: View) -> dict[str, str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from gpucoll.analysis.document import picture_file
 from gpucoll.analysis.draw.colours import DARK, LIGHT, rank_colour
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
 
 
@@ -39,13 +39,6 @@ def words(x: float, y: float, text: object, kind: str, *, size: float = 13, anch
             f"{escape(str(text))}</text>")
 
 
-def variables() -> str:
-    """Return the style sheet that gives every role its colour, as the reader prefers it or by data-theme."""
-    light, dark = ("".join(f"--{role}:{colour};" for role, colour in palette.items()) for palette in (LIGHT, DARK))
-    return (f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root:not([data-theme=light]){{{dark}}}}}\n"
-            f":root[data-theme=dark]{{{dark}}}\n")
-
-
 def ranks(size: int) -> str:
     """Return the style sheet of the ranks' colours: .r0 is an area, .a0 a line, and so on.
 
@@ -62,11 +55,9 @@ def document(width: float, height: float, title: str, size: int, shapes: Sequenc
                            for role, colour in palette.items()) for palette in (LIGHT, DARK))
     style = (f"{light}{ranks(size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
              ".light{opacity:.5}rect.idle{opacity:.6}rect.axis{opacity:.7}")
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{number(width)}" height="{number(height)}" '
-            f'viewBox="0 0 {number(width)} {number(height)}" role="img" font-family="{FONT}">'
-            f"<title>{escape(title)}</title><style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>\n"
-            f"{rect(0, 0, width, height, 'paper')}\n"
-            + "\n".join(shapes) + "\n</svg>\n")
+    inside = [f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>",
+              rect(0, 0, width, height, "paper"), *shapes, ""]
+    return picture_file(width, height, title, "\n".join(inside))
 
 
 def heading(title: str, key: str) -> list[str]:

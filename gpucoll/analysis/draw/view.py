@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpucoll.analysis.draw.layout import Layout
 from gpucoll.analysis.draw.loads import Loads
 from gpucoll.analysis.draw.record import NOBODY, Content, Recording
-from gpucoll.errors import ArgumentError
+from gpucoll.analysis.sizes import byte_text
 
 
 class View(NamedTuple):
@@ -26,7 +25,7 @@ class View(NamedTuple):
     def title(self) -> str:
         """What is drawn, in one line."""
         found = f"{self.algorithm} · {self.recording.row.name} · {ranks_text(self.recording.size)}"
-        return found if self.topology is None else f"{found} · {bytes_text(self.nbytes or 0)} on {self.topology}"
+        return found if self.topology is None else f"{found} · {byte_text(self.nbytes or 0)} on {self.topology}"
 
     @property
     def last(self) -> float:
@@ -37,28 +36,6 @@ class View(NamedTuple):
 def ranks_text(size: int) -> str:
     """Return the number of ranks in words."""
     return "1 rank" if size == 1 else f"{size} ranks"
-
-
-def bytes_text(nbytes: int) -> str:
-    """Return a number of bytes in words.
-
-    >>> bytes_text(1536), bytes_text(1 << 20)
-    ('1.5 KiB', '1 MiB')
-    """
-    power = min(4, max(0, nbytes.bit_length() - 1) // 10)
-    return f"{nbytes / 1024 ** power:.4g} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
-def bytes_of(text: str) -> int:
-    """Return the number of bytes that a user means; ArgumentError.
-
-    >>> bytes_of("64K"), bytes_of("1.5MiB"), bytes_of("8")
-    (65536, 1572864, 8)
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if not found:
-        raise ArgumentError(f"{text!r} is no number of bytes such as 64K or 1M", code="GC-DRAW")
-    return int(float(found[1]) * 1024 ** ("KMGT".find(found[2].upper()) + 1 if found[2] else 0))
 
 
 def time_text(view: View, time: float) -> str:

@@ -10,13 +10,14 @@ What time means:
   alike on all ranks: those of a round). Messages of different waves do not slow each other, even where ranks have
   drifted apart so that they overlap; those of one wave do, even where one begins later.
 - Several messages of a round from one rank to another are one: they pay one alpha. Those to and from
-  several ranks pay theirs at the same time, however many they are.
+  several ranks pay theirs at the same time, and one `gap` for each of them after the first.
 - A round ends when its last message has ended, and then what it combines has been combined: gamma of the level that
   the operand came by (the innermost for a local one) for every byte. Copies take no time.
 - The schedule ends with its last rank.
 
 Hence ``rounds * alpha + path * beta + reduced * gamma``, with the registry's formulas, is what an algorithm alike on
-all ranks takes where every pair has a link of its own (the topology ``mesh``); on a switch `sent` stands for `path`.
+all ranks takes where every pair has a link of its own and messages no gap (the topology ``mesh``); on a switch `sent`
+stands for `path`.
 
 Algorithms alike on all ranks are made for all of them at once, up to 2^27 messages (2^22 in a round). Beyond, on one
 switch, where all such ranks end each round at the same time, one rank stands for all. Any others, and those that heed
@@ -80,8 +81,8 @@ def simulate(collective: str, algorithm: str, size: int, nbytes: int, topology: 
     topology has nodes, algorithms heed them. Raises ArgumentError for unknown names, and where there are more
     messages than are simulated.
 
-    >>> simulate("broadcast", "tree", 3, 10_000)[5:]  # the root's two children share its link
-    (2e-06, 2e-06, 0.0)
+    >>> [round(part, 9) for part in simulate("broadcast", "tree", 3, 10_000)[5:]]  # the root's two share its link
+    [2.5e-06, 2e-06, 0.0]
     """
     return simulate_sizes(collective, algorithm, size, [nbytes], topology, root=root, segments=segments)[0]
 
@@ -188,8 +189,10 @@ def _price(wave: Wave, routes: Routes) -> Priced:
 
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     """Return the same where all ranks are at the same time: on equal links, the costs of one rank's rounds."""
-    rounds = moved = reduced = 0.0
-    for moves, most, combined in one_for_all(case):
-        rounds, moved, reduced = rounds + moves, moved + most, reduced + combined
+    rounds = beside = moved = reduced = 0.0
+    for peers, most, combined in one_for_all(case):
+        rounds, beside = rounds + (peers > 0), beside + max(0, peers - 1)
+        moved, reduced = moved + most, reduced + combined
     level = routes.levels[0]
-    return [Parts(rounds * level.alpha, moved * level.beta * chunk, reduced * level.gamma * chunk) for chunk in chunks]
+    latency = rounds * level.alpha + beside * level.gap
+    return [Parts(latency, moved * level.beta * chunk, reduced * level.gamma * chunk) for chunk in chunks]

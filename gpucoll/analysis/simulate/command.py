@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,8 @@ from gpucoll.analysis.simulate.sweep import (
     grid,
     sweep,
 )
+from gpucoll.analysis.sizes import byte_size
 from gpucoll.errors import ArgumentError
-
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-MOST = 1 << 50  # bytes
 
 
 def byte_sizes(text: str) -> list[int]:
@@ -32,13 +29,7 @@ def byte_sizes(text: str) -> list[int]:
     >>> byte_sizes("8,64K,1.5M")
     [8, 65536, 1572864]
     """
-    sizes = []
-    for part in text.upper().split(","):
-        found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMGT]?)(?:I?B)?", part.strip(), re.ASCII)
-        if not found or Fraction(found[1]) * UNITS[found[2]] > MOST:
-            raise ArgumentError(f"{text!r} is no size such as 8, 64K, 1.5M or 2G, nor a list of them", code="GC-SIZE")
-        sizes.append(int(Fraction(found[1]) * UNITS[found[2]]))
-    return sorted(set(sizes))
+    return sorted(set(map(byte_size, text.split(","))))
 
 
 def algorithm_names(text: str) -> list[str]:

@@ -41,6 +41,7 @@ class Level(NamedTuple):
     links: int = 1
     dimensions: int = 2
     hop: float = 0.0  # seconds for each link after the first on a way through a torus
+    gap: float = 0.0  # seconds for each message after the first that a rank sends, or receives, in one round
 
 
 class Topology(NamedTuple):
@@ -159,7 +160,7 @@ def _number(value: object) -> bool:
 
 VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
     "name": (_text, "a name"), "medium": (_text, "a name"),
-    **dict.fromkeys(("alpha", "beta", "gamma", "hop"), (_seconds, "a number of seconds, 0 or more")),
+    **dict.fromkeys(("alpha", "beta", "gamma", "hop", "gap"), (_seconds, "a number of seconds, 0 or more")),
     **dict.fromkeys(("ranks", "groups", "links", "dimensions"), (_number, "a whole number, 1 or more")),
 }
 MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}

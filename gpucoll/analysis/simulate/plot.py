@@ -8,15 +8,15 @@ from html import escape
 from itertools import groupby, pairwise
 from typing import NamedTuple, TypeAlias
 
+from gpucoll.analysis.document import LIGHT, LINES, picture_file
 from gpucoll.analysis.simulate import Prediction
 from gpucoll.analysis.simulate.sweep import Crossover
+from gpucoll.analysis.sizes import byte_text
 
 Points: TypeAlias = list[tuple[float, float]]
 
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
-COLOURS = ("#185bcc", "#d65d11", "#299269", "#b2499d", "#835600", "#2f2a7e", "#2e9dd7", "#7a2e1d")
 DASHES = ("none", "7 3", "2 3")  # the second and the third time round the colours
-INK, MUTED, GRID = "#1b2127", "#5c6773", "#e4e8ec"
+INK, MUTED, GRID = (LIGHT[role] for role in ("ink", "muted", "grid"))
 WIDTH, HEIGHT = 1080, 446
 PANEL_WIDTH, TOP, BOTTOM = 380, 64, 410
 LEFTS = (64, 520)
@@ -51,10 +51,9 @@ def svg(title: str, rows: Iterable[Prediction], by_size: Iterable[Prediction], c
     panels = [_against_ranks([*rows]), _against_size([*by_size], crossings)]
     names = sorted({name for panel in panels for name in panel.lines})
     parts = [part for panel in panels for part in _panel(panel, names)]
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-            f'font-family="{escape(FONT)}" font-size="12" role="img"><title>{escape(title)}</title>')
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
-                      _words(LEFTS[0], 26, title, size=15), *parts, *_legend(names), "</svg>", ""])
+    inside = [f'<rect width="{WIDTH}" height="{HEIGHT}" fill="{LIGHT["paper"]}"/>',
+              _words(LEFTS[0], 26, title, size=15), *parts, *_legend(names), ""]
+    return picture_file(WIDTH, HEIGHT, title, "\n".join(inside))
 
 
 def _against_ranks(rows: Sequence[Prediction]) -> Panel:
@@ -62,7 +61,7 @@ def _against_ranks(rows: Sequence[Prediction]) -> Panel:
     ticks = [(float(rank), f"{rank:,}") for rank in _thinned(ranks)]
     size = rows[0].nbytes if rows else 0
     marks = [(float(rank), f"{rank:,}: {name}") for rank, name in _changes(rows)]
-    return Panel(f"time against ranks, {in_bytes(size)}", LEFTS[0], _lines(rows, lambda row: row.ranks), ticks, marks)
+    return Panel(f"time against ranks, {byte_text(size)}", LEFTS[0], _lines(rows, lambda row: row.ranks), ticks, marks)
 
 
 def _changes(rows: Sequence[Prediction]) -> list[tuple[int, str]]:
@@ -74,8 +73,8 @@ def _changes(rows: Sequence[Prediction]) -> list[tuple[int, str]]:
 
 def _against_size(rows: Sequence[Prediction], crossings: Sequence[Crossover]) -> Panel:
     sizes = sorted({row.nbytes for row in rows})
-    ticks = [(float(size), in_bytes(size)) for size in _thinned(sizes)]
-    marks = [(one.nbytes, f"{in_bytes(round(one.nbytes))}: {one.then}") for one in crossings]
+    ticks = [(float(size), byte_text(size)) for size in _thinned(sizes)]
+    marks = [(one.nbytes, f"{byte_text(round(one.nbytes))}: {one.then}") for one in crossings]
     ranks = rows[0].ranks if rows else 0
     return Panel(f"time against size, {ranks} ranks", LEFTS[1], _lines(rows, lambda row: row.nbytes), ticks, marks)
 
@@ -91,18 +90,6 @@ def _lines(rows: Sequence[Prediction], across: Callable[[Prediction], int]) -> d
 def _thinned(values: Sequence[int], most: int = 7) -> Sequence[int]:
     """Return at most about `most` of the values, evenly."""
     return values[::-(-len(values) // most)] if values else ()
-
-
-def in_bytes(size: int) -> str:
-    """Return a size in words.
-
-    >>> in_bytes(65536), in_bytes(100)
-    ('64 KiB', '100 B')
-    """
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.4g} {unit}"
-    return f"{size} B"
 
 
 def in_seconds(seconds: float) -> str:
@@ -160,11 +147,11 @@ def _legend(names: Sequence[str]) -> Iterator[str]:
 
 
 def _line(name: str, names: Sequence[str], places: Points) -> str:
-    again, number = divmod(names.index(name), len(COLOURS))
+    again, number = divmod(names.index(name), len(LINES))
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dots = "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5"/>' for x, y in places)
-    return (f'<g fill="{COLOURS[number]}"><title>{escape(name)}</title><polyline points="{points}" fill="none" '
-            f'stroke="{COLOURS[number]}" stroke-width="2" stroke-dasharray="{DASHES[again % len(DASHES)]}"/>{dots}</g>')
+    return (f'<g fill="{LINES[number]}"><title>{escape(name)}</title><polyline points="{points}" fill="none" '
+            f'stroke="{LINES[number]}" stroke-width="2" stroke-dasharray="{DASHES[again % len(DASHES)]}"/>{dots}</g>')
 
 
 def _stroke(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "none") -> str:

@@ -34,6 +34,7 @@ class Routes:
         self.size = size
         self._alphas = numpy.array([level.alpha for level in self.levels])
         self._gammas = numpy.array([level.gamma for level in self.levels])
+        self._gaps = numpy.array([level.gap for level in self.levels])
 
     @property
     def uniform(self) -> bool:
@@ -55,13 +56,22 @@ class Routes:
         """Return what these messages cost when all of them go at the same time.
 
         Those on one link share its bandwidth, so that each takes as long as all of their bytes; the slowest link of
-        its way is what a message takes.
+        its way is what a message takes. Those of one rank leave it, and reach it, one gap after the other: each is as
+        late as the last of them.
         """
         reached = self.reach(src, dst)
         fares = Fares(self._alphas[reached], numpy.zeros(len(src)))
+        if self._gaps.any():
+            numpy.add(fares.alpha, self._gaps[reached] * self._beside(src, dst), out=fares.alpha)
         for index in range(len(self.levels)):
             self._charge(index, src, dst, chunks, reached, fares)
         return fares
+
+    def _beside(self, src: Array, dst: Array) -> Array:
+        """Return for each message to or from how many more ranks one of its ends has others."""
+        pairs = numpy.unique(src * self.size + dst)  # several messages of a pair are one
+        to, of = (numpy.bincount(ranks, minlength=self.size) for ranks in numpy.divmod(pairs, self.size))
+        return numpy.maximum(to[src], of[dst]) - 1
 
     def _charge(self, index: int, src: Array, dst: Array, chunks: Array, reached: Array, fares: Fares) -> None:
         """Add to `fares` what level `index` takes."""

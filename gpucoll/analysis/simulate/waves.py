@@ -120,8 +120,8 @@ def _per_pair(rows: Array, size: int) -> tuple[Array, Array]:
     return pairs, numpy.bincount(which, rows[2])
 
 
-def one_for_all(case: Case) -> Iterator[tuple[bool, float, float]]:
-    """Yield of each round whether messages move, and the chunks that each rank moves and combines.
+def one_for_all(case: Case) -> Iterator[tuple[int, float, float]]:
+    """Yield of each round to how many ranks messages go, and the chunks that each rank moves and combines.
 
     Raises NotAlike where the algorithm is not alike on all ranks, or where these differ; a few ranks are looked at.
     """
@@ -131,7 +131,8 @@ def one_for_all(case: Case) -> Iterator[tuple[bool, float, float]]:
         if steps_left < 0:
             raise too_many()
         sent, received, reduced = (_share(steps, kind) for kind in (Send, Recv | RecvReduce, RecvReduce | Reduce))
-        yield any(isinstance(step, Send) for step in steps), max(sent, received), reduced
+        peers = [_peers(steps, kind, ranks) for kind in (Send, Recv | RecvReduce)]
+        yield max(peers), max(sent, received), reduced
 
 
 def _share(steps: Round, kind: object) -> float:
@@ -141,6 +142,11 @@ def _share(steps: Round, kind: object) -> float:
     if len(totals) > 1:
         raise NotAlike
     return float(totals[0])
+
+
+def _peers(steps: Round, kind: object, ranks: Array) -> int:
+    """Return with how many others the first of `ranks` has steps of `kind`."""
+    return int((ends(steps, kind, ranks)[0] == ranks[0]).sum())
 
 
 def few_enough(case: Case) -> bool:

@@ -45,10 +45,8 @@ class NcclExecutor:
         self._programs: dict[int, tuple[Plan, Program]] = {}
 
     def serves(self, task: Task) -> str | None:
-        """Every schedule. The kernel that it needs is compiled here, on every rank alike, before data move."""
-        if task.plan is None:
-            return f"{task.algorithm} has no schedule"
-        if task.op is not None:
+        """Every schedule. Once there is a plan, the kernel that it needs is compiled, before data move."""
+        if task.plan is not None and task.op is not None:
             self._device.use()
             try:
                 self._device.kernels.ready(reduce(task.op, task.dtype))

@@ -1,0 +1,34 @@
+"""Numbers of bytes, as people write and read them; K, M, G and T are powers of 1024."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from gpucoll.errors import ArgumentError
+
+MOST = 1 << 50  # bytes that are still a size; digits are bounded so that no text is slow to read
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def byte_size(text: str, code: str = "GC-SIZE") -> int:
+    """Return the bytes that `text` says, exactly, a fraction of a byte dropped; raise ArgumentError with `code`.
+
+    >>> byte_size("8"), byte_size("64K"), byte_size("1.5MiB")
+    (8, 65536, 1572864)
+    """
+    found = re.fullmatch(r"(\d{1,16}(?:\.\d{1,16})?)\s*(B|[KMGT](?:I?B)?)?", text.strip(), re.ASCII | re.IGNORECASE)
+    nbytes = found and Fraction(found[1]) * 1024 ** "BKMGT".index((found[2] or "B")[0].upper())
+    if nbytes is None or nbytes > MOST:
+        raise ArgumentError(f"{text!r} is no number of bytes such as 8, 64K, 1.5M or 2G, up to 1024T", code=code)
+    return int(nbytes)
+
+
+def byte_text(nbytes: int) -> str:
+    """Return a number of bytes in words.
+
+    >>> byte_text(8), byte_text(1536), byte_text(1 << 20)
+    ('8 B', '1.5 KiB', '1 MiB')
+    """
+    power = min(len(UNITS) - 1, max(0, nbytes.bit_length() - 1) // 10)
+    return f"{nbytes / 1024 ** power:.4g} {UNITS[power]}"

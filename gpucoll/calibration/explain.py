@@ -1,0 +1,54 @@
+"""`gpucoll explain`: what `auto` would choose, and why; under mpiexec of these ranks, else on a topology."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gpucoll
+from gpucoll.algorithms import algorithms
+from gpucoll.analysis.simulate import DEFAULT, load
+from gpucoll.analysis.simulate.sweep import sweep
+from gpucoll.analysis.sizes import byte_size
+from gpucoll.arguments import launched, refuse
+from gpucoll.collectives import collective as collective_row
+from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError
+from gpucoll.tuner import segments
+from gpucoll.tuner.explanation import Explanation, on_topology
+from gpucoll.tuner.model import partners
+
+PROGRAM = "gpucoll explain"
+RANKS = 8
+
+
+def main(options: Any) -> int:
+    """Print the explanation; return 0. Under mpiexec rank 0 prints; wrong arguments end every rank with 2."""
+    here = launched()[0] > 1 and options.ranks is None and options.topology is None
+    try:
+        found = _here(options) if here else _elsewhere(options)
+    except (ArgumentError, DtypeError, UsageError, BackendError) as error:
+        refuse(PROGRAM, str(error.args[0]))
+    if launched()[1] == 0:
+        print(json.dumps(found) if options.json else found, flush=True)
+    return 0
+
+
+def _here(options: Any) -> Explanation:
+    with gpucoll.init() as comm:
+        return comm.explain(options.collective, byte_size(options.size), options.dtype, options.device)
+
+
+def _elsewhere(options: Any) -> Explanation:
+    """Return what the simulator finds best on a topology, by default on one switch of equal links."""
+    nbytes, ranks = byte_size(options.size), RANKS if options.ranks is None else options.ranks
+    row, topology = collective_row(options.collective), load(options.topology or DEFAULT)
+    if ranks < 1:
+        raise ArgumentError(f"{ranks} ranks are none", code="GC-RANKS")
+    nodes = topology.nodes(ranks)
+    names = [name for name in algorithms(row.name, size=ranks) if nodes is not None or name != "hierarchical"]
+    rows = sweep(row.name, [], [ranks], [nbytes], topology, segments).rows
+    rows = [found for found in rows if found.algorithm in names]
+    if not rows:
+        raise ArgumentError(f"nothing can be predicted of {row.name} for {ranks} ranks", code="GC-SIMULATE")
+    ways = [partners(row.name, found.algorithm, nodes or (0,) * ranks).ways for found in rows]
+    return on_topology(row.name, nbytes, topology, rows, ways)

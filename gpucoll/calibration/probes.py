@@ -1,0 +1,107 @@
+"""What is measured for a fit: a barrier, exchanges without and with a reduction, many messages at once.
+
+The messages are those of schedules, on all ranks at once: what an executor really does, and what ranks that share
+cores and memory really get of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpucoll.algorithms import algorithms, find
+from gpucoll.calibration.fit import Probe, fit
+from gpucoll.calibration.meter import Meter
+from gpucoll.calibration.operands import call_of
+from gpucoll.communicator import Communicator
+from gpucoll.tuner.model import partners
+from gpucoll.tuner.table import Curve, Link
+
+SECONDS = 0.15  # for each size
+NAP = 1e-3  # seconds between two looks of ranks that have nothing to do
+BLOCK, LONG_BLOCK = 1 << 16, 1 << 20  # bytes
+# Collective, algorithm, and bytes for each rank of a block, or of the whole.
+PROBES = (("barrier", "dissemination", 0), ("all_reduce", "recursive_doubling", 8), ("all_gather", "direct", 8),
+          ("all_gather", "ring", BLOCK), ("all_gather", "ring", LONG_BLOCK), ("reduce_scatter", "ring", BLOCK),
+          ("reduce_scatter", "ring", LONG_BLOCK), ("all_reduce", "two_shot", BLOCK),
+          ("all_reduce", "recursive_doubling", LONG_BLOCK))
+NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
+
+
+def links(comm: Communicator, executor: str, device: str) -> list[Link]:
+    """Return the constants of `executor` within a node and across nodes, as far as there are such links.
+
+    A collective call; the same on every rank. On several nodes the slowest node counts.
+    """
+    found = []
+    for name, color in (("node", comm.node), ("network", 0 if comm.local_rank == 0 else None)):
+        part = comm.split(color)
+        constants = None
+        if part is not None:
+            with part:
+                constants = _measured(part, executor, device) if part.size > 1 else None
+        everyone = [one for one in _gathered(comm, constants) if one]
+        if everyone:
+            found.append(Link(executor, name, **max(everyone, key=lambda one: one["alpha"])))
+    return found
+
+
+def _gathered(comm: Communicator, value: Any) -> list[Any]:
+    """Return every rank's `value`; who has nothing to do sleeps until the others have."""
+    everyone = comm.mpi.Ibarrier()
+    while not everyone.Test():
+        time.sleep(NAP)
+    return list(comm.mpi.allgather(value))
+
+
+def _measured(part: Communicator, executor: str, device: str) -> dict[str, float]:
+    with Communicator.from_mpi(part.mpi, executor=executor) as comm:
+        return fit([*_probes(comm, device)])
+
+
+def _probes(comm: Communicator, device: str) -> Iterator[Probe]:
+    for collective, algorithm, block in PROBES:
+        nbytes = block * (comm.size if collective in ("all_gather", "reduce_scatter") else 1)
+        call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
+        seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])
+        cost = find(collective, algorithm).cost.price(comm.size, nbytes)
+        further = partners(collective, algorithm, (0,) * comm.size).further
+        yield Probe(cost["rounds"], max(cost["path"], cost["sent"]), cost["reduced"], further, seconds)
+
+
+def native_curves(comm: Communicator, collectives: Sequence[str], device: str) -> list[Curve]:
+    """Return how long the native collectives take at a few sizes; those that are not there are left out."""
+    return [curve for collective in collectives if (curve := _native_curve(comm, collective, device)) is not None]
+
+
+def _native_curve(comm: Communicator, collective: str, device: str) -> Curve | None:
+    sizes = (0,) if collective == "barrier" else NATIVE_SIZES
+    seconds = []
+    for nbytes in sizes:
+        call = functools.partial(call_of(comm, collective, nbytes, device), "native")
+        if not runs(call):
+            return None
+        seconds.append(statistics.median(Meter(comm, device).samples([call], SECONDS)[0]))
+    return Curve(collective, "native", "native", sizes, tuple(seconds))
+
+
+def runs(call: Any) -> bool:
+    """Return whether a call is not refused; that is decided alike on every rank, before data move."""
+    with contextlib.suppress(ValueError):  # an ArgumentError
+        call()
+        return True
+    return False
+
+
+def serves(comm: Communicator, device: str) -> bool:
+    """Return whether the executor that a communicator was made with serves its ranks and arrays."""
+    return runs(functools.partial(call_of(comm, "all_reduce", 8, device), "auto"))
+
+
+def usable(collective: str, size: int, *, flat: bool) -> list[str]:
+    """Return the algorithms that are measured: hierarchical is none within one node."""
+    return [name for name in algorithms(collective, size=size) if not (flat and name == "hierarchical")]

@@ -1,0 +1,122 @@
+"""`gpucoll tune`: measure this machine and this number of ranks, and write the table that `auto` goes by."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gpucoll
+from gpucoll.analysis.sizes import byte_size
+from gpucoll.arguments import refuse
+from gpucoll.calibration import probes
+from gpucoll.calibration.operands import SWEPT
+from gpucoll.calibration.sweep import SIZES, sweep
+from gpucoll.collectives import collective as collective_row
+from gpucoll.communicator import Communicator
+from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.tuner.host import facts, read, table_path
+from gpucoll.tuner.table import Shape, Table, as_toml
+
+PROGRAM = "gpucoll tune"
+EXECUTORS = {"cpu": ("shared", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
+HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. Without it built-in defaults serve."
+
+
+def main(options: Any) -> int:
+    """Measure, and write the table; return 0. A collective call; wrong arguments end every rank with exit code 2."""
+    try:
+        collectives = _collectives(options.collective)
+        sizes = [size for size in SIZES if size <= byte_size(options.max_bytes)]
+        with gpucoll.init() as comm:
+            return _tune(comm, options, collectives, sizes)
+    except (ArgumentError, UsageError, BackendError) as error:
+        refuse(PROGRAM, str(error.args[0]))
+
+
+def _collectives(text: str | None) -> list[str]:
+    return [collective_row(name.strip()).name for name in text.split(",")] if text else list(SWEPT)
+
+
+def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
+    if comm.size == 1:
+        raise ArgumentError("one rank has nothing to choose: mpiexec -n 8 gpucoll tune", code="GC-RANKS")
+    started, say = time.perf_counter(), _speaker(comm)
+    with _executors(comm, options.device) as comms:
+        shape = _shape(comms, options, collectives, sizes, say)
+    path = table_path(facts())
+    if comm.rank == 0:
+        _write(path, _before(path).merged(shape))
+    say(f"{path}: {comm.size} ranks on {comm.nodes} node{'s' * (comm.nodes > 1)}, "
+        f"{time.perf_counter() - started:.1f} s")
+    if options.json and comm.rank == 0:
+        print(json.dumps({"file": str(path), "ranks": comm.size, "nodes": comm.nodes,
+                          "links": [link._asdict() for link in shape.links],
+                          "curves": [curve._asdict() for curve in shape.curves]}))
+    return 0
+
+
+def _speaker(comm: Communicator) -> Any:
+    """Return what tells the user, on standard error: standard output is the result's."""
+    def say(line: str) -> None:
+        if comm.rank == 0:
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+
+    return say
+
+
+@contextlib.contextmanager
+def _executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
+    """Yield a communicator of the same ranks for each executor that serves here."""
+    with contextlib.ExitStack() as stack:
+        made = {name: stack.enter_context(Communicator.from_mpi(comm.mpi, executor=name)) for name in EXECUTORS[device]}
+        yield {name: one for name, one in made.items() if probes.serves(one, device)}
+
+
+def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:
+    some, links = next(iter(comms.values())), []
+    for executor in comms:
+        if executor != "native":
+            links += probes.links(some, executor, options.device)
+            say(_links_line(links[-1]))
+    if options.sweep:
+        curves = [curve for collective in collectives
+                  for curve in sweep(comms, collective, sizes, options.device, say)]
+    else:
+        curves = probes.native_curves(comms["native"], collectives, options.device) if "native" in comms else []
+    return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(links), tuple(curves))
+
+
+def _links_line(link: Any) -> str:
+    return (f"{link.executor:8} {link.name:8} alpha {1e6 * link.alpha:8.2f} us  beta {1e9 * link.beta:7.3f} ns/byte  "
+            f"gamma {1e9 * link.gamma:7.3f} ns/byte  gap {1e6 * link.gap:7.2f} us")
+
+
+def _before(path: Path) -> Table:
+    """Return the table that is there, or an empty one: a bad or an old one is replaced."""
+    host = facts()
+    try:
+        found = read(path, host)
+    except ArgumentError as error:
+        warnings.warn(f"replaced: {error}", stacklevel=2)
+        found = None
+    return found or Table(str(path), host, ())
+
+
+def _write(path: Path, table: Table) -> None:
+    """Write the table, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}")
+    try:
+        draft.write_text(as_toml(table, HEADING))
+        draft.replace(path)
+    except OSError as error:
+        raise BackendError(f"cannot write {path}: {error.strerror}; GPUCOLL_CACHE names another folder",
+                           code="GC-FILE") from error

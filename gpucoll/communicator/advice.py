@@ -1,0 +1,54 @@
+"""What a call would do, and why, without doing it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpucoll.collectives import collective as collective_row
+from gpucoll.communicator.backends import Backend, able
+from gpucoll.communicator.core import Core
+from gpucoll.dtypes import row_of
+from gpucoll.errors import ArgumentError
+from gpucoll.executors import Task
+from gpucoll.ops import op_of
+
+if TYPE_CHECKING:
+    from gpucoll.tuner.explanation import Explanation
+
+DEVICES = ("cpu", "cuda", "emulated")
+ON_A_GPU = ("nccl", "native")  # who runs calls on GPU arrays, before the first has come
+
+
+class Advice(Core):
+    """Methods of `Communicator`."""
+
+    def explain(self, collective: str, nbytes: int, dtype: Any = "float32", device: str | None = None) -> Explanation:
+        """Return why ``algorithm="auto"`` takes what it takes for `nbytes` of the larger of input and output.
+
+        `dtype` is that of the elements (its op is the sum), `device` "cpu", "cuda" or "emulated", by default where
+        this communicator runs NumPy arrays. The result prints as a table and is a dictionary: see
+        `gpucoll.tuner.explanation.Explanation`; once calls of that size have been made on host arrays, it has their
+        measured times beside those predicted. No rank waits for another. Raises ArgumentError and DtypeError.
+        """
+        from gpucoll.tuner.explanation import explained
+
+        row = collective_row(collective)
+        where = ("emulated" if self.options.emulated else "cpu") if device is None else device
+        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+            raise ArgumentError(f"explain: nbytes={nbytes!r} is no number of bytes", code="GC-SIZE")
+        if where not in DEVICES:
+            raise ArgumentError(f"explain: device {device!r} is none of {', '.join(DEVICES)}", code="GC-DEVICE")
+        task = Task(row.name, "auto", None, None, None, row_of(dtype),
+                    op_of("sum") if row.reduces else None, nbytes=nbytes, device=where)
+        executors = self._able(task, where)
+        found = self._tuner.candidates(row.name, nbytes, executors, where)
+        if not found:
+            raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
+        times = [self._times.summary(row.name, one.executor, one.algorithm, nbytes) for one in found]
+        return explained(row.name, nbytes, self.size, f"the table {self._tuner.source(where)}", found, times)
+
+    def _able(self, task: Task, where: str) -> tuple[str, ...]:
+        if where != "cpu" and where not in self._gpus:
+            return ON_A_GPU if where == "cuda" else ON_A_GPU[:1]
+        backend: Backend = self._host if where == "cpu" else self._gpus[where]
+        return able(backend, task, self.executor)

@@ -1,0 +1,115 @@
+"""Why a collective takes the algorithm that it takes: candidates, choice and reason, for people and for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from gpucoll.analysis.simulate import Prediction, Topology
+from gpucoll.tuner.model import TIE, Candidate, ranked
+
+Row = dict[str, Any]
+PARTS = ("latency", "bandwidth", "reduction")
+
+
+class Explanation(dict[str, Any]):
+    """What `explain` returns: a dictionary that JSON can hold, and prints as a table.
+
+    ``choice`` is the algorithm, ``executor`` who runs it, ``reason`` a sentence, ``basis`` what it goes by;
+    ``candidates`` the ways there are, the choice first: each with ``algorithm``, ``executor``, ``segments``, predicted
+    ``seconds`` and how many of those are ``latency``, ``bandwidth`` and ``reduction`` (None where nobody knows),
+    whether a table has ``tuned`` them, and once it has been called ``calls`` and the median ``measured`` seconds.
+    """
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    @property
+    def choice(self) -> str:
+        """The algorithm."""
+        return str(self["choice"])
+
+    @property
+    def reason(self) -> str:
+        """Why it is the choice."""
+        return str(self["reason"])
+
+    @property
+    def candidates(self) -> list[Row]:
+        """The ways there are, the choice first."""
+        return list(self["candidates"])
+
+    def _lines(self) -> Iterator[str]:
+        yield (f"{self['collective']} of {self['bytes']} bytes for {self['ranks']} ranks, by {self['basis']}")
+        yield (f"{'algorithm':24} {'executor':8} {'segments':>8} {'predicted us':>13} {'latency':>8} {'bandwidth':>9} "
+               f"{'reduction':>9} {'measured us':>12} {'calls':>6}")
+        yield from map(_line, self["candidates"])
+        yield f"choice: {self['choice']}: {self['reason']}"
+
+
+def _line(row: Row) -> str:
+    shares = ["-" if row[part] is None else f"{_percent(row[part], sum(row[name] for name in PARTS))} %"
+              for part in PARTS]
+    measured = "-" if row["measured"] is None else f"{1e6 * row['measured']:.2f}"
+    return (f"{row['algorithm']:24} {row['executor'] or '-':8} {row['segments']:8} {1e6 * row['seconds']:13.2f} "
+            f"{shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {measured:>12} {row['calls'] or '-':>6}")
+
+
+def _percent(part: float, whole: float) -> int:
+    return round(100 * part / whole) if whole else 0
+
+
+def explained(collective: str, nbytes: int, ranks: int, basis: str, found: Sequence[Candidate],
+              times: Sequence[tuple[int, float | None]] = ()) -> Explanation:
+    """Return the explanation of candidates, the choice first; `times` has calls and median seconds of each."""
+    times = times or [(0, None)] * len(found)
+    rows = [_row(candidate, *time) for candidate, time in zip(found, times, strict=True)]
+    return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=found[0].algorithm,
+                       executor=found[0].executor, reason=reason(found), candidates=rows)
+
+
+def _row(candidate: Candidate, calls: int, measured: float | None) -> Row:
+    row = candidate._asdict()
+    parts: dict[str, float | None] = {name: row[name] for name in PARTS}
+    if not any(parts.values()):
+        parts = dict.fromkeys(PARTS)
+    return {name: row[name] for name in ("algorithm", "executor", "segments", "seconds")} | parts | {
+        "tuned": candidate.measured, "calls": calls, "measured": measured}
+
+
+def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction],
+                ways: Sequence[int]) -> Explanation:
+    """Return the explanation of what the simulator predicts on a topology; `ways` as `partners` has them."""
+    found = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False, number)
+                    for row, number in zip(rows, ways, strict=True)])
+    return explained(collective, nbytes, rows[0].ranks, f"the topology {topology.name}: {topology.about}", found)
+
+
+def reason(found: Sequence[Candidate]) -> str:
+    """Return why the first candidate is the choice.
+
+    >>> reason([Candidate("mpi", "ring", 1, 2e-5, 2e-5, 0.0, 0.0, False, 2)])
+    'there is no other'
+    """
+    if len(found) == 1:
+        return "there is no other"
+    first, second = found[0], min(found[1:], key=lambda row: row.seconds)
+    if second.seconds < first.seconds:
+        return (f"within {TIE:.0%} of {_name(second)}, the quickest, with fewer partners ({first.ways} ways against "
+                f"{second.ways}): other traffic disturbs it least; {_most(first)}")
+    ahead = second.seconds / first.seconds if first.seconds else 1.0
+    kind = "measured" if first.measured else "predicted"
+    return f"{kind} {ahead:.2f} times as fast as {_name(second)}, the next; {_most(first)}"
+
+
+def _name(candidate: Candidate) -> str:
+    return f"{candidate.algorithm} on {candidate.executor}" if candidate.executor else candidate.algorithm
+
+
+def _most(candidate: Candidate) -> str:
+    """Say what the time goes into."""
+    parts = {name: getattr(candidate, name) for name in PARTS}
+    if not any(parts.values()):
+        return "a native collective, of which the whole time is known only"
+    most = max(parts, key=parts.__getitem__)
+    return f"{most} is {_percent(parts[most], sum(parts.values()))} % of its time"

@@ -1,0 +1,219 @@
+"""What every way to do a collective is expected to take: by the table's curves, or by the simulator on its links."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpucoll.algorithms import algorithms, find, schedule
+from gpucoll.analysis.simulate import Level, Prediction, Topology, simulate
+from gpucoll.errors import ArgumentError
+from gpucoll.schedule import Recv, RecvReduce, Send
+from gpucoll.tuner.segments import segments
+from gpucoll.tuner.table import Curve, Link, Shape, Table, built_in
+
+SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
+
+
+class World(NamedTuple):
+    """Who takes part: the node of every rank, and the device of their arrays."""
+
+    nodes: tuple[int, ...]
+    device: str = "cpu"
+
+    @property
+    def size(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def node_count(self) -> int:
+        """How many nodes there are."""
+        return max(self.nodes) + 1
+
+
+class Candidate(NamedTuple):
+    """A way to do a collective; seconds, and of what they are made up by the model. `measured`: by a curve."""
+
+    executor: str
+    algorithm: str
+    segments: int
+    seconds: float
+    latency: float
+    bandwidth: float
+    reduction: float
+    measured: bool
+    ways: int  # see `Partners`; 0 for a native collective
+
+
+class Model:
+    """Predictions for one `world` by a table; what it has of other shapes stands in for what it lacks."""
+
+    def __init__(self, table: Table, world: World) -> None:
+        self.table, self.world = table, world
+        self._topologies: dict[str, Topology | None] = {}
+        device = "cuda" if world.device == "cuda" else "cpu"
+        self._shapes = [shape for source in (table, built_in())
+                        if (shape := source.nearest(world.size, world.node_count, device)) is not None]
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the table that is most like this world."""
+        return self._shapes[0]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the table has this very shape."""
+        return (self.shape.ranks, self.shape.nodes) == (self.world.size, self.world.node_count)
+
+    def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
+                   names: Sequence[str]) -> list[Candidate]:
+        """Return what `names` take on `executors`, the preferred one first; what cannot be predicted is left out."""
+        found = [candidate for executor in executors for name in names
+                 if (name == "native") == (executor == "native")
+                 for candidate in self._candidate(collective, nbytes, executor, name)]
+        measured = [candidate for candidate in found if candidate.measured]
+        return ranked(measured) + ranked([one for one in found if not one.measured])
+
+    def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
+        """Return the candidate, or nothing where it cannot be predicted."""
+        curve = self._curve(collective, executor, name)
+        if executor == "native":
+            return self._native(collective, nbytes, curve)
+        topology = self.topology(executor)
+        if topology is None:
+            return []
+        try:
+            row = self._predict(collective, nbytes, name, topology)
+        except ArgumentError:  # more than can be simulated
+            return []
+        measured = curve is not None and self.exact
+        seconds = curve.at(nbytes) if curve is not None and self.exact else row.seconds
+        return [Candidate(executor, name, row.segments, seconds, *row[5:], measured,
+                          partners(collective, name, self.world.nodes).ways)]
+
+    def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
+        """A native collective is taken for the best of our algorithms, at its own constants or as its curve says."""
+        topology = self.topology("native")
+        best = None if topology is None else self._best(collective, nbytes, topology, self.world)
+        if curve is None:
+            return [] if best is None else [Candidate("native", "native", 1, best.seconds, *best[5:], False, 0)]
+        seconds = curve.at(nbytes)
+        if not self.exact:
+            seconds *= self._scale(collective, nbytes)
+        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, self.exact and self._swept(collective), 0)]
+
+    def _swept(self, collective: str) -> bool:
+        """Whether schedules were measured too, so that curves are compared with curves."""
+        return any(curve.collective == collective and curve.executor != "native" for curve in self.shape.curves)
+
+    def _scale(self, collective: str, nbytes: int) -> float:
+        """Return how many times longer it takes here than in the table's shape, by the model."""
+        topology = self.topology("mpi")
+        if topology is None or self.world.size == 1:
+            return 1.0
+        measured = World(tuple(rank * self.shape.nodes // self.shape.ranks for rank in range(self.shape.ranks)))
+        here, there = (self._best(collective, nbytes, topology, world) for world in (self.world, measured))
+        return here.seconds / there.seconds if here and there and there.seconds else 1.0
+
+    def _best(self, collective: str, nbytes: int, topology: Topology, world: World) -> Prediction | None:
+        rows = []
+        for name in algorithms(collective, size=world.size):
+            try:
+                rows.append(_predicted(collective, name, nbytes, topology, world))
+            except ArgumentError:
+                continue
+        return min(rows, key=lambda row: row.seconds, default=None)
+
+    def _predict(self, collective: str, nbytes: int, name: str, topology: Topology) -> Prediction:
+        return _predicted(collective, name, nbytes, topology, self.world)
+
+    def _curve(self, collective: str, executor: str, name: str) -> Curve | None:
+        wanted = (collective, executor, name)
+        return next((curve for curve in self.shape.curves if curve[:3] == wanted), None)
+
+    def topology(self, executor: str) -> Topology | None:
+        """Return the links of `executor` here, None where the table does not know it."""
+        if executor not in self._topologies:
+            self._topologies[executor] = self._make_topology(executor)
+        return self._topologies[executor]
+
+    def _make_topology(self, executor: str) -> Topology | None:
+        node, network = (self._link(executor, name) for name in ("node", "network"))
+        world, levels = self.world, []
+        per_node = max(world.nodes.count(node) for node in range(world.node_count))
+        if per_node > 1 or world.node_count == 1:
+            levels.append((node, per_node if world.node_count > 1 else None))
+        if world.node_count > 1:
+            levels.append((network, None))
+        if any(link is None for link, _ in levels):
+            return None
+        return Topology(executor, tuple(_level(link, ranks) for link, ranks in levels if link is not None))
+
+    def _link(self, executor: str, name: str) -> Link | None:
+        return next((link for shape in self._shapes for link in shape.links
+                     if (link.executor, link.name) == (executor, name)), None)
+
+
+def _level(link: Link, ranks: int | None) -> Level:
+    return Level(link.name, link.alpha, link.beta, link.gamma, gap=link.gap, ranks=ranks)
+
+
+def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World) -> Prediction:
+    """Return the prediction: on equal links by the registry's formulas, which are exact where ranks are alike."""
+    pieces = segments(name, nbytes, world.size)
+    if world.node_count > 1 and world.size <= SIMULATED:
+        return simulate(collective, name, world.size, nbytes, topology, segments=pieces)
+    return _by_formula(collective, name, nbytes, topology, world, pieces)
+
+
+def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, world: World,
+                pieces: int) -> Prediction:
+    """Return what the registry's formulas say, with the constants of the outermost links."""
+    level, found = topology.levels[-1], find(collective, name)
+    pieces = found.pieces(pieces)
+    cost = found.cost.price(world.size, nbytes, pieces, world.nodes)
+    further = partners(collective, name, world.nodes).further
+    return Prediction(collective, name, world.size, nbytes, pieces, cost["rounds"] * level.alpha + further * level.gap,
+                      max(cost["path"], cost["sent"]) * level.beta, cost["reduced"] * level.gamma)
+
+
+class Partners(NamedTuple):
+    """Whom rank 0 has messages with: `ways`, to how many ranks it sends plus from how many it receives; `further`, the
+    messages beyond the first of each round, either way.
+    """
+
+    ways: int
+    further: int
+
+
+@functools.lru_cache(maxsize=1024)
+def partners(collective: str, name: str, nodes: tuple[int, ...]) -> Partners:
+    """Return the partners of rank 0.
+
+    >>> partners("all_reduce", "ring", (0,) * 8), partners("all_reduce", "two_shot", (0,) * 8)
+    (Partners(ways=2, further=0), Partners(ways=14, further=12))
+    """
+    to, of, further = set[int](), set[int](), 0
+    for steps in schedule(collective, name, rank=0, size=len(nodes), nodes=nodes):
+        sent = {step.peer for step in steps if isinstance(step, Send)}
+        received = {step.peer for step in steps if isinstance(step, Recv | RecvReduce)}
+        further += max(0, len(sent) - 1, len(received) - 1)
+        to, of = to | sent, of | received
+    return Partners(len(to) + len(of), further)
+
+
+TIE = 0.02  # of the time: no model promises more
+
+
+def ranked(found: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates by time; of those within TIE of the quickest, the one with the fewest partners first.
+
+    No model sees what else is on the links: who has few partners meets the least of it.
+    """
+    if not found:
+        return []
+    rows = sorted(found, key=lambda row: row.seconds)
+    equal = [row for row in rows if row.seconds <= rows[0].seconds * (1 + TIE)]
+    first = min(equal, key=lambda row: (row.ways, row.executor != "native"))
+    return [first, *(row for row in rows if row is not first)]
