@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import ctypes
 import os
 import threading
@@ -70,13 +69,17 @@ class Waits:
         self.submit(Work(self, operation, name, None)).synchronize()
 
     def _drive(self, operation: Operation, name: str) -> None:
-        self.check()
-        deadline = time.monotonic() + self.timeout
+        if self.failure is not None:
+            self.check()
+        deadline = 0.0
         self._owner = threading.get_ident()
         try:
-            with self._errors(operation, name):
-                for done in operation:
-                    self.until(done, name, deadline)
+            for done in operation:
+                deadline = deadline or time.monotonic() + self.timeout
+                self.until(done, name, deadline)
+        except BaseException as error:
+            self._failed(error, operation, name)
+            raise
         finally:
             self._owner = None
 
@@ -109,21 +112,19 @@ class Waits:
         if self.failure is not None:
             raise RevokedError(f"this communicator failed earlier ({self.failure}); close it and make a new one")
 
-    @contextlib.contextmanager
-    def _errors(self, operation: Operation, name: str) -> Iterator[None]:
-        """An error or an interrupt in the middle of an operation revokes the communicator."""
-        try:
-            yield
-        except MismatchError:  # of a message that has ended: nothing is under way
-            raise
-        except self._foreign as error:
+    def _failed(self, error: BaseException, operation: Operation, name: str) -> None:
+        """An error or an interrupt in the middle of an operation revokes the communicator.
+
+        Raises BackendError for what the transport has raised.
+        """
+        if isinstance(error, MismatchError):  # of a message that has ended: nothing is under way
+            return
+        if isinstance(error, self._foreign):
             self.failure = BackendError(f"{name}: {error}")
             raise self.failure from error
-        except BaseException as error:
-            self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
-            if isinstance(operation, Generator):
-                operation.close()  # it calls back its messages, and keeps what cannot be called back
-            raise
+        self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
+        if isinstance(operation, Generator):
+            operation.close()  # it calls back its messages, and keeps what cannot be called back
 
     def submit(self, work: Work) -> Work:
         """Run `work` after those submitted before it, while the caller goes on."""
@@ -158,8 +159,11 @@ class Waits:
     def _step(self, work: Work) -> bool:
         try:
             self.check()
-            with self._errors(work.operation, work.name):
+            try:
                 return work.step(self.late)
+            except BaseException as error:
+                self._failed(error, work.operation, work.name)
+                raise
         except GpucollError as error:
             work.error = error
             return True

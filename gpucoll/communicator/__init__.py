@@ -5,6 +5,7 @@
     ragged         the v-variants
     points         messages between two ranks, groups of calls, splits
     advice         what a call would do, and why
+    persistent     calls to be made again and again
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import Any
 
 from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
-from gpucoll.communicator.collectives import Collectives
+from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.ragged import Ragged
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.links import LocalLink, MpiLink
 
 
-class Communicator(Collectives, Ragged, Points, Advice):
+class Communicator(Ragged, Points, Advice, Persistent):
     """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or

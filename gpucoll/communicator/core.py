@@ -7,7 +7,6 @@ array as it was.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import os
 import time
@@ -22,13 +21,14 @@ from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op,
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
-from gpucoll.communicator.repeats import Key, Repeats
+from gpucoll.communicator.repeats import Key, Repeat, Repeats, key_of
 from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, ClosedError, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import farewell
 from gpucoll.links import Link
 from gpucoll.ops import NOT_IN, Op, op_of
+from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner, rules
 from gpucoll.waits import Operation, Waits, Work
 
@@ -92,21 +92,29 @@ class Core:
             self._waits.hooks.append(self._gpus[name].check)
         return self._gpus[name]
 
-    def _again(self, key: Key, x: Any, out: Any, stream: Any) -> bool:
-        """Run a call that was made before with the same arrays; return whether there was one."""
-        found = self._repeats.find(key) if self._group is None else None
-        if found is None:
+    def _again(self, call: Key, x: Any, out: Any, stream: Any) -> bool:
+        """Run a call that was made before with the same arrays; return whether there was one. `call` is the rest."""
+        if self._group is not None or out is None:
             return False
+        found = self._repeats.recall(call, x, out)
+        if found is None:
+            found = self._repeats.find(key_of(call, x, out))
+            if found is None:
+                return False
+            self._repeats.see(call, x, out, found)
+        self._repeat(found, *found.rows(x, out), stream)
+        return True
+
+    def _repeat(self, found: Repeat, source: Any, target: Any, stream: Any) -> None:
+        """Run a call once more, from the row `source` to the row `target`."""
         self._check_usable()
         call, task = found.call, found.task
         if task.device == "cpu":
-            task = copy.copy(task)  # it may outlive the call, where that fails
+            task = task.again(source, target)  # it may outlive the call, where that fails
         else:
             call = call._replace(space=self._gpu(task.device).space(stream))
             task.stream = call.space.stream
-        task.input, task.output = found.rows(x, out)
         self._timed(self._operation(found.executor, task, call), task.collective, found.seconds)
-        return True
 
     def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0,
              allowed: str | None = None, key: Key = (), arrays: tuple[Any, Any] = (None, None)) -> Any:
@@ -260,7 +268,10 @@ class Core:
 def make_plan(collective: str, choice: Choice, place: bootstrap.Place, root: int, cut: Cut,
               in_place: bool) -> Plan:
     """Return the resolved schedule of a call; a call like it finds it made."""
-    rounds = schedule(collective, choice.algorithm, rank=place.rank, size=place.size, root=root,
-                      segments=choice.segments, nodes=place.nodes)
+    def of(rank: int) -> Schedule:
+        return schedule(collective, choice.algorithm, rank=rank, size=place.size, root=root, segments=choice.segments,
+                        nodes=place.nodes)
+
+    rounds = of(place.rank)
     per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
-    return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place)
+    return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)

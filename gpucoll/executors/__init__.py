@@ -10,7 +10,7 @@ needs to know of a round: what may be received in place, and what must wait for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -45,6 +45,13 @@ class Task:
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     device: str = "cpu"
     stream: Any = None
+
+    def again(self, source: Any, target: Any) -> Task:
+        """Return the same task from `source` to `target`."""
+        task = Task.__new__(Task)
+        task.__dict__.update(self.__dict__)
+        task.input, task.output = source, target
+        return task
 
 
 class Executor(Protocol):
@@ -103,12 +110,17 @@ class PlannedRound(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """A schedule for given lengths; `copy_input`: in place it would read what it has overwritten."""
+    """A schedule for given lengths; `copy_input`: in place it would read what it has overwritten.
+
+    What it was made of: how the buffers are cut, and what tells the schedule of any rank.
+    """
 
     rounds: tuple[PlannedRound, ...]
     scratch: int
     staging: int
     copy_input: bool
+    layouts: Layouts | None = None
+    schedules: Callable[[int], Schedule] | None = None
 
 
 class Layouts(NamedTuple):
@@ -123,7 +135,8 @@ class Layouts(NamedTuple):
         return layout.span(part.first, part.count)
 
 
-def resolve(schedule: Schedule, layouts: Layouts, *, in_place: bool) -> Plan:
+def resolve(schedule: Schedule, layouts: Layouts, *, in_place: bool,
+            schedules: Callable[[int], Schedule] | None = None) -> Plan:
     """Return the plan of `schedule` on buffers cut by `layouts`; input is output where `in_place`."""
     rounds = list(schedule)
     copy_input = in_place and _reads_overwritten(rounds)
@@ -131,7 +144,7 @@ def resolve(schedule: Schedule, layouts: Layouts, *, in_place: bool) -> Plan:
     planned = tuple(_Planner(layouts, alias).plan(steps) for steps in rounds)
     scratch = max((layouts.span(s)[1] for steps in rounds for s in _slices(steps) if s.buffer == "scratch"), default=0)
     staging = max((m.stop for r in planned for m in _staged(r)), default=0)
-    return Plan(planned, scratch, staging, copy_input)
+    return Plan(planned, scratch, staging, copy_input, layouts, schedules)
 
 
 def _slices(steps: Round) -> Iterator[Slice]:

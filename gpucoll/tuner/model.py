@@ -13,6 +13,7 @@ from gpucoll.schedule import Recv, RecvReduce, Send
 from gpucoll.tuner.segments import segments
 from gpucoll.tuner.table import Curve, Link, Shape, Table, built_in
 
+STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
 SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
 
 
@@ -151,6 +152,8 @@ class Model:
         return Topology(executor, tuple(_level(link, ranks) for link, ranks in levels if link is not None))
 
     def _link(self, executor: str, name: str) -> Link | None:
+        if self.world.device == "emulated":  # whose messages are MPI's, and whose memory is the host's
+            executor = STANDS_FOR.get(executor, executor)
         return next((link for shape in self._shapes for link in shape.links
                      if (link.executor, link.name) == (executor, name)), None)
 
@@ -215,5 +218,5 @@ def ranked(found: Sequence[Candidate]) -> list[Candidate]:
         return []
     rows = sorted(found, key=lambda row: row.seconds)
     equal = [row for row in rows if row.seconds <= rows[0].seconds * (1 + TIE)]
-    first = min(equal, key=lambda row: (row.ways, row.executor != "native"))
+    first = min(equal, key=lambda row: (row.ways, row.executor == "native"))
     return [first, *(row for row in rows if row is not first)]

@@ -10,7 +10,7 @@ NAMES = """ArgumentError BackendError ClosedError CollectiveTimeout Communicator
 PeerError RankFailedError ReduceOp RevokedError UsageError Work algorithms elementwise_op init init_local premul_sum
 schedule""".split()
 METHODS = """all_gather all_gather_v all_reduce all_to_all all_to_all_v barrier broadcast close exscan explain from_mpi gather
-gather_v group recv reduce reduce_scatter reduce_scatter_v scan scatter scatter_v send sendrecv split""".split()
+gather_v group plan recv reduce reduce_scatter reduce_scatter_v scan scatter scatter_v send sendrecv split""".split()
 ATTRIBUTES = "check device executor local_rank local_size mpi node nodes rank size timeout".split()
 
 

@@ -36,7 +36,7 @@ def test_latency_bandwidth_and_executors_decide():
     assert choice(table(), "all_reduce", 8, ("mpi",))[:2] == ("mpi", "one_shot")
     assert choice(table(), "all_reduce", 1 << 26, ("native",))[:2] == ("native", "native")
     assert choice(table(), "barrier", 0, ("mpi",))[:2] == ("mpi", "dissemination")
-    assert choice(table(), "all_reduce", 1 << 26, size=1)[:2] == ("native", "native")
+    assert choice(table(), "all_reduce", 1 << 26, size=1)[0] == "mpi"  # nothing to send: NumPy copies
 
 
 def test_a_named_algorithm_stays_and_takes_the_best_executor():

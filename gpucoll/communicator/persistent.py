@@ -1,0 +1,79 @@
+"""Calls with everything resolved, to be made again and again."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.arrays import prepare
+from gpucoll.collectives import Collective
+from gpucoll.collectives import collective as collective_row
+from gpucoll.communicator.collectives import Collectives
+from gpucoll.communicator.core import How
+from gpucoll.communicator.repeats import repeat_of
+
+TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
+
+
+class PersistentCall:
+    """A collective on the same arrays: calling it does it once more, and returns the result, always the same object.
+
+    ``executor`` and ``algorithm`` say who does it and how; both are None where that is decided in each call: for the
+    v-variants, scatter, barrier, and arrays that are not contiguous.
+    """
+
+    def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None) -> None:
+        self._call = call
+        self.result, self.executor, self.algorithm = result, executor, algorithm
+
+    def __call__(self) -> Any:
+        """Do the collective; a collective call."""
+        found = self._call()
+        return self.result if self.executor else found
+
+
+class Persistent(Collectives):
+    """Methods of `Communicator`."""
+
+    def plan(self, collective: str, x: Any = None, out: Any = None, **options: Any) -> PersistentCall:
+        """Return a callable that does `collective` on `x` and `out`, with shapes, executor and algorithm resolved.
+
+        `options` are those of the collective: op, root, dtype, algorithm, stream. Where `out` is None it is allocated
+        once. The arrays are kept, their content may change from call to call. No data move here. On a GPU a call
+        enqueues in `stream`, CuPy's current one where it is None, and can be captured in a CUDA graph. All ranks plan
+        and call alike. Raises ArgumentError and DtypeError as the collective does.
+        """
+        row = collective_row(collective)
+        if row.ragged or row.name in TOLD or row.input.where == "nowhere" or self._group is not None:
+            given = [] if row.input.where == "nowhere" else [x]
+            return PersistentCall(functools.partial(getattr(self, row.name), *given, **_outs(row, out), **options),
+                                  None, None, None)
+        foreign = set(options) - {"algorithm", "stream"} - ({"op", "dtype"} if row.reduces else set()) \
+            - ({"root"} if row.rooted else set())
+        if foreign:
+            raise TypeError(f"plan: {row.name} has no option {sorted(foreign)[0]!r}")
+        return self._planned(row, x, out, **options)
+
+    def _planned(self, row: Collective, x: Any, out: Any, *, op: Any = "sum", root: Any = 0, dtype: Any = None,
+                 algorithm: str = "auto", stream: Any = None) -> PersistentCall:
+        who, space = self._sizes(row.name, root), self._space(row.name, x, stream=stream)
+        call = prepare(row, x, out, who, dtype, space)
+        checked = self._check_op(row.name, op, call) if row.reduces else None
+        executor, task = self._resolve(row, call, How(algorithm, False, stream), self.executor, checked, who.root)
+        seconds = self._times.of(row.name, executor.name, task.algorithm, task.nbytes, task.device)
+        found = repeat_of(x, call.result, executor, task, call, seconds)
+        if found is None or row.name == "exscan":
+            options = {"root": root} if row.rooted else {}
+            options |= {"op": op, "dtype": dtype} if row.reduces else {}
+            again = functools.partial(getattr(self, row.name), x, **_outs(row, call.result), **options,
+                                      algorithm=algorithm, stream=stream)
+            return PersistentCall(again, None, None, None)
+        rows = (task.input, task.output) if task.device == "cpu" else (found.task.input, found.task.output)
+        again = functools.partial(self._repeat, found, *rows, stream)
+        return PersistentCall(again, call.result, executor.name, task.algorithm)
+
+
+def _outs(row: Collective, out: Any) -> dict[str, Any]:
+    """Return `out` where the collective has one, and it is not None."""
+    return {} if out is None or row.name == "broadcast" else {"out": out}
