@@ -26,6 +26,16 @@ CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must
 NAP = 20e-6  # seconds
 
 
+class Quick(Protocol):
+    """A way to do a call at once, without an operation."""
+
+    def __call__(self, source: Any, target: Any) -> bool:
+        """Do it, from one row to another; return whether it is done after a short wait."""
+
+    def ends(self, target: Any) -> bool:
+        """Wait a little longer; return whether it is done."""
+
+
 def keep_for_ever(memory: object) -> None:
     """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
@@ -82,6 +92,22 @@ class Waits:
             raise
         finally:
             self._owner = None
+
+    def hurry(self, quick: Quick, source: Any, target: Any, name: str) -> bool:
+        """Do a call by `quick`, unless something is under way that it must follow; return whether it was done."""
+        if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
+            return False
+        self._owner = threading.get_ident()
+        try:
+            if not quick(source, target):
+                self.until(lambda: quick.ends(target), name, time.monotonic() + self.timeout)
+        except BaseException as error:
+            self._failed(error, iter(()), name)
+            raise
+        finally:
+            self._owner = None
+            self._stepping.release()
+        return True
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""

@@ -6,6 +6,7 @@
     points         messages between two ranks, groups of calls, splits
     advice         what a call would do, and why
     persistent     calls to be made again and again
+    symmetric      memory that all ranks of a node map
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.ragged import Ragged
+from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.links import LocalLink, MpiLink
 
 
-class Communicator(Ragged, Points, Advice, Persistent):
+class Communicator(Ragged, Points, Advice, Persistent, Symmetric):
     """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or

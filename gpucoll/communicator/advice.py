@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.collectives import collective as collective_row
-from gpucoll.communicator.backends import Backend, able
+from gpucoll.communicator.backends import able
 from gpucoll.communicator.core import Core
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError
@@ -50,5 +50,6 @@ class Advice(Core):
     def _able(self, task: Task, where: str) -> tuple[str, ...]:
         if where != "cpu" and where not in self._gpus:
             return ON_A_GPU if where == "cuda" else ON_A_GPU[:1]
-        backend: Backend = self._host if where == "cpu" else self._gpus[where]
-        return able(backend, task, self.executor)
+        if where == "cpu":
+            return tuple(name for name in self._host.names if self.executor in (None, name))
+        return able(self._gpus[where], task, self.executor)

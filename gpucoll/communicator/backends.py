@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any, Protocol
 
+from gpucoll.arrays.symmetric import Heap
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Executor, Task
 from gpucoll.links import Link
@@ -30,11 +31,10 @@ def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
     asked = [one for one in there if allowed in (None, one.name)]
     if not asked:
         raise _refused(task, there, allowed)
-    reasons = {one.name: one.serves(task) for one in asked}
-    served = tuple(name for name, reason in reasons.items() if reason is None)
+    reasons = [one.serves(task) for one in asked]
+    served = tuple(dict.fromkeys(one.name for one, reason in zip(asked, reasons, strict=True) if reason is None))
     if not served:
-        name, reason = next(iter(reasons.items()))
-        raise ArgumentError(f"{task.collective}: executor {name} cannot serve: {reason}", code="GC-ALGO")
+        raise ArgumentError(f"{task.collective}: executor {asked[-1].name} cannot serve: {reasons[-1]}", code="GC-ALGO")
     if task.device == "emulated" and task.algorithm == "auto" and allowed is None and len(served) > 1:
         return tuple(name for name in served if name != NATIVE)
     return served
@@ -51,32 +51,46 @@ def _refused(task: Task, there: list[Executor], allowed: str | None) -> Argument
 
 def chosen(backend: Backend, task: Task, name: str) -> Executor:
     """Return the executor `name` once it has what it needs for `task`; ArgumentError says what it lacks."""
-    executor = next(one for one in backend.executors if one.name == name)
-    reason = executor.serves(task)
-    if reason is not None:
-        raise ArgumentError(f"{task.collective}: executor {name} cannot serve: {reason}", code="GC-ALGO")
-    return executor
+    for executor in backend.executors:
+        reason = executor.serves(task) if executor.name == name else ""
+        if reason is None:
+            return executor
+    raise ArgumentError(f"{task.collective}: executor {name} cannot serve: {reason}", code="GC-ALGO")
 
 
 class HostBackend:
-    """MPI's messages and collectives on host arrays; threads have no collectives of their own."""
+    """Host arrays: the node's shared memory, MPI's messages and collectives; threads have no collectives of their own.
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    Where there are several nodes, `mpi` reads the memory of its own node, if the system lets it, and sends messages
+    to the others. `heap` is the symmetric memory.
+    """
+
+    def __init__(self, link: Link, timeout: float) -> None:
+        self._link, self._timeout = link, timeout
+        self.heap = Heap(link.place.size)
 
     @functools.cached_property
     def executors(self) -> tuple[Executor, ...]:
         from gpucoll.executors.mpi import MpiExecutor
+        from gpucoll.executors.shared import SharedExecutor
 
-        messages = MpiExecutor(self._link.wire)
+        name = "shared" if max(self._link.place.nodes) == 0 else "mpi"
+        schedules = (SharedExecutor(self._link, self.heap, self._timeout, name), MpiExecutor(self._link.wire))
         if self._link.mpi is None:
-            return (messages,)
+            return schedules
         from gpucoll.executors.native import NativeExecutor
 
-        return (messages, NativeExecutor(self._link.wire))
+        return (*schedules, NativeExecutor(self._link.wire))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of executors that are likely to serve; to ask them would take all ranks."""
+        shared = ("shared",) * (max(self._link.place.nodes) == 0)
+        return (*shared, "mpi", *(NATIVE,) * (self._link.mpi is not None))
 
     def close(self) -> None:
         """Give back what the executors hold."""
         made: dict[str, Any] = self.__dict__
         for executor in made.get("executors", ()):
             executor.close()
+        self.heap.close()

@@ -15,7 +15,9 @@ import numpy
 
 from gpucoll.arrays import Prepared, address, same_memory
 from gpucoll.communicator.times import Seconds
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import Executor, Hasty, Task
+from gpucoll.ops import LOGICAL
+from gpucoll.waits import Quick
 
 KEPT = 256
 Key = tuple[Any, ...]
@@ -38,6 +40,7 @@ class Repeat(NamedTuple):
     task: Task
     call: Prepared
     seconds: Seconds
+    quick: Quick | None = None
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
         """Return input and output of the task."""
@@ -111,7 +114,14 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, call: Prepared, 
         return None
     rows = [None if row is None or not on_device else Row(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
-    return Repeat(executor, again, call._replace(input=None, target=None, result=None, given=None), seconds)
+    bare = call._replace(input=None, target=None, result=None, given=None)
+    return Repeat(executor, again, bare, seconds, _quick(executor, task))
+
+
+def _quick(executor: Executor, task: Task) -> Quick | None:
+    """Return how the executor does such calls at once; None where it cannot, or the op takes one step more."""
+    has_end = task.op is not None and (task.op.name == "avg" or task.op.name in LOGICAL)
+    return executor.quick(task) if isinstance(executor, Hasty) and not has_end else None
 
 
 def key_of(call: Key, x: Any, out: Any) -> Key:

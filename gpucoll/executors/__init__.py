@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from gpucoll.chunks import Layout, Ragged
 from gpucoll.dtypes import Dtype
 from gpucoll.ops import Op
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
-from gpucoll.waits import Operation
+from gpucoll.waits import Operation, Quick
 
 PIECE = 1 << 26  # elements of at most 16 bytes
 
@@ -70,6 +70,14 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Give back what it holds; idempotent."""
+
+
+@runtime_checkable
+class Hasty(Protocol):
+    """An executor that does some calls at once."""
+
+    def quick(self, task: Task) -> Quick | None:
+        """Return how to do calls like `task`, None where that takes an operation."""
 
 
 class Span(NamedTuple):

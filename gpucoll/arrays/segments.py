@@ -1,0 +1,105 @@
+"""Memory that other processes of the host can map: it has no name, so that nothing is left of it when they end."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import mmap
+import os
+from typing import Any
+
+import numpy
+
+from gpucoll.arrays.memory import Array, address
+
+_SERIALS = itertools.count(1)
+_FILES = 1 << 20  # more than a process may have open
+_WRITABLE = 0x200  # PyBUF_WRITE
+_NOTHING = numpy.empty(0, numpy.uint8)
+
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+
+
+class Segment:
+    """Memory of this process. `key` tells others of it: its file here, and a number that no later one has."""
+
+    def __init__(self, nbytes: int) -> None:
+        # Where the system has no such files the memory is this process' own, and `attach` raises.
+        self._file = os.memfd_create("gpucoll") if hasattr(os, "memfd_create") else -1
+        try:
+            if self._file >= 0:
+                os.ftruncate(self._file, nbytes)
+            self.row = _mapped(self._file, nbytes)
+        except BaseException:
+            self.close()
+            raise
+        self.key = next(_SERIALS) * _FILES + max(0, self._file)
+        self.start = address(self.row)
+
+    def close(self) -> None:
+        """Let nobody map it any more; it lives until the last array on it has gone."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def attach(process: int, key: int) -> Array:
+    """Return the bytes of the segment `key` of `process`; raise OSError where the system forbids it."""
+    file = os.open(f"/proc/{process}/fd/{key % _FILES}", os.O_RDWR)
+    try:
+        return _mapped(file, os.fstat(file).st_size)
+    finally:
+        os.close(file)
+
+
+def _mapped(file: int, nbytes: int) -> Array:
+    return numpy.frombuffer(mmap.mmap(file, nbytes), numpy.uint8)
+
+
+def at(place: int, nbytes: int) -> Array:
+    """Return the bytes at an address of this process, which they do not keep alive."""
+    return numpy.frombuffer(_view(place, nbytes, _WRITABLE), numpy.uint8) if nbytes else _NOTHING
+
+
+class _Vector(ctypes.Structure):
+    """The C library's struct iovec."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class Copier:
+    """Copies between this process' memory and another one's, by the system: one copy, nothing mapped.
+
+    Raises OSError where the system forbids it or the process is gone. For one thread at a time.
+    """
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        self._calls = [getattr(library, name, None) for name in ("process_vm_readv", "process_vm_writev")]
+        for call in filter(None, self._calls):
+            call.restype = ctypes.c_ssize_t
+            call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong,
+                             ctypes.c_ulong)
+        self._here, self._there = _Vector(), _Vector()
+        self._places = ctypes.addressof(self._here), ctypes.addressof(self._there)
+
+    def read(self, process: int, there: int, here: int, nbytes: int) -> None:
+        """Copy from address `there` of `process` to `here`."""
+        self._copy(self._calls[0], process, there, here, nbytes)
+
+    def write(self, process: int, there: int, here: int, nbytes: int) -> None:
+        """Copy from `here` to address `there` of `process`."""
+        self._copy(self._calls[1], process, there, here, nbytes)
+
+    def _copy(self, call: Any, process: int, there: int, here: int, nbytes: int) -> None:
+        if call is None:
+            raise OSError("this system has no process_vm_readv")
+        while nbytes:
+            self._here.base, self._here.length = here, nbytes
+            self._there.base, self._there.length = there, nbytes
+            done = call(process, self._places[0], 1, self._places[1], 1, 0)
+            if done <= 0:
+                number = ctypes.get_errno()
+                raise OSError(number, os.strerror(number))
+            there, here, nbytes = there + done, here + done, nbytes - done

@@ -1,0 +1,181 @@
+"""The `shared` executor: the ranks of one node read, and reduce, each other's memory in place.
+
+It runs every schedule: a receive reads the sender's part where it is, once that rank shows that it has come so far;
+nothing is sent, and no rank waits for others than those that it reads from, or that read from it.
+
+    order        what waits for what
+    program      an order bound to memory
+    calls        where the buffers of a call are, and the programs that were made
+    neighbours   the ranks of the node, and ways into their memory
+    slots        small all-reduces in one exchange
+
+Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
+arrays are copied, block by block, by the system (process_vm_readv), or where it forbids that, to mapped memory as a
+whole.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpucoll.arrays.symmetric import Heap
+from gpucoll.errors import BackendError, RankFailedError
+from gpucoll.executors import Task
+from gpucoll.executors.shared.calls import Calls
+from gpucoll.executors.shared.neighbours import Neighbours, make_fence
+from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
+from gpucoll.executors.shared.slots import ROOM, Alone, Exchange, Slots, library
+from gpucoll.waits import Operation, Quick, Waits, keep_for_ever
+
+ROUNDS = 20  # bits of a mark below the number of the call
+YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
+FAILED = -1  # a mark that no wait accepts
+TAGS, FIRST_TAG = 1 << 15, 3  # of messages to other nodes, as the `mpi` executor has them
+PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
+
+
+class SharedExecutor:
+    """Runs schedules by way of the node's shared memory; `heap` is the ranks' symmetric memory.
+
+    The ranks meet when it is first asked for something, all of them in the same call, for at most `timeout` seconds.
+    Under the name "mpi" it serves several nodes: messages go between them.
+    """
+
+    def __init__(self, link: Any, heap: Heap, timeout: float, name: str = "shared") -> None:
+        self.name = name
+        self._link, self._timeout = link, timeout
+        self._size, self._wire = link.place.size, link.wire
+        self._near = Neighbours(link.place, ROOM, link.mpi is not None and library() is not None)
+        self._calls = Calls(self._near, heap)
+        self._fence: Callable[[], None] | None = None
+        self._has_met = False
+        self._slots: Slots | None = None
+        self._exchanges: dict[tuple[str, str, int], Exchange] = {}
+        self._mark = self._near.mine.words
+        self._number = 0
+        self._messages: list[list[Any]] = []  # of the call under way: requests for the pieces of each
+        self._unread: list[tuple[int, Sequence[tuple[Any, int]]]] = [(0, ()), (0, ())]
+
+    def serves(self, task: Task) -> str | None:
+        """Every schedule on host arrays, where the ranks of a node can map each other's memory."""
+        if self.name == "shared" and len(self._near.all) < self._size:
+            return "the ranks are on several nodes"
+        if not self._has_met:
+            self._meet()
+        if not self._near.maps:
+            return "the system does not let these ranks map each other's memory"
+        return None if task.plan is None or task.plan.schedules is not None else f"{task.algorithm} has no schedule"
+
+    def _meet(self) -> None:
+        waits = Waits(self._timeout, foreign=self._link.foreign)
+        waits.run(self._near.meet(self._wire), "the first call over shared memory")
+        self._fence = make_fence(self._link.mpi is None)
+        self._has_met = True
+        if self._near.all_able and 1 < len(self._near.all) == self._size:
+            self._slots = Slots(self._near.rank, self._near.extras())
+
+    def quick(self, task: Task) -> Quick | None:
+        """Return how to do calls like `task` at once, without an operation; None where they need one."""
+        if self._size == 1:
+            return Alone() if task.output is not None and task.input is not None else None
+        return self._exchange(task) if self._slots is not None and self._slots.serves(task) else None
+
+    def _exchange(self, task: Task) -> Exchange:
+        assert self._slots is not None
+        assert task.op is not None
+        key = (task.op.name, task.dtype.name, task.nbytes)
+        if key not in self._exchanges:
+            self._exchanges[key] = Exchange(self._slots, task)
+        return self._exchanges[key]
+
+    def run(self, task: Task) -> Operation:
+        """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
+        if self._size == 1:
+            if task.output is not None and not task.in_place:
+                copy_blocks(task.output, task.input)
+            return
+        small = self._slots is not None and self._slots.serves(task)
+        try:
+            yield from self._exchange(task).run(task) if small else self._run(task)
+        except BaseException as error:
+            self._mark[0] = FAILED
+            keep_for_ever((task, self._messages, self._calls))  # one that has begun may still do so, and so may MPI
+            if isinstance(error, OSError):
+                raise BackendError(f"{task.collective}: another rank's memory is out of reach: {error}") from error
+            raise
+
+    def _run(self, task: Task) -> Operation:
+        self._number += 1
+        base, half = self._number << ROUNDS, self._number & 1
+        before, readers = self._unread[half]
+        for mark, number in readers:  # of the call before the last one, whose room this call takes
+            if mark[0] < before + number:
+                yield from _reached(mark, before + number)
+        call = self._calls.of(task)
+        laid = self._calls.lay(task, call, half)
+        self._calls.show(task, laid, half)
+        if self._fence:
+            self._fence()
+        self._mark[0] = base
+        for mark in call.sources:
+            if mark[0] < base:
+                yield from _reached(mark, base)
+        if self._fence:
+            self._fence()
+        yield from self._execute(self._calls.program(task, call, laid, half), base)
+        self._unread[half] = base, call.readers
+        if laid.result is not None:
+            copy_blocks(task.output, laid.result)
+
+    def _execute(self, program: Program, base: int) -> Operation:
+        """Do the steps of a program."""
+        mine, fence = self._mark, self._fence
+        messages = self._messages = []
+        for do, what, number in program:
+            if do == CALL:
+                what()
+            elif do == WAIT:
+                if what[0] < base + number:
+                    yield from _reached(what, base + number)
+                if fence:
+                    fence()
+            elif do == TELL:
+                if fence:
+                    fence()
+                mine[0] = base + number
+            else:
+                yield from self._message(messages, do, what, number)
+
+    def _message(self, messages: list[list[Any]], do: int, what: Any, number: int) -> Operation:
+        """Begin a message, in pieces that MPI can count, or see one to its end."""
+        if do == END:
+            for request in messages[number]:
+                while not request.Test():
+                    yield request.Test
+        else:
+            tag = FIRST_TAG + self._number % (TAGS - FIRST_TAG)
+            begin = self._wire.Isend if do == SEND else self._wire.Irecv
+            messages.append([begin([what[start:start + PIECE], "B"], number, tag)
+                             for start in range(0, len(what), PIECE) or [0]])
+
+    def close(self) -> None:
+        """Let go of all memory."""
+        self._calls.close()
+        self._near.close()
+
+
+def _reached(mark: Any, number: int) -> Operation:
+    """Wait until `mark` shows `number`: first by yielding the processor to the rank that it is waited for."""
+    for _ in range(YIELDS):
+        os.sched_yield()
+        if mark[0] >= number:
+            return
+
+    def shows_it() -> bool:
+        if mark[0] < 0:
+            raise RankFailedError("another rank of this node has failed in this call")
+        return mark[0] >= number
+
+    yield shows_it

@@ -1,0 +1,104 @@
+"""What waits for what in the `shared` executor: every algorithm, in many interleavings, against its messages."""
+
+import itertools
+
+import pytest
+
+from gpucoll.algorithms import algorithms, registry
+from gpucoll.chunks import Layout
+from gpucoll.executors import Layouts, resolve
+from gpucoll.executors.shared.order import Arranger, Tell
+from grids import sampled
+from shared_world import Stuck, World, agrees
+
+SIZES = (2, 3, 4, 5, 7, 8)
+SAME_SHAPE = ("all_reduce", "reduce", "all_to_all", "scan", "exscan", "broadcast")
+CASES = [(collective, name, size) for collective, name in registry() for size in SIZES
+         if name in algorithms(collective, size=size)]
+
+
+def may_alias(world):
+    """The ranks whose schedule never reads input where it has written output: the others work on a copy."""
+    cut = Layouts(Layout(64, world.schedules[0].chunks), Layout(64, world.schedules[0].chunks))
+    return [rank for rank, rounds in enumerate(world.schedules) if world.row.input.exists(rank, world.root)
+            and world.row.output.exists(rank, world.root) and not resolve(rounds, cut, in_place=True).copy_input]
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(CASES, keep=150, seed=7))
+def test_the_ranks_do_what_the_messages_do(collective, algorithm, size):
+    for segments, root in itertools.product((1, 3), {0, size - 1}):
+        assert agrees(World(collective, algorithm, size, root=root, segments=segments))
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size"),
+                         sampled([case for case in CASES if case[0] in SAME_SHAPE], keep=100, seed=8))
+def test_in_place_on_all_ranks_and_on_some(collective, algorithm, size):
+    plain = World(collective, algorithm, size, segments=2)
+    able = may_alias(plain)
+    for aliases in (able, able[::2], able[1::2]):
+        assert agrees(World(collective, algorithm, size, segments=2, aliases=aliases))
+
+
+@pytest.mark.parametrize(("collective", "algorithm", "size"),
+                         sampled([case for case in CASES if case[2] > 3], keep=60, seed=9))
+def test_messages_between_nodes(collective, algorithm, size):
+    for nodes in ([rank % 2 for rank in range(size)], [rank * 2 // size for rank in range(size)]):
+        assert agrees(World(collective, algorithm, size, segments=2, nodes=nodes))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_reduce_in_one_pass(size):
+    for aliases in ((), range(size), range(0, size, 2)):
+        assert agrees(World("all_reduce", "two_shot", size, aliases=aliases, fused=True))
+
+
+class NoWaitForSenders(Arranger):
+    def _operand(self, result, step):
+        super()._operand(result, step)
+        result.waits = []
+
+
+class NoWaitForReaders(Arranger):
+    def _readers_of(self, dst):
+        return iter(())
+
+
+class NothingLate(Arranger):
+    def _round(self, number, steps):
+        super()._round(number, steps)
+        self._out = [one._replace(aside=False) if hasattr(one, "aside") else one for one in self._out
+                     if type(one).__name__ != "Land"]
+
+
+class ReadsNotTold(Arranger):
+    def order(self):
+        found = super().order()
+        return found._replace(instructions=tuple(one for one in found.instructions
+                                                 if not (isinstance(one, Tell) and one.mark % 2)))
+
+
+class NoEnd(Arranger):
+    def order(self):
+        return super().order()._replace(readers={})
+
+
+class PassWithoutEnd(Arranger):
+    def fused(self):
+        found = super().fused()
+        return found._replace(instructions=found.instructions[:2], readers={})
+
+
+IN_PLACE = {"aliases": range(4)}
+MUTANTS = [(NoWaitForSenders, "all_reduce", "ring", {}), (NoWaitForReaders, "all_to_all", "bruck", {}),
+           (NoWaitForReaders, "all_reduce", "one_shot", IN_PLACE), (NothingLate, "all_reduce", "one_shot", IN_PLACE),
+           (ReadsNotTold, "all_reduce", "one_shot", IN_PLACE), (NoEnd, "all_gather", "direct", {}),
+           (PassWithoutEnd, "all_reduce", "two_shot", {"fused": True})]
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(("mutant", "collective", "algorithm", "options"), MUTANTS)
+def test_a_wait_left_out_is_found(mutant, collective, algorithm, options):
+    try:
+        assert not agrees(World(collective, algorithm, 4, arranger=mutant, **options), seeds=10)
+    except Stuck:
+        assert mutant is ReadsNotTold

@@ -1,0 +1,123 @@
+"""Symmetric memory's blocks: alike on all ranks, never two at one place, used again when all have dropped them."""
+
+import gc as collector
+import random
+
+import numpy
+import pytest
+
+from gpucoll.arrays import address
+from gpucoll.arrays.segments import Copier, Segment, at, attach
+from gpucoll.arrays.symmetric import LINE, SLAB, Heap
+
+BYTE = numpy.dtype("uint8")
+
+
+def tell_all(heaps):
+    """What the collective call does first: every rank's news reach every rank."""
+    news = [number for heap in heaps for number in heap.news()]
+    for heap in heaps:
+        heap.reclaim(news)
+
+
+def place(heap, array):
+    key, offset = heap.find(address(array), array.nbytes)
+    return [segment.key for segment in heap._slabs].index(key), offset
+
+
+def test_blocks_are_at_the_same_place_on_all_ranks_and_apart():
+    heaps, rng, kept = [Heap(3) for _ in range(3)], random.Random(5), []
+    for _ in range(300):
+        tell_all(heaps)
+        shape = (rng.randrange(4), rng.randrange(5000))
+        blocks = [heap.allocate(shape, numpy.dtype("float32")) for heap in heaps]
+        assert len({place(*pair) for pair in zip(heaps, blocks, strict=True)}) == 1
+        assert all(address(block) % LINE == 0 and block.shape == shape for block in blocks)
+        number = float(len(kept))
+        for block in blocks:
+            block[...] = number
+        kept.append((number, blocks))
+        if rng.random() < 0.6:
+            kept.pop(rng.randrange(len(kept)))
+        assert all((block == number).all() for number, blocks in kept for block in blocks)
+
+
+def test_a_block_is_used_again_once_every_rank_has_dropped_it():
+    heaps = [Heap(2), Heap(2)]
+    first = [heap.allocate((1000,), BYTE) for heap in heaps]
+    where = place(heaps[0], first[0])
+    part = first[1][10:20].reshape(2, 5)  # a part keeps the block
+    first[0] = first[1] = None
+    collector.collect()
+    tell_all(heaps)
+    others = [heap.allocate((1000,), BYTE) for heap in heaps]
+    assert place(heaps[0], others[0]) != where
+    del part
+    collector.collect()
+    tell_all(heaps)
+    assert [place(heap, heap.allocate((1000,), BYTE)) for heap in heaps] == [where, where]
+
+
+def test_free_places_join_and_slabs_grow():
+    heap = Heap(1)
+    blocks = [heap.allocate((SLAB // 4,), BYTE) for _ in range(4)]
+    assert [place(heap, block)[0] for block in blocks] == [0] * 4
+    assert heap.must_grow((1,), BYTE)
+    del blocks[:]
+    collector.collect()
+    tell_all([heap])
+    assert not heap.must_grow((SLAB,), BYTE)
+    whole, more = heap.allocate((SLAB,), BYTE), heap.allocate((SLAB + 1,), BYTE)
+    assert (place(heap, whole), place(heap, more)) == ((0, 0), (1, 0))
+    assert heap.find(address(numpy.zeros(3)), 24) is None
+    assert heap.find(address(whole) + SLAB - 8, 16) is None  # beyond the end
+
+
+def test_many_drops_are_told_bit_by_bit():
+    heap = Heap(1)
+    arrays = [heap.allocate((1,), BYTE) for _ in range(100)]
+    del arrays[:]
+    collector.collect()
+    told = []
+    while news := heap.news():
+        assert len(news) <= 32
+        told += news
+    assert sorted(told) == list(range(100))
+
+
+def test_arrays_outlive_the_heap():
+    heap = Heap(1)
+    array = heap.allocate((5,), numpy.dtype("int64"))
+    array[:] = 7
+    heap.close()
+    heap.close()
+    assert array.tolist() == [7] * 5
+
+
+def test_a_segment_is_mapped_by_its_key():
+    import os
+
+    segment = Segment(10_000)
+    segment.row[:] = 9
+    there = attach(os.getpid(), segment.key)
+    assert (there == 9).all()
+    there[3] = 1
+    assert segment.row[3] == 1
+    assert at(segment.start + 3, 1)[0] == 1
+    segment.close()
+    with pytest.raises(OSError, match="No such file"):
+        attach(os.getpid(), segment.key)
+    assert there[3] == 1
+
+
+def test_the_system_copies_between_processes():
+    import os
+
+    copier, source, target = Copier(), numpy.arange(1000), numpy.zeros(1000, int)
+    copier.read(os.getpid(), address(source), address(target), source.nbytes)
+    assert (target == source).all()
+    copier.write(os.getpid(), address(target), address(source[::-1].copy()), 0)
+    copier.write(os.getpid(), address(target), address(numpy.full(10, 5)), 80)
+    assert target[:11].tolist() == [5] * 10 + [10]
+    with pytest.raises(OSError, match="Bad address"):
+        copier.read(os.getpid(), 8, address(target), 8)
