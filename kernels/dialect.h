@@ -59,9 +59,49 @@ template <> GC_DEV void store<Word>(u64 address, Word word) {
                  : : "l"(address), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
 }
 
+// Between ranks: what one of them writes while the other waits for it. Always for the whole system, as a rank may be on
+// another GPU. Once load_acquire() has seen what store_release() wrote, all is seen that came before it.
+GC_DEV u64 load_acquire(u64 address) {
+    u64 value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+GC_DEV u64 load_relaxed(u64 address) {
+    u64 value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(address) : "memory");
+    return value;
+}
+GC_DEV void store_release(u64 address, u64 value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" : : "l"(address), "l"(value) : "memory");
+}
+GC_DEV void store_relaxed(u64 address, u64 value) {
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" : : "l"(address), "l"(value) : "memory");
+}
+// A packet's parts of four bytes arrive in any order.
+GC_DEV Word load_packet(u64 address) {
+    Word word;
+    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(address) : "memory");
+    return word;
+}
+GC_DEV void store_packet(u64 address, Word word) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(address), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w) : "memory");
+}
+// Returns the number that is drawn: 0 to `last`, and then from 0 again.
+GC_DEV u32 take_ticket(u64 address, u32 last) { return atomicInc(reinterpret_cast<u32*>(address), last); }
+GC_DEV void rest() { __nanosleep(20); }
+GC_DEV u64 nanoseconds() {
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+
 #else
 
+#if !defined(GC_FIBERS)
 #include "host.h"
+#endif
 
 #define GC_DEV inline __attribute__((always_inline))
 #define GC_UNROLL
@@ -69,11 +109,6 @@ template <> GC_DEV void store<Word>(u64 address, Word word) {
 #define GC_SHARED(T, name, n)                                                            \
     static_assert(sizeof(T) * (n) <= host::ARENA, "more than a block has");              \
     T* const name = static_cast<T*>(host::shared(__COUNTER__, sizeof(T) * (n)))
-#define GC_ENTRY(name, Arguments, ...)                                                   \
-    static void run_##name(const void* a) { __VA_ARGS__(*static_cast<const Arguments*>(a)); } \
-    extern "C" const char* name(u32 blocks, u32 threads, const Arguments* a) {           \
-        return host::launch(run_##name, a, blocks, threads);                             \
-    }
 
 template <class To, class From> GC_DEV To same_bits(From from) {
     static_assert(sizeof(To) == sizeof(From), "nothing may be lost");
@@ -110,6 +145,56 @@ template <class Unit> GC_DEV void store(u64 address, Unit unit) {
     __builtin_memcpy(reinterpret_cast<void*>(address), &unit, sizeof(unit));
 }
 
+#if defined(GC_FIBERS)
+
+GC_DEV u64* word_at(u64 address) {
+    expect_aligned<u64>(address);
+    return reinterpret_cast<u64*>(address);
+}
+GC_DEV u64 load_acquire(u64 address) {
+    gc_between();
+    return __atomic_load_n(word_at(address), __ATOMIC_ACQUIRE);
+}
+GC_DEV u64 load_relaxed(u64 address) { return __atomic_load_n(word_at(address), __ATOMIC_RELAXED); }
+GC_DEV void store_release(u64 address, u64 value) {
+    gc_between();
+    __atomic_store_n(word_at(address), value, __ATOMIC_RELEASE);
+}
+GC_DEV void store_relaxed(u64 address, u64 value) { __atomic_store_n(word_at(address), value, __ATOMIC_RELAXED); }
+// Either half may come first, and others in between.
+GC_DEV Word load_packet(u64 address) {
+    expect_aligned<Word>(address);
+    const u32 first = gc_coin();
+    u64 halves[2];
+    halves[first] = load_relaxed(address + 8 * first);
+    gc_between();
+    halves[1 - first] = load_relaxed(address + 8 * (1 - first));
+    Word word;
+    __builtin_memcpy(&word, halves, sizeof(word));
+    return word;
+}
+GC_DEV void store_packet(u64 address, Word word) {
+    expect_aligned<Word>(address);
+    const u32 first = gc_coin();
+    u64 halves[2];
+    __builtin_memcpy(halves, &word, sizeof(word));
+    store_relaxed(address + 8 * first, halves[first]);
+    gc_between();
+    store_relaxed(address + 8 * (1 - first), halves[1 - first]);
+}
+GC_DEV u32 take_ticket(u64 address, u32 last) {
+    u32* const counter = reinterpret_cast<u32*>(address);
+    u32 number = __atomic_load_n(counter, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(counter, &number, number < last ? number + 1 : 0, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED)) {}
+    return number;
+}
+GC_DEV void rest() { gc_pause(); }
+GC_DEV u64 nanoseconds() { return gc_clock(); }
+
+#endif
+
 #endif
 
 GC_DEV u64 address_of(const void* pointer) { return reinterpret_cast<u64>(pointer); }
+GC_DEV void* pointer_to(u64 address) { return reinterpret_cast<void*>(address); }

@@ -11,9 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#if !defined(__x86_64__) || defined(GC_UCONTEXT)
-#include <ucontext.h>
-#endif
+
+#include "fibers_context.h"
 
 struct Dim {
     u32 x, y, z;
@@ -24,45 +23,9 @@ namespace host {
 
 typedef void (*Body)(const void* arguments);
 
-constexpr size_t STACK = (64 << 10) + 256;  // no power of two, or the tops of all stacks would share a few cache lines
 constexpr size_t ARENA = 48 << 10;          // the shared memory that every GPU grants to a block
 constexpr u32 ARRAYS = 32;                  // the places in a unit's text that may declare shared memory
 constexpr int UNWRITTEN = 0xCB;             // fills shared memory: who reads before writing gets it wrong
-
-#if !defined(__x86_64__) || defined(GC_UCONTEXT)
-
-struct Context {
-    ucontext_t state;
-};
-static void exchange(Context& from, Context& to) { swapcontext(&from.state, &to.state); }
-static void prepare(Context& context, char* stack, void (*start)()) {
-    getcontext(&context.state);
-    context.state.uc_stack.ss_sp = stack;
-    context.state.uc_stack.ss_size = STACK;
-    context.state.uc_link = nullptr;
-    makecontext(&context.state, start, 0);
-}
-
-#else
-
-struct Context {
-    void* top;
-};
-// Saves what a call must preserve on the stack that is left, and takes it from the one that is entered.
-__attribute__((naked, noipa)) static void exchange(Context&, Context&) {
-    asm("pushq %rbp; pushq %rbx; pushq %r12; pushq %r13; pushq %r14; pushq %r15\n"
-        "movq %rsp, (%rdi); movq (%rsi), %rsp\n"
-        "popq %r15; popq %r14; popq %r13; popq %r12; popq %rbx; popq %rbp; ret");
-}
-static void prepare(Context& context, char* stack, void (*start)()) {
-    // Six registers, then the address to return to, above which the stack is aligned as after a call.
-    void** top = reinterpret_cast<void**>(stack + STACK) - 8;
-    memset(top, 0, 8 * sizeof(void*));
-    top[6] = reinterpret_cast<void*>(start);
-    context.top = top;
-}
-
-#endif
 
 enum State { NEW, RUNNABLE, WAITING, DONE };
 
@@ -110,15 +73,6 @@ static pthread_mutex_t machines_lock = PTHREAD_MUTEX_INITIALIZER;
 // Remembers the first fault of a launch.
 static void fault(const char* what, u64 address) {
     if (machine->fault.what == nullptr) machine->fault = {what, address, blockIdx.x, threadIdx.x};
-}
-
-static void* granted(void* memory) {
-    if (memory == nullptr || memory == MAP_FAILED) abort();
-    return memory;
-}
-
-static void* pages(size_t bytes) {
-    return granted(mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 }
 
 static Machine* take_machine() {
@@ -262,3 +216,9 @@ inline void* shared(u32 place, size_t bytes) {
 
 inline void __syncthreads() { host::barrier(true); }
 inline int __syncthreads_and(int vote) { return host::barrier(vote != 0); }
+
+#define GC_ENTRY(name, Arguments, ...)                                                        \
+    static void run_##name(const void* a) { __VA_ARGS__(*static_cast<const Arguments*>(a)); } \
+    extern "C" const char* name(u32 blocks, u32 threads, const Arguments* a) {                \
+        return host::launch(run_##name, a, blocks, threads);                                  \
+    }

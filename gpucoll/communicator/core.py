@@ -88,7 +88,8 @@ class Core:
 
     def _gpu(self, name: str) -> Gpu:
         if name not in self._gpus:
-            self._gpus[name] = make_gpu(name, self._link, self.timeout, self.device)
+            peer = self.executor == "peer" or self._tuner.has_measured("peer", name)
+            self._gpus[name] = make_gpu(name, self._link, self.timeout, self.device, peer=peer)
             self._waits.hooks.append(self._gpus[name].check)
         return self._gpus[name]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy
 
@@ -17,6 +18,7 @@ from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import DEVICE_TAG, TAGS
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.nccl.rooms import Order
+from gpucoll.executors.peer import PeerExecutor
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
 from gpucoll.waits import Operation, keep_for_ever
@@ -25,16 +27,29 @@ from gpucoll.waits import Operation, keep_for_ever
 class Gpu:
     """A device with what moves data to the other ranks' and what runs tasks on it.
 
-    `points` carries messages between two ranks; `native` is None where there are no native collectives.
+    `points` carries messages between two ranks; `native` is None where there are no native collectives. `peer` makes
+    the executor that works in the ranks' own memory, when the first collective comes: it takes all of them.
     """
 
-    def __init__(self, device: Device, transport: Transport, points: Transport, native: Any = None) -> None:
+    def __init__(self, device: Device, transport: Transport, points: Transport, native: Any = None,
+                 peer: Peer | None = None) -> None:
         self.device, self.points = device, points
         self.order = Order(device)
-        self.executors: tuple[Executor, ...] = (NcclExecutor(device, transport, self.order),)
+        self._made: tuple[Executor, ...] = (NcclExecutor(device, transport, self.order),)
         if native is not None:
-            self.executors += (native(device, transport, self.order),)
+            self._made += (native(device, transport, self.order),)
         self._transport = transport
+        self._make_peer = peer
+        self._peer: PeerExecutor | None = None
+
+    @property
+    def executors(self) -> tuple[Executor, ...]:
+        """All executors, the native one last; the first time, a collective call where there is `peer`."""
+        if self._make_peer is not None:
+            make, self._make_peer = self._make_peer, None
+            self._peer = make(self.device, self.order)
+            self._made = (self._peer, *self._made)
+        return self._made
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""
@@ -50,6 +65,8 @@ class Gpu:
         """Raise BackendError where a transport has failed; called between the polls of every wait."""
         for transport in (self._transport, self.points):
             transport.check()
+        if self._peer is not None:
+            self._peer.check()
 
     def close(self, timeout: float, *, failed: bool) -> None:
         """Give back what it holds, in order; where the communicator has failed, without the other ranks.
@@ -57,11 +74,13 @@ class Gpu:
         Then its memory stays: NCCL may go on writing until it has been aborted, and nobody knows when that is.
         """
         if failed or (self.device.asynchronous and not self.order.has_ended(timeout)):
+            if self._peer is not None:
+                self._peer.abort()
             self._transport.abort()
             self.points.abort()
             keep_for_ever(self)
         else:
-            for executor in self.executors:
+            for executor in self._made:
                 executor.close()
             self._transport.close()
             self.points.close()
@@ -183,29 +202,35 @@ class Completion:
             self._device.stream(None).wait_event(self.event)
 
 
-def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None) -> Gpu:
+Peer: TypeAlias = Callable[[Device, Order], PeerExecutor]
+
+
+def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer: bool) -> Gpu:
     """Return the GPU of a communicator whose ranks `link` joins: "emulated", or "cuda" with its ordinal.
 
-    A collective call. Raises, on every rank, BackendError where one has no GPU, UsageError where ranks share one.
+    With `peer` there is that executor too. A collective call on "cuda". Raises, on every rank, BackendError where one
+    has no GPU, UsageError where ranks share one.
     """
+    make = (lambda device, order: PeerExecutor(device, order, link, timeout)) if peer else None
     if name == "emulated":
-        return _emulated(link)
+        return _emulated(link, make)
     if ordinal is None:
         raise BackendError("CuPy finds no GPU in this process", code="GC-NO-GPU")
-    return _between_threads(link, ordinal) if link.mpi is None else _between_processes(link, timeout, ordinal)
+    return _between_threads(link, ordinal, make) if link.mpi is None \
+        else _between_processes(link, timeout, ordinal, make)
 
 
-def _emulated(link: Link) -> Gpu:
+def _emulated(link: Link, peer: Peer | None) -> Gpu:
     from gpucoll.device.emulated import EmulatedDevice
     from gpucoll.device.messages import MessageTransport
 
     transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, 0, buffered=True)
     if link.mpi is None:
-        return Gpu(EmulatedDevice(), transport, points)
+        return Gpu(EmulatedDevice(), transport, points, peer=peer)
     from gpucoll.executors.native import NativeExecutor
 
     native = NativeExecutor(link.wire)
-    return Gpu(EmulatedDevice(), transport, points, lambda device, *_: _AfterKernels(native, device))
+    return Gpu(EmulatedDevice(), transport, points, lambda device, *_: _AfterKernels(native, device), peer)
 
 
 class _AfterKernels:
@@ -222,16 +247,17 @@ class _AfterKernels:
         yield from self._executor.run(task)
 
 
-def _between_threads(link: Link, ordinal: int) -> Gpu:
+def _between_threads(link: Link, ordinal: int, peer: Peer | None) -> Gpu:
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.local import LocalTransport
 
     device = CudaDevice(ordinal)
     # Threads' tags have no limit: beyond MPI's, no message of the host can be mistaken for one of these.
-    return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
+    return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device),
+               peer=peer)
 
 
-def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
+def _between_processes(link: Link, timeout: float, ordinal: int, peer: Peer | None) -> Gpu:
     bootstrap.gather_ranks(link.mpi, timeout)
     bootstrap.claim_gpu(link.mpi, ordinal)
     # Messages have a communicator of their own: NCCL runs all that is enqueued on one in order.
@@ -242,4 +268,4 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
 
     device = CudaDevice(ordinal)
     transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)
-    return Gpu(device, transport, points, NcclNative)
+    return Gpu(device, transport, points, NcclNative, peer)

@@ -9,7 +9,7 @@ import functools
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -76,6 +76,10 @@ class Kernels:
         """Compile and load `instance`, so that its first launch takes no longer than the next."""
         self._keep(instance)
 
+    def launcher(self, instance: Instance) -> Launch:
+        """Return the kernel, for whoever knows its grid and arguments."""
+        return self._keep(instance)
+
     def _keep(self, instance: Instance) -> Launch:
         launch = self._loaded.get(instance)
         if launch is None:
@@ -130,27 +134,24 @@ class Kernels:
     def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
              stream: Any) -> None:
         """dst = the elements at ``src + sum(index * strides)``, contiguous in C order; `strides` are in bytes."""
-        for offset, place, axes in _parts(src, dst, tuple(shape), tuple(strides), itemsize):
-            if axes.strides == (axes.unit,):
-                self.copy(src + offset, dst + place, axes.shape[0], axes.unit, stream)
-            else:
-                launch = self._get(("pack", axes.unit), kernels.pack, axes.unit)
-                self._run_strided(launch, src + offset, dst + place, axes, stream)
+        parts = _parts(src, dst, tuple(shape), tuple(strides), itemsize)
+        self._strided(kernels.pack, ((src + offset, dst + place, axes) for offset, place, axes in parts), stream)
 
     def unpack(self, src: int, dst: int, shape: Sequence[int], strides: Sequence[int], itemsize: int,
                stream: Any) -> None:
         """Put contiguous elements at ``dst + sum(index * strides)``; what lies between them is not touched."""
-        for offset, place, axes in _parts(dst, src, tuple(shape), tuple(strides), itemsize):
-            if axes.strides == (axes.unit,):
-                self.copy(src + place, dst + offset, axes.shape[0], axes.unit, stream)
-            else:
-                launch = self._get(("unpack", axes.unit), kernels.unpack, axes.unit)
-                self._run_strided(launch, src + place, dst + offset, axes, stream)
+        parts = _parts(dst, src, tuple(shape), tuple(strides), itemsize)
+        self._strided(kernels.unpack, ((src + place, dst + offset, axes) for offset, place, axes in parts), stream)
 
-    def _run_strided(self, launch: Launch, src: int, dst: int, axes: Axes, stream: Any) -> None:
-        count, none = math.prod(axes.shape), (0,) * (MOST_AXES - len(axes.shape))
-        arguments = PACK(src, dst, count, len(axes.shape), *axes.shape, *none, *axes.strides, *none)
-        self._run(launch, count * WORD, arguments, stream)
+    def _strided(self, make: Callable[[int], Instance], parts: Iterable[tuple[int, int, Axes]], stream: Any) -> None:
+        """Move each part, of a src, a dst and the axes of the strided one: a plain copy where that has no gaps."""
+        for src, dst, axes in parts:
+            if axes.strides == (axes.unit,):
+                self.copy(src, dst, axes.shape[0], axes.unit, stream)
+            else:
+                count, none = math.prod(axes.shape), (0,) * (MOST_AXES - len(axes.shape))
+                arguments = PACK(src, dst, count, len(axes.shape), *axes.shape, *none, *axes.strides, *none)
+                self._run(self._get((make, axes.unit), make, axes.unit), count * WORD, arguments, stream)
 
     def scale(self, what: Scale, dtype: Dtype, src: int, dst: int, count: int, factor: Any, stream: Any) -> None:
         """dst = src / factor, src * factor, or 0 or 1 for "divide", "multiply" and "truth", which takes no factor."""

@@ -41,10 +41,7 @@ def reduce(op: Op, dtype: Dtype) -> Instance:
     if op.expression and dtype.kind == "complex" and re.search(r"[a-z]\(", op.expression):
         raise DtypeError(f"op {op.expression} calls a function, and on a GPU none is defined for {dtype.name}",
                          code="GC-OP-DTYPE")
-    entry = f"reduce_{dtype.name}_{_name(op)}"
-    lines = (f"struct Op_{entry} {{\n    typedef Wide<{dtype.cuda}> W;\n"
-             f"    static GC_DEV W of(W a, W b) {{ return W({op.cuda}); }}\n}};\n")
-    return _instance(entry, "reduce", f"{dtype.cuda}, Op_{entry}", lines)
+    return _reducing("reduce", "reduce.cu", "ReduceArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
 
 
 def copy(width: int) -> Instance:
@@ -70,6 +67,36 @@ def scale(what: Scale, dtype: Dtype) -> Instance:
 def cast(source: Dtype, target: Dtype) -> Instance:
     """The kernel that converts every element; neither dtype is complex."""
     return _instance(f"cast_{source.name}_{target.name}", "cast", f"{source.cuda}, {target.cuda}")
+
+
+def packets(op: Op, dtype: Dtype) -> Instance:
+    """The all-reduce of ranks that write small messages into each other's memory."""
+    return _reducing("packets", "peer_packets.cu", "PacketsArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
+
+
+def shots(kernel: Literal["one_shot", "two_shot"], op: Op, dtype: Dtype) -> Instance:
+    """The all-reduce of ranks that read each other's memory."""
+    return _reducing(kernel, "peer_shots.cu", "ShotsArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
+
+
+def steps(op: Op | None, dtype: Dtype) -> Instance:
+    """The kernel that walks a schedule; without `op` one that only moves elements as wide as `dtype`.
+
+    >>> from gpucoll.dtypes import DTYPES
+    >>> steps(None, DTYPES["float16"]).entry
+    'steps_2'
+    """
+    if op is None:
+        return _reducing("steps", "peer_steps.cu", "StepsArguments", UNITS[dtype.itemsize], f"{dtype.itemsize}", "b")
+    return _reducing("steps", "peer_steps.cu", "StepsArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
+
+
+def _reducing(kernel: str, file: str, arguments: str, cuda: str, name: str, expression: str) -> Instance:
+    """Return the instance of a kernel that takes the type of elements and an op on their wide type."""
+    entry = f"{kernel}_{name}"
+    lines = (f"struct Op_{entry} {{\n    typedef Wide<{cuda}> W;\n"
+             f"    static GC_DEV W of(W a, W b) {{ return W({expression}); }}\n}};\n")
+    return Instance(entry, file, f"{lines}GC_ENTRY({entry}, {arguments}, {kernel}<{cuda}, Op_{entry}>)\n")
 
 
 def _name(op: Op) -> str:

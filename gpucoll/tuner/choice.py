@@ -9,7 +9,7 @@ from gpucoll.algorithms import algorithms
 from gpucoll.errors import ArgumentError
 from gpucoll.tuner.rules import allowed
 from gpucoll.tuner.segments import segments
-from gpucoll.tuner.table import Table
+from gpucoll.tuner.table import BUILT_IN, Table
 
 if TYPE_CHECKING:
     from gpucoll.tuner.model import Candidate, Model
@@ -73,6 +73,11 @@ class Tuner:
         shape = self.model(device).shape
         return (f"{self.table.source}: {shape.ranks} ranks on {shape.nodes} node{'s' * (shape.nodes > 1)}, measured "
                 f"{shape.measured}")
+
+    def has_measured(self, executor: str, device: str) -> bool:
+        """Return whether the table of this very machine knows an executor on a device."""
+        return self.table.source != BUILT_IN and any(
+            link.executor == executor for shape in self.table.shapes if shape.device == device for link in shape.links)
 
     def _choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
                 device: str) -> tuple[str, str]:

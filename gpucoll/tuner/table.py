@@ -17,6 +17,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, nearest
 
 CODE = "GC-TABLE"
+BUILT_IN = "built-in"
 FORMAT = 1
 DEVICES = ("cpu", "cuda")
 
@@ -74,7 +75,7 @@ class Shape(NamedTuple):
 
 
 class Table(NamedTuple):
-    """All that is known of a machine; `source` is the file, or "built-in"; `host` its facts."""
+    """All that is known of a machine; `source` is the file, or BUILT_IN; `host` its facts."""
 
     source: str
     host: dict[str, Any]
@@ -95,7 +96,7 @@ class Table(NamedTuple):
 @functools.cache
 def built_in() -> Table:
     """Return the table that serves where a machine has none of its own."""
-    return parse("built-in", importlib.resources.files("gpucoll.tuner").joinpath("defaults.toml").read_text())
+    return parse(BUILT_IN, importlib.resources.files("gpucoll.tuner").joinpath("defaults.toml").read_text())
 
 
 def parse(source: str, text: str) -> Table:

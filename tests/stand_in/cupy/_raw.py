@@ -55,7 +55,7 @@ class Function:
 
     def __init__(self, library, name, device):
         try:
-            self._call = getattr(library, name)
+            self._library, self._call = library, getattr(library, name)
         except AttributeError as error:
             raise CUDADriverError(500, f"named symbol not found: {name}") from error
         self._call.restype, self._name, self._device = ctypes.c_char_p, name, device
@@ -74,12 +74,40 @@ class Function:
             raise CUDADriverError(1, f"grid {grid}, block {block}")
         check_addresses(self._name, given, self._device)
         argument = given.copy()
-        MACHINE.submit(queue, lambda: lambda: self._run(grid[0], block[0], argument))
+        MACHINE.submit(queue, lambda: self._begin(grid[0], block[0], argument))
+
+    def _begin(self, blocks, threads, argument):
+        """What runs the kernel; one that waits for other ranks does so piece by piece."""
+        if hasattr(self._library, "gc_world"):
+            return Waiting(self._library, self._name, blocks, threads, argument)
+        return lambda: self._run(blocks, threads, argument)
 
     def _run(self, blocks, threads, argument):
         fault = self._call(blocks, threads, ctypes.c_void_p(argument.ctypes.data))
         if fault is not None:
             raise RuntimeError(f"{self._name}: {fault.decode()}")
+        return True
+
+
+class Waiting:
+    """A kernel under way, as the dialect's fibers have it."""
+
+    def __init__(self, library, name, blocks, threads, argument):
+        self._library, self._name, self._grid, self._argument = library, name, (blocks, threads), argument
+        library.gc_world.restype, library.gc_complaint.restype = ctypes.c_void_p, ctypes.c_char_p
+        self._world = None
+
+    def __call__(self):
+        if self._world is None:
+            self._world = ctypes.c_void_p(self._library.gc_world(ctypes.c_uint64(0), self._grid[0], 0))
+            self._library.gc_launch(self._world, 0, getattr(self._library, f"{self._name}_thread"),
+                                    ctypes.c_void_p(self._argument.ctypes.data), *self._grid)
+        if self._library.gc_advance(self._world, 0):
+            return False
+        fault = self._library.gc_complaint(self._world)
+        if fault is not None:
+            raise RuntimeError(f"{self._name}: {fault.decode()}")
+        self._library.gc_end(self._world)
         return True
 
 

@@ -6,9 +6,10 @@ import os
 import numpy
 
 from .. import _capture, _memory
+from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset
 from .._machine import MACHINE, CUDARuntimeError, Event, Queue, check
 
-__all__ = ["CUDARuntimeError"]
+__all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset"]
 
 streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2
 eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4

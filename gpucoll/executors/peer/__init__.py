@@ -1,0 +1,86 @@
+"""The `peer` executor: one kernel on every rank does a whole collective, in memory that the ranks of a node share.
+
+    binding      a task as launches on memory
+    program      a plan as tables for the step kernel, which walks any schedule
+    check        whether all ranks' programs come to their ends
+    meeting      how the ranks come to share their slabs
+    fibers, ipc  slabs and kernels on the emulated device, and on GPUs
+
+All-reduce by one_shot and two_shot has kernels of its own, short messages go in packets. The host enqueues and
+returns: what waits is the kernel, at most until the deadline, and then the communicator has failed. All counters live
+in the slabs, so that kernels may be captured in a graph; who launches it takes turns with the communicator's calls.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll.device import Device
+from gpucoll.device.compilers import CompileError
+from gpucoll.device.peer import WAITS
+from gpucoll.errors import ArgumentError, CollectiveTimeout
+from gpucoll.executors import Task
+from gpucoll.executors.peer.binding import Binder, Symmetric
+from gpucoll.executors.peer.meeting import Meeting
+from gpucoll.waits import Operation
+
+
+class PeerExecutor:
+    """Runs schedules on `device`; made by all ranks together, in at most `timeout` seconds.
+
+    `link` joins the ranks, `order` is that of the communicator's operations on any streams (its `follow`). `symmetric`
+    tells where all ranks' parts of an array are that all of them pass in the same call: see `Symmetric`.
+    """
+
+    name = "peer"
+
+    def __init__(self, device: Device, order: Any, link: Any, timeout: float,
+                 symmetric: Symmetric = lambda place, nbytes: None) -> None:
+        self._device, self._order, self._timeout = device, order, timeout
+        self._meeting = Meeting(device, link, timeout, self.check)
+        self._binder = Binder(device, self._meeting, symmetric)
+
+    def serves(self, task: Task) -> str | None:
+        """Every schedule whose ranks are on one node. Once there is a plan, its kernels are compiled."""
+        if self._meeting.trouble:
+            return self._meeting.trouble
+        if task.plan is None:
+            return None
+        if task.plan.schedules is None or task.plan.layouts is None:
+            return f"{task.algorithm} has no schedule"
+        self._device.use()
+        try:
+            self._binder.load(task)
+        except CompileError as error:
+            if task.op is None or not task.op.expression:
+                raise
+            raise ArgumentError(f"{task.collective}: {task.op.expression!r} is not valid for {task.dtype.name}: "
+                                f"{error.line}", code="GC-OP") from error
+        return None
+
+    def run(self, task: Task) -> Operation:
+        """Enqueue `task` on its stream."""
+        self._device.use()
+        self.check()
+        self._order.follow(task.stream)
+        for call in self._binder.bind(task).calls:
+            call(task.stream)
+        return iter(())
+
+    def check(self) -> None:
+        """Raise CollectiveTimeout where a kernel has given up waiting for another rank."""
+        control = self._meeting.control
+        if control["where"]:
+            what, peer = WAITS[int(control["where"])], int(control["peer"])
+            raise CollectiveTimeout(f"a kernel waited {self._timeout:g} s for a {what} from rank {peer}; is every rank "
+                                    "in the same call, with the same shape, dtype and algorithm? timeout= sets the "
+                                    "deadline", ranks=(peer,))
+
+    def abort(self) -> None:
+        """End what is under way: every wait of this rank's kernels, without the other ranks."""
+        self._meeting.control["aborted"] = 1
+
+    def close(self) -> None:
+        """Give back all memory; idempotent. A collective call."""
+        self._binder.clear()
+        self._meeting.close()

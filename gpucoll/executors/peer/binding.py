@@ -1,0 +1,211 @@
+"""A task as launches: which kernels, in which grids, on which memory; for a call like one before they are there."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy
+
+from gpucoll.arrays import address
+from gpucoll.chunks import Ragged
+from gpucoll.device import Device, Stream
+from gpucoll.device.launch import WORD, Arguments
+from gpucoll.device.sources import UNITS, Instance, copy, packets, shots, steps
+from gpucoll.executors import Plan, Task
+from gpucoll.executors.peer.check import check
+from gpucoll.executors.peer.meeting import Meeting
+from gpucoll.executors.peer.program import Program, everyone, program, tables
+
+KEPT = 256  # calls
+SHARE = 1 << 15  # bytes of a message that keep a block busy
+DIRECT = ("one_shot", "two_shot")
+
+Enqueue: TypeAlias = Callable[[Stream], object]
+# Where the ranks' parts of so many bytes of symmetric memory at an address are, as this rank reaches them; else None.
+Symmetric: TypeAlias = Callable[[int, int], Sequence[int] | None]
+
+
+class Bound(NamedTuple):
+    """What is enqueued, one after the other; the plan is kept so that no other one gets its number."""
+
+    plan: Plan
+    calls: tuple[Enqueue, ...]
+
+
+class Walk(NamedTuple):
+    """A program, and where its tables are: addresses, and what is there."""
+
+    plan: Plan
+    program: Program
+    tables: dict[str, int]
+    row: Any
+
+
+class Ends(NamedTuple):
+    """Where a task reads and writes, and what is copied before and after: pairs of addresses, or None."""
+
+    source: int
+    target: int
+    before: tuple[int, int] | None
+    after: tuple[int, int] | None
+
+
+class Binder:
+    """Binds tasks to the ranks' slabs, to rooms of this rank's, and to arrays that all ranks reach by `symmetric`."""
+
+    def __init__(self, device: Device, meeting: Meeting, symmetric: Symmetric) -> None:
+        self._device, self._meeting, self._symmetric = device, meeting, symmetric
+        self._loaded: set[Any] = set()
+        self._bound: dict[Any, Bound] = {}
+        self._walks: dict[Any, Walk] = {}
+        self._rooms: dict[str, Any] = {}
+        self._outgrown: list[Any] = []
+
+    def load(self, task: Task) -> None:
+        """Compile and load what `task` needs."""
+        kind = self._is_direct(task) and task.algorithm, task.dtype.name, task.op and task.op.cuda, self._is_small(task)
+        if kind not in self._loaded:
+            self._meeting.memory.load(self._instance(task))
+            for width in UNITS:
+                self._device.kernels.ready(copy(width))
+            self._loaded.add(kind)
+
+    def bind(self, task: Task) -> Bound:
+        """Return the launches of `task`."""
+        ends = tuple(0 if row is None else address(row) for row in (task.input, task.output))
+        key = id(task.plan), ends, task.dtype.name, task.op and task.op.cuda
+        bound = self._bound.get(key)
+        if bound is None:
+            if len(self._bound) >= KEPT:
+                self._bound.clear()
+                self._walks.clear()
+            assert task.plan is not None
+            make = self._direct if self._is_direct(task) else self._walk
+            bound = self._bound[key] = Bound(task.plan, tuple(make(task, task.plan, *ends)))
+        return bound
+
+    def clear(self) -> None:
+        """Let go of all memory."""
+        for kept in (self._bound, self._walks, self._rooms, self._outgrown):
+            kept.clear()
+
+    def _instance(self, task: Task) -> Instance:
+        """Return the kernel of `task`."""
+        if task.op is None or not self._is_direct(task):
+            return steps(task.op, task.dtype)
+        if self._is_small(task):
+            return packets(task.op, task.dtype)
+        return shots("one_shot" if task.algorithm == "one_shot" else "two_shot", task.op, task.dtype)
+
+    def _is_direct(self, task: Task) -> bool:
+        return task.collective == "all_reduce" and task.algorithm in DIRECT and self._meeting.room.ranks > 1
+
+    def _is_small(self, task: Task) -> bool:
+        return task.algorithm == "one_shot" and task.nbytes <= self._meeting.room.packets
+
+    def _launch(self, task: Task, blocks: int, arguments: Arguments) -> Enqueue:
+        launch = self._meeting.memory.load(self._instance(task))
+        return functools.partial(launch, blocks, self._meeting.memory.threads, arguments)
+
+    def _blocks(self, nbytes: int) -> int:
+        return max(1, min(self._meeting.room.channels, nbytes // SHARE))
+
+    # ---------------------------------------------------------------- direct all-reduces
+
+    def _direct(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
+        """Return one launch, or several where the message is larger than the room for it."""
+        count, width = task.output.size, task.dtype.itemsize
+        if self._is_small(task):
+            arguments = self._meeting.heap.packets(source, target, count)
+            return [self._launch(task, self._blocks(task.nbytes), arguments)] if count else []
+        sources, results = self._places(task, source, target)
+        staged = any(places is self._meeting.heap.staging for places in (sources, results))
+        most = self._meeting.room.staging // width if staged else max(1, count)
+        return [self._shot(task, (source, target), (sources, results), start, min(most, count - start))
+                for start in range(0, count, most)]
+
+    def _places(self, task: Task, source: int, target: int) -> tuple[Sequence[int], Sequence[int]]:
+        """Return where all ranks' inputs and results are read: where they lie, if all reach them there, or staged."""
+        staging, nbytes = self._meeting.heap.staging, task.output.size * task.dtype.itemsize
+        two = task.algorithm == "two_shot"
+        # In place one_shot would overwrite what others still read.
+        sources = self._symmetric(source, nbytes) if two or source != target else None
+        results = self._symmetric(target, nbytes) if two else None
+        return sources or staging, results or (staging if two else [])
+
+    def _shot(self, task: Task, ends: tuple[int, int], places: tuple[Sequence[int], Sequence[int]], start: int,
+              count: int) -> Enqueue:
+        """Return the launch for `count` elements from `start` on; in staging everything begins at the beginning."""
+        heap, offset = self._meeting.heap, start * task.dtype.itemsize
+        moved = [some if some is heap.staging else [place + offset for place in some] for some in places]
+        arguments = heap.shots(ends[0] + offset, ends[1] + offset, count, *moved)
+        return self._launch(task, self._blocks(count * task.dtype.itemsize), arguments)
+
+    # ---------------------------------------------------------------- walks through schedules
+
+    def _walk(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
+        width, channels = task.dtype.itemsize, self._channels(task, plan)
+        walk = self._walk_of(task, plan, channels)
+        ends = self._ends(task, plan, source, target)
+        region = walk.program.region * width
+        rooms = self._room("scratch", plan.scratch * width, task), self._room("staging", region * channels, task)
+        arguments = self._meeting.heap.steps([ends.source, ends.target, *rooms], region, walk.tables,
+                                             len(walk.program.steps))
+        launches = [self._launch(task, channels, arguments)] if walk.program.steps else []
+        return [*self._copies(ends.before, task.input, width), *launches,
+                *self._copies(ends.after, task.output, width)]
+
+    def _copies(self, pair: tuple[int, int] | None, row: Any, width: int) -> list[Enqueue]:
+        return [] if pair is None else [functools.partial(self._device.kernels.copy, *pair, row.size, width)]
+
+    def _channels(self, task: Task, plan: Plan) -> int:
+        """Return how many blocks walk, the same on every rank: where blocks are not alike, none knows of all data."""
+        assert plan.layouts is not None
+        if isinstance(plan.layouts.input, Ragged):
+            return self._meeting.room.channels
+        return self._blocks(task.nbytes)
+
+    def _ends(self, task: Task, plan: Plan, source: int, target: int) -> Ends:
+        """Return where the kernel works: elsewhere if it may not overwrite what it reads, or cannot read it as it lies.
+
+        To copy is to move whole elements, of which complex ones need not be aligned as such.
+        """
+        misaligned = task.op is None and (source | target) % task.dtype.itemsize != 0
+        there = self._room("output", task.output.nbytes, task) if misaligned and target else target
+        here = source
+        if task.in_place and not plan.copy_input:
+            here = there
+        elif source and (misaligned or plan.copy_input):
+            here = self._room("input", task.input.nbytes, task)
+        before = None if here == source else (source, here)
+        return Ends(here, there, before, None if there == target else (there, target))
+
+    def _walk_of(self, task: Task, plan: Plan, channels: int) -> Walk:
+        """Return the program of `plan` where kernels can read it; raise ScheduleError for one that would stick."""
+        key = id(plan), channels, task.dtype.itemsize
+        if key not in self._walks:
+            assert plan.layouts is not None
+            room, width, empty = self._meeting.room, task.dtype.itemsize, task.collective == "barrier"
+            check(everyone(plan, room.ranks, channels, width, empty=empty), channels, room.depth, room.slot // width)
+            made = program(plan, plan.layouts, channels, width, empty=empty)
+            self._walks[key] = Walk(plan, made, *self._uploaded(made))
+        return self._walks[key]
+
+    def _uploaded(self, made: Program) -> tuple[dict[str, int], Any]:
+        rows = {name: table.view(numpy.uint8).reshape(-1) for name, table in tables(made.steps).items()}
+        padded = [numpy.pad(row, (0, -row.nbytes % WORD)) for row in rows.values()]
+        starts = [0, *itertools.accumulate(row.nbytes for row in padded)]
+        there = self._meeting.memory.upload(numpy.concatenate(padded))
+        return {name: address(there) + start for name, start in zip(rows, starts, strict=False)}, there
+
+    def _room(self, name: str, nbytes: int, task: Task) -> int:
+        """Return the address of so much memory of this rank's. It only grows, and what was given out stays."""
+        room = self._rooms.get(name)
+        if nbytes and (room is None or room.nbytes < nbytes):
+            self._outgrown.append(room)
+            room = self._device.empty(1 << max(nbytes - 1, WORD).bit_length(), numpy.dtype("u1"), task.stream)
+            self._rooms[name] = room
+        return address(room) if nbytes else 0

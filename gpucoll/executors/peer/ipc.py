@@ -1,0 +1,99 @@
+"""Peer memory of a GPU: slabs that CUDA lets other processes of the host map, and that threads just point to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import cupy
+import numpy
+
+from gpucoll.arrays import Array
+from gpucoll.device.cuda import CudaDevice
+from gpucoll.device.launch import Launch
+from gpucoll.device.peer import CONTROL
+from gpucoll.device.sources import Instance
+from gpucoll.executors.peer.fibers import PROCESS
+
+THREADS = 512  # as the kernels are compiled for
+MOST_CHANNELS = 16
+WORDS = 8  # of one of CUDA's handles
+_HANDLE = struct.Struct(f"={WORDS}q")
+
+
+
+class IpcMemory:
+    """A rank's slab on `device`, and ways to the others'."""
+
+    threads = THREADS
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        self._device = device
+        device.use()
+        with _as_os_error():
+            self._slab = cupy.cuda.runtime.malloc(nbytes)
+            cupy.cuda.runtime.memset(self._slab, 0, nbytes)
+            cupy.cuda.runtime.deviceSynchronize()
+        self._opened: list[int] = []
+        # The host must be able to write it while a kernel runs, hence it is the host's, which the GPU reaches too.
+        self._pinned = cupy.cuda.alloc_pinned_memory(CONTROL.itemsize)
+        self.control = numpy.frombuffer(self._pinned, CONTROL, 1).reshape(())
+        self.control[...] = numpy.zeros((), CONTROL)
+
+    def told(self) -> list[int]:
+        """Return what another rank needs to reach the slab."""
+        with _as_os_error():
+            handle = cupy.cuda.runtime.ipcGetMemHandle(self._slab)
+        return [PROCESS, os.getpid(), self._slab, *_HANDLE.unpack(handle)]
+
+    def reach(self, told: list[int]) -> int:
+        """Return the address of another rank's slab here; raise OSError where CUDA refuses."""
+        process, number, pointer, *handle = told[:3 + WORDS]
+        if (process, number) == (PROCESS, os.getpid()):  # CUDA opens no handle in the process that it comes from
+            return pointer
+        with _as_os_error():
+            self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle)))
+        return self._opened[-1]
+
+    def upload(self, row: Array) -> Any:
+        """Return the bytes on the GPU, when they are there."""
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            there = cupy.asarray(row)
+        stream.synchronize()
+        return there
+
+    def load(self, instance: Instance) -> Launch:
+        """Return the kernel."""
+        return self._device.kernels.launcher(instance)
+
+    def close(self) -> None:
+        """Let go of the others' slabs: before any of them is freed."""
+        self._device.use()
+        for pointer in self._opened:
+            cupy.cuda.runtime.ipcCloseMemHandle(pointer)
+        self._opened.clear()
+
+    def free(self) -> None:
+        """Free the slab, once no other rank maps it any more."""
+        if self._slab:
+            cupy.cuda.runtime.free(self._slab)
+            self._slab = 0
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """What CUDA refuses here is no fault of the program's: the ranks do without."""
+    try:
+        yield
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise OSError(str(error)) from error
+
+
+def channels_of(device: CudaDevice, size: int) -> int:
+    """Return how many blocks of each of `size` ranks a GPU has room for at a time, should all of them be on one."""
+    processors = cupy.cuda.Device(device.ordinal).attributes["MultiProcessorCount"]
+    return max(1, min(MOST_CHANNELS, processors // size))

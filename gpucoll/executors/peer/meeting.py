@@ -1,0 +1,149 @@
+"""How the ranks of a node come to share their slabs: each tells where its own is, and then all tell how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, cast
+
+import numpy
+
+from gpucoll.arrays import Array
+from gpucoll.device import Device
+from gpucoll.device.launch import Launch
+from gpucoll.device.peer import CONTROL, MOST_RANKS, Heap, Room
+from gpucoll.device.sources import Instance
+from gpucoll.waits import Pending, Waits, keep_for_ever
+
+TAG = 2  # of messages that come before those of any call
+WORDS = 12  # of a message
+
+
+class Memory(Protocol):
+    """A rank's slab, ways to the others', and what runs kernels on them."""
+
+    threads: int  # in a block
+    control: numpy.ndarray[Any, Any]  # what a kernel leaves when it gives up; the host may write it at any time
+
+    def told(self) -> list[int]:
+        """Return what another rank needs to reach the slab."""
+
+    def reach(self, told: list[int]) -> int:
+        """Return the address of another rank's slab; raise OSError where there is no way."""
+
+    def upload(self, row: Array) -> Any:
+        """Return the bytes where kernels can read them."""
+
+    def load(self, instance: Instance) -> Launch:
+        """Return a kernel."""
+
+    def close(self) -> None:
+        """Let go of the others' slabs."""
+
+    def free(self) -> None:
+        """Free the slab, once nobody maps it any more."""
+
+
+class Meeting:
+    """What a rank has of the others. `trouble` is why they cannot share memory, None where they can."""
+
+    memory: Memory
+    heap: Heap
+
+    def __init__(self, device: Device, link: Any, timeout: float, check: Callable[[], None]) -> None:
+        self._device, self._timeout, self._check = device, timeout, check
+        self._place, self._wire = link.place, link.wire
+        self._waits = Waits(timeout, foreign=link.foreign)
+        self._open = False
+        self.control = numpy.zeros((), CONTROL)
+        self.room = Room(link.place.size)
+        self.trouble = _unfit(link.place)
+        if self.trouble is None:
+            self._waits.run(self._meet(), "peer memory")
+
+    def close(self) -> None:
+        """Give all memory back; idempotent. A collective call."""
+        if self._open:
+            self._open = False
+            mine = [self.memory] if hasattr(self, "memory") else []
+            for memory in mine:
+                memory.close()
+            self._waits.run(self._exchange([]), "peer memory")  # an owner frees what nobody maps any more
+            for memory in mine:
+                memory.free()
+
+    def _meet(self) -> Iterator[Pending]:
+        proposed = yield from self._exchange([_channels(self._device, self._place.size)])
+        self.room = Room(self._place.size, min(words[0] for words in proposed))
+        told: list[int] = []
+        try:
+            self.memory = make_memory(self._device, self.room.offsets["end"], self._check)
+            self.control = self.memory.control
+            told = self.memory.told()
+        except OSError as error:
+            self.trouble = f"there is no memory that ranks could share: {error}"
+        everybody = yield from self._exchange([bool(told), *told])
+        reached = self._reach(everybody)
+        everybody = yield from self._exchange([reached])
+        failed = [rank for rank, words in enumerate(everybody) if not words[0]]
+        if failed:
+            self.trouble = self.trouble or f"rank {failed[0]} cannot reach the memory of every other rank"
+        self._open = True
+
+    def _reach(self, everybody: list[list[int]]) -> bool:
+        """Find a way to every slab; return whether there is one."""
+        if self.trouble or not all(words[0] for words in everybody):
+            return False
+        try:
+            slabs = [self.memory.reach(words[1:]) for words in everybody]
+        except OSError as error:
+            self.trouble = f"this rank cannot reach the memory of another one: {error}"
+            return False
+        self.heap = Heap(self.room, self._place.rank, slabs, self.control.ctypes.data, self._timeout)
+        return True
+
+    def _exchange(self, words: list[int]) -> Any:
+        """Return what every rank tells, in the order of ranks; what there is less of is 0."""
+        rank, size = self._place.rank, self._place.size
+        rows = numpy.zeros((size, WORDS), numpy.int64)
+        rows[rank, :len(words)] = words
+        others = [other for other in range(size) if other != rank]
+        requests = [self._wire.Irecv([rows[other].view(numpy.uint8), "B"], other, TAG) for other in others]
+        requests += [self._wire.Isend([rows[rank].view(numpy.uint8), "B"], other, TAG) for other in others]
+        try:
+            for request in requests:
+                while not request.Test():
+                    yield request.Test
+        except BaseException:
+            keep_for_ever((rows, requests))
+            raise
+        return rows.tolist()
+
+
+def make_memory(device: Device, nbytes: int, check: Callable[[], None]) -> Memory:
+    """Return a slab of so many bytes on `device`, all zeros; raise OSError where there is none to be had."""
+    if device.name == "emulated":
+        from gpucoll.executors.peer.fibers import FiberMemory
+
+        return FiberMemory(nbytes, check)
+    from gpucoll.executors.peer.ipc import IpcMemory
+
+    return IpcMemory(cast(Any, device), nbytes)
+
+
+def _channels(device: Device, size: int) -> int:
+    """Return how many blocks of every rank can be under way at a time."""
+    if device.name == "emulated":
+        from gpucoll.executors.peer.fibers import CHANNELS
+
+        return CHANNELS
+    from gpucoll.executors.peer.ipc import channels_of
+
+    return channels_of(cast(Any, device), size)
+
+
+def _unfit(place: Any) -> str | None:
+    if len(set(place.nodes)) > 1:
+        return "the ranks are on several nodes"
+    if place.size > MOST_RANKS:
+        return f"{place.size} ranks are more than {MOST_RANKS}"
+    return None

@@ -1,0 +1,406 @@
+// Worlds of fibers: kernels of one rank or of several, each rank's on a stream of its own, run by one CPU thread.
+//
+// The fibers take turns, or are drawn at random from a seed. Of a launch so many blocks are under way as `residency`
+// says, the others begin when one has ended, in a random order where turns are random: a GPU promises no more. Where
+// ThreadSanitizer is in the process every fiber is a thread to it. What orders two of them is a barrier, the end of a
+// launch before the next one on its stream, and what the kernels themselves do; that they take turns is not.
+#pragma once
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <time.h>
+
+#include "fibers_context.h"
+
+extern "C" {
+__attribute__((weak)) void* __tsan_get_current_fiber();
+__attribute__((weak)) void* __tsan_create_fiber(unsigned flags);
+__attribute__((weak)) void __tsan_destroy_fiber(void* fiber);
+__attribute__((weak)) void __tsan_switch_to_fiber(void* fiber, unsigned flags);
+__attribute__((weak)) void __tsan_acquire(void* address);
+__attribute__((weak)) void __tsan_release(void* address);
+}
+
+namespace host {
+
+constexpr u32 STREAMS = 16;
+constexpr u32 ARRAYS = 32;         // the places in a unit's text that may declare shared memory
+constexpr int UNWRITTEN = 0xCB;    // fills shared memory: who reads before writing gets it wrong
+constexpr unsigned NO_ORDER = 1;   // a switch of fibers tells ThreadSanitizer of no order between them
+constexpr u64 STEP = 100;          // nanoseconds that a turn takes by a clock of turns
+constexpr u64 EMPTY_TURNS = 64;    // of every fiber; then a world that waits lets go of the processor
+
+enum State { NEW, RUNNABLE, WAITING, DONE };
+
+struct Block;
+
+struct Fiber {
+    Context context;
+    Place place;
+    Block* block;
+    char* stack;
+    void* shadow;  // what ThreadSanitizer knows of it
+    State state;
+};
+
+struct Launch {
+    Launch* next;
+    Body body;
+    const void* arguments;
+    Block* blocks;
+    u32 count, threads, stream, begun, ended;
+};
+
+// Who has come to the barrier and what all of them voted; shared memory by its place in the text.
+struct Block {
+    Launch* launch;
+    Fiber* fibers;
+    u32 arrived, ended;
+    bool begun, unanimous, verdict;
+    void* arrays[ARRAYS];
+    u64 used;
+    char* arena;
+};
+
+struct Stream {
+    Launch *first, *last;
+};
+
+struct Fault {
+    const char* what;
+    u64 address;
+    u32 stream, block, thread;
+};
+
+struct World {
+    Stream streams[STREAMS];
+    Launch* retired;
+    Fiber** active;
+    u32 active_count, capacity, turn, residency;
+    bool by_chance, by_turns, paused;
+    u64 random, turns, idle;
+    Context scheduler;
+    void* shadow;
+    Fiber* current;
+    Fault fault;
+    char text[200];
+};
+
+static __thread World* running;  // by this thread; a world may be gone on with by another one
+
+// ---------------------------------------------------------------- stacks, and what ThreadSanitizer is told
+
+static bool is_watched() { return __tsan_create_fiber != nullptr; }
+static void released(void* by) {
+    if (is_watched()) __tsan_release(by);
+}
+static void acquired(void* by) {
+    if (is_watched()) __tsan_acquire(by);
+}
+static void watch(void* shadow) {
+    if (is_watched()) __tsan_switch_to_fiber(shadow, NO_ORDER);
+}
+
+struct Stacks {
+    pthread_mutex_t lock;
+    char* first;
+};
+static Stacks stacks = {PTHREAD_MUTEX_INITIALIZER, nullptr};
+
+static char*& next_stack(char* stack) { return *reinterpret_cast<char**>(stack + STACK - sizeof(char*)); }
+
+// ThreadSanitizer would see two fibers that use one stack as a race.
+static char* take_stack() {
+    pthread_mutex_lock(&stacks.lock);
+    char* stack = is_watched() ? nullptr : stacks.first;
+    if (stack != nullptr) stacks.first = next_stack(stack);
+    pthread_mutex_unlock(&stacks.lock);
+    return stack != nullptr ? stack : static_cast<char*>(pages(STACK));
+}
+
+static void give_back(char* stack) {
+    if (stack == nullptr) return;
+    if (is_watched()) {
+        munmap(stack, STACK);
+        return;
+    }
+    pthread_mutex_lock(&stacks.lock);
+    next_stack(stack) = stacks.first;
+    stacks.first = stack;
+    pthread_mutex_unlock(&stacks.lock);
+}
+
+// ---------------------------------------------------------------- whose turn it is
+
+static u32 draw(World& world) {
+    world.random = world.random * 6364136223846793005ull + 1442695040888963407ull;
+    return u32(world.random >> 33);
+}
+
+static void leave(World& world) {
+    Fiber& fiber = *world.current;
+    watch(world.shadow);
+    exchange(fiber.context, world.scheduler);
+}
+
+__attribute__((noipa)) static void run_fiber() {
+    World& world = *running;
+    Fiber& fiber = *world.current;
+    Launch& launch = *fiber.block->launch;
+    acquired(fiber.block);
+    acquired(&world.streams[launch.stream]);
+    launch.body(launch.arguments);
+    released(&world.streams[launch.stream]);
+    fiber.state = DONE;
+    leave(world);
+}
+
+static void resume(World& world, Fiber& fiber) {
+    if (fiber.state == NEW) {
+        fiber.stack = take_stack();
+        fiber.shadow = is_watched() ? __tsan_create_fiber(0) : nullptr;
+        fiber.state = RUNNABLE;
+        prepare(fiber.context, fiber.stack, run_fiber);
+    }
+    world.current = &fiber;
+    world.paused = false;
+    ++world.turns;
+    watch(fiber.shadow);
+    exchange(world.scheduler, fiber.context);
+}
+
+static void begin(World& world, Block& block) {
+    block.begun = true;
+    ++block.launch->begun;
+    for (u32 i = 0; i < block.launch->threads; ++i) {
+        if (world.active_count == world.capacity) {
+            world.capacity = 2 * world.capacity + 64;
+            world.active = static_cast<Fiber**>(granted(realloc(world.active, world.capacity * sizeof(Fiber*))));
+        }
+        world.active[world.active_count++] = &block.fibers[i];
+    }
+}
+
+// Begins as many blocks of the stream's first launch as may be under way.
+static void admit(World& world, Stream& stream) {
+    Launch* launch = stream.first;
+    while (launch != nullptr && launch->begun < launch->count && launch->begun - launch->ended < world.residency) {
+        u32 choice = world.by_chance ? draw(world) % launch->count : 0;
+        while (launch->blocks[choice].begun) choice = (choice + 1) % launch->count;
+        begin(world, launch->blocks[choice]);
+    }
+}
+
+static void retire(World& world, Block& block) {
+    u32 kept = 0;
+    for (u32 i = 0; i < world.active_count; ++i)
+        if (world.active[i]->block != &block) world.active[kept++] = world.active[i];
+    world.active_count = kept;
+    Launch& launch = *block.launch;
+    Stream& stream = world.streams[launch.stream];
+    if (++launch.ended == launch.count) {
+        stream.first = launch.next;
+        launch.next = world.retired;
+        world.retired = &launch;
+    }
+    admit(world, stream);
+}
+
+static Fiber* choose(World& world) {
+    const u32 count = world.active_count, first = world.by_chance ? draw(world) : world.turn + 1;
+    for (u32 k = 0; k < count; ++k) {
+        world.turn = (first % count + k) % count;
+        Fiber* fiber = world.active[world.turn];
+        if (fiber->state == NEW || fiber->state == RUNNABLE) return fiber;
+    }
+    return nullptr;
+}
+
+// ---------------------------------------------------------------- memory
+
+static void prepare_block(Launch& launch, u32 index) {
+    Block& block = launch.blocks[index];
+    block.launch = &launch;
+    block.unanimous = true;
+    // Now, not when it begins: to ThreadSanitizer another fiber's write would be no order.
+    block.arena = static_cast<char*>(memset(granted(malloc(ARENA)), UNWRITTEN, ARENA));
+    block.fibers = static_cast<Fiber*>(granted(calloc(launch.threads, sizeof(Fiber))));
+    for (u32 i = 0; i < launch.threads; ++i) {
+        block.fibers[i].block = &block;
+        block.fibers[i].place = {{i, 0, 0}, {index, 0, 0}, {launch.threads, 1, 1}, {launch.count, 1, 1}};
+    }
+    released(&block);
+}
+
+static void let_go(Launch* launch) {
+    for (u32 b = 0; b < launch->count; ++b) {
+        Block& block = launch->blocks[b];
+        for (u32 i = 0; i < launch->threads; ++i) {
+            give_back(block.fibers[i].stack);
+            if (block.fibers[i].shadow != nullptr) __tsan_destroy_fiber(block.fibers[i].shadow);
+        }
+        free(block.fibers);
+        free(block.arena);
+    }
+    free(launch->blocks);
+    free(launch);
+}
+
+static void let_go_all(Launch* launch) {
+    while (launch != nullptr) {
+        Launch* next = launch->next;
+        let_go(launch);
+        launch = next;
+    }
+}
+
+}  // namespace host
+
+// ---------------------------------------------------------------- what kernels call
+
+extern "C" {
+
+// The address of what belongs to a thread must be found anew at every call: fibers may go on in another one.
+__attribute__((noipa)) const Place* gc_place() { return &host::running->current->place; }
+
+__attribute__((noipa)) void gc_fault(const char* what, u64 address) {
+    host::World& world = *host::running;
+    const host::Fiber& fiber = *world.current;
+    if (world.fault.what == nullptr)
+        world.fault = {what, address, fiber.block->launch->stream, fiber.place.block.x, fiber.place.thread.x};
+}
+
+__attribute__((noipa)) void gc_pause() {
+    host::World& world = *host::running;
+    world.paused = true;
+    host::leave(world);
+}
+
+__attribute__((noipa)) u32 gc_coin() {
+    host::World& world = *host::running;
+    return world.by_chance ? host::draw(world) & 1 : 0;
+}
+
+__attribute__((noipa)) void gc_between() {
+    host::World& world = *host::running;
+    if (world.by_chance && host::draw(world) % 4 == 0) host::leave(world);
+}
+
+__attribute__((noipa)) bool gc_barrier(bool vote) {
+    host::World& world = *host::running;
+    host::Fiber& fiber = *world.current;
+    host::Block& block = *fiber.block;
+    host::released(&block);
+    block.unanimous = block.unanimous && vote;
+    if (++block.arrived == block.launch->threads) {
+        block.arrived = 0;
+        block.verdict = block.unanimous;
+        block.unanimous = true;
+        for (u32 i = 0; i < block.launch->threads; ++i)
+            if (block.fibers[i].state == host::WAITING) block.fibers[i].state = host::RUNNABLE;
+        if (world.by_chance) host::leave(world);
+    } else {
+        fiber.state = host::WAITING;
+        host::leave(world);
+    }
+    host::acquired(&block);
+    return block.verdict;
+}
+
+__attribute__((noipa)) u64 gc_clock() {
+    host::World& world = *host::running;
+    if (world.by_turns) return world.turns * host::STEP;
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return u64(now.tv_sec) * 1000000000 + u64(now.tv_nsec);
+}
+
+__attribute__((noipa)) void* gc_shared(u32 place, u64 bytes) {
+    host::Block& block = *host::running->current->block;
+    if (place >= host::ARRAYS || (block.arrays[place] == nullptr && block.used + bytes > host::ARENA)) {
+        gc_fault("more shared memory than a block has", 0);
+        return block.arena;
+    }
+    if (block.arrays[place] == nullptr) {
+        block.arrays[place] = block.arena + block.used;
+        block.used += (bytes + 15) / 16 * 16;
+    }
+    return block.arrays[place];
+}
+
+// ---------------------------------------------------------------- what runs kernels
+
+// Returns a new world. Turns are random where `seed` is not 0; with `by_turns` time is counted in turns.
+host::World* gc_world(u64 seed, u32 residency, u32 by_turns) {
+    host::World* world = static_cast<host::World*>(host::granted(calloc(1, sizeof(host::World))));
+    world->by_chance = seed != 0;
+    world->random = seed;
+    world->residency = residency;
+    world->by_turns = by_turns;
+    return world;
+}
+
+// Lets `body` begin after what the stream has; `arguments` stay where they are until the world has ended.
+void gc_launch(host::World* world, u32 stream, Body body, const void* arguments, u32 blocks, u32 threads) {
+    host::Launch* launch = static_cast<host::Launch*>(host::granted(calloc(1, sizeof(host::Launch))));
+    host::Block* room = static_cast<host::Block*>(host::granted(calloc(blocks, sizeof(host::Block))));
+    *launch = {nullptr, body, arguments, room, blocks, threads, stream, 0, 0};
+    for (u32 index = 0; index < blocks; ++index) host::prepare_block(*launch, index);
+    host::Stream& queue = world->streams[stream];
+    (queue.first == nullptr ? queue.first : queue.last->next) = launch;
+    queue.last = launch;
+    if (queue.first == launch) host::admit(*world, queue);
+}
+
+// Goes on; returns 0 when everything has ended, 1 when all that is left has waited for a while, unless `to_the_end`.
+u32 gc_advance(host::World* world, u32 to_the_end) {
+    host::running = world;
+    world->shadow = host::is_watched() ? __tsan_get_current_fiber() : nullptr;
+    world->idle = 0;
+    while (world->active_count > 0) {
+        host::Fiber* fiber = host::choose(*world);
+        if (fiber == nullptr) {
+            gc_fault("a barrier that not all threads of the block come to", 0);
+            return 0;
+        }
+        host::resume(*world, *fiber);
+        if (fiber->state == host::DONE && ++fiber->block->ended == fiber->block->launch->threads)
+            host::retire(*world, *fiber->block);
+        world->idle = world->paused ? world->idle + 1 : 0;
+        if (!to_the_end && world->idle > host::EMPTY_TURNS * world->active_count) return 1;
+    }
+    return 0;
+}
+
+// Returns null, or the text of the first fault.
+const char* gc_complaint(host::World* world) {
+    const host::Fault& fault = world->fault;
+    if (fault.what == nullptr) return nullptr;
+    snprintf(world->text, sizeof(world->text), "%s (stream %u, block %u, thread %u, address 0x%llx)", fault.what,
+             fault.stream, fault.block, fault.thread, fault.address);
+    return world->text;
+}
+
+void gc_end(host::World* world) {
+    for (host::Stream& stream : world->streams) {
+        host::acquired(&stream);
+        host::let_go_all(stream.first);
+    }
+    host::let_go_all(world->retired);
+    free(world->active);
+    free(world);
+}
+
+const char* gc_run(Body body, const void* arguments, u32 blocks, u32 threads) {
+    static __thread char text[sizeof(host::World::text)];
+    host::World* world = gc_world(0, blocks, 0);
+    gc_launch(world, 0, body, arguments, blocks, threads);
+    while (gc_advance(world, 0) != 0) sched_yield();  // to the processes that it waits for
+    const char* complaint = gc_complaint(world);
+    if (complaint != nullptr) memcpy(text, complaint, sizeof(text));
+    gc_end(world);
+    return complaint == nullptr ? nullptr : text;
+}
+
+}

@@ -1,0 +1,95 @@
+// All-reduce of a small message in packets: every rank writes all of its data to every other, each half of a packet
+// with the number of the operation beside it, so that what has come is seen without a flag, a fence or another message.
+//
+// There are two buffers for packets. A rank that writes into one of them again has met every other in the operation in
+// between, which they began only after they had read the one before. The number has 32 bits: a packet of 2^32 operations
+// ago, never written over since, would be taken for a new one.
+#include "peer_fold.h"
+
+struct PacketsArguments {
+    Heap heap;
+    const void* src;
+    void* dst;
+    u64 count;
+};
+
+// Word `index` of an array, which may end in the middle of it and need not be aligned to words.
+template <class T> GC_DEV Word gather(const PacketsArguments& a, u64 index) {
+    constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
+    Items<T, Word> items;
+    items.unit = {0, 0, 0, 0};
+    GC_UNROLL
+    for (u32 i = 0; i < PER_WORD; ++i)
+        if (index * PER_WORD + i < a.count)
+            items.item[i] = load<T>(address_of(a.src) + (index * PER_WORD + i) * sizeof(T));
+    return items.unit;
+}
+template <class T> GC_DEV void scatter(const PacketsArguments& a, u64 index, Word word) {
+    constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
+    Items<T, Word> items;
+    items.unit = word;
+    GC_UNROLL
+    for (u32 i = 0; i < PER_WORD; ++i)
+        if (index * PER_WORD + i < a.count)
+            store<T>(address_of(a.dst) + (index * PER_WORD + i) * sizeof(T), items.item[i]);
+}
+
+// Where a word from `writer` comes in: two packets.
+GC_DEV u64 packets_of(const Heap& heap, u32 owner, u32 writer, u64 epoch, u64 index) {
+    const u64 buffer = epoch % 2;
+    const u64 room = heap.slabs[owner] + heap.packets + (buffer * heap.ranks + writer) * heap.packet_room;
+    return room + index * 2 * sizeof(Word);
+}
+
+GC_DEV void push(const Heap& heap, u64 epoch, u64 index, Word word) {
+    const u32 number = u32(epoch);
+    for (u32 k = 1; k < heap.ranks; ++k) {  // not all to the same one first
+        const u64 there = packets_of(heap, (heap.rank + k) % heap.ranks, heap.rank, epoch, index);
+        store_packet(there, {word.x, number, word.y, number});
+        store_packet(there + sizeof(Word), {word.z, number, word.w, number});
+    }
+}
+
+GC_DEV bool pull_packet(const Heap& heap, u32 writer, u64 epoch, u64 address, Word& packet) {
+    const u32 number = u32(epoch);
+    return wait(heap, A_PACKET, writer, epoch, [&](u64& seen) {
+        packet = load_packet(address);
+        seen = packet.y;
+        return packet.y == number && packet.w == number;
+    });
+}
+GC_DEV bool pull(const Heap& heap, u32 writer, u64 epoch, u64 index, Word& word) {
+    const u64 here = packets_of(heap, heap.rank, writer, epoch, index);
+    Word low, high;
+    if (!pull_packet(heap, writer, epoch, here, low) || !pull_packet(heap, writer, epoch, here + sizeof(Word), high))
+        return false;
+    word = {low.x, low.z, high.x, high.z};
+    return true;
+}
+
+// Adds up in the order of ranks, so that all of them get the same bits.
+template <class T, class Op> GC_DEV bool reduce_word(const PacketsArguments& a, u64 epoch, u64 index) {
+    const Word own = gather<T>(a, index);
+    Wide<T> total[1][ITEMS<T, Word>];
+    GC_ROLLED
+    for (u32 rank = 0; rank < a.heap.ranks; ++rank) {
+        Word units[1] = {own};
+        if (rank != a.heap.rank && !pull(a.heap, rank, epoch, index, units[0])) return false;
+        if (rank == 0)
+            widen<T>(total[0], units[0]);
+        else
+            combine<T, Op>(total, units);
+    }
+    scatter<T>(a, index, narrow<T, Word>(total[0]));
+    return true;
+}
+
+template <class T, class Op> GC_DEV void packets(const PacketsArguments& a) {
+    constexpr u64 PER_WORD = sizeof(Word) / sizeof(T);
+    const u64 words = (a.count + PER_WORD - 1) / PER_WORD, step = gridDim.x * blockDim.x;
+    const u64 first = take_channel(a.heap) * blockDim.x + threadIdx.x, epoch = epoch_of(a.heap);
+    for (u64 index = first; index < words; index += step) push(a.heap, epoch, index, gather<T>(a, index));
+    bool came = true;
+    for (u64 index = first; came && index < words; index += step) came = reduce_word<T, Op>(a, epoch, index);
+    end_epoch(a.heap, epoch);
+}

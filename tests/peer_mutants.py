@@ -1,0 +1,162 @@
+"""Faults planted in the peer kernels' sources: each must be noticed by a check that passes on the real ones."""
+
+from typing import NamedTuple
+
+import peer_direct
+import peer_schedules
+from gpucoll.device import sources
+from gpucoll.dtypes import DTYPES
+from gpucoll.ops import OPS
+from peer_schedules import Case, Swap
+from peer_world import Fault, library
+
+OP, NAME = "sum", "int32"
+SEEDS = range(40)
+NOTICED = (AssertionError, Fault)
+# One-way traffic between two operations in packets: who sends does not wait for who receives.
+ONE_WAY = Case("broadcast", "chain", 3, 20, segments=2)
+
+
+DIRECT = peer_direct.instances(OP, NAME)
+FLOATS = peer_direct.instances(OP, "float32")
+STEPS = sources.steps(OPS[OP], DTYPES[NAME]), sources.steps(None, DTYPES[NAME])
+
+
+def check_direct(libraries, seed=0, **options):
+    peer_direct.run(libraries, OP, NAME, ranks=3, seed=seed, **options)
+
+
+def check_order(libraries, seed=0):
+    """Sums whose last bits show in which order they were formed."""
+    peer_direct.run(libraries, OP, "float32", ranks=3, seed=seed)
+
+
+def check_one_block(libraries, seed=0):
+    """Of every rank one block at a time, which one nobody knows."""
+    check_direct(libraries, seed, blocks=3, residency=1)
+
+
+def check_steps(libraries, seed=0, **options):
+    """Reductions and copies in many pieces, operations back to back, on few slots."""
+    peer_schedules.run(libraries, Case("all_reduce", "ring", 3, 67, segments=2), ONE_WAY,
+                       Case("all_reduce", "recursive_doubling", 3, 50), Case("all_gather", "bruck", 3, 33),
+                       Case("all_reduce", "one_shot", 3, 30), seed=seed, **options)
+
+
+def check_one_way(libraries, seed=0):
+    """Many send to one, which cannot keep up with them."""
+    peer_schedules.run(libraries, Case("gather", "linear", 5, 90), Case("gather", "linear", 5, 40, root=2), seed=seed)
+
+
+def check_local(libraries, seed=0):
+    """Chunks of which none begins with a word."""
+    peer_schedules.run(libraries, Swap(2, 58), seed=seed, threads=8)
+
+
+def check_between(libraries, seed=0):
+    """All-reduces in packets with broadcasts between them."""
+    count = 20
+    packets = [(kernel, src, dst, shared) for kernel, src, dst, shared in peer_direct.SCRIPT if kernel == "packets"]
+    peer_direct.run(libraries, OP, NAME, ranks=3, count=count, seed=seed, script=packets,
+                    between=lambda world, rank: ONE_WAY_RANKS[rank].launch(world, ONE_WAY, rank, 2, 4))
+
+
+class Mutant(NamedTuple):
+    """What becomes of which text, and the check that must notice."""
+
+    old: str
+    new: str
+    check: object
+
+
+MEET = "store_release(address_of(&line_of(heap, peer, channel, heap.rank)->met), wanted);"
+POST = "store_release(address_of(&there->consumed), number)"
+FROM_RANK_0 = """    for (u32 rank = 0; rank < a.heap.ranks; ++rank) {
+        Word units[1] = {own};
+        if (rank != a.heap.rank && !pull(a.heap, rank, epoch, index, units[0])) return false;
+        if (rank == 0)
+"""
+FROM_OWN = """    for (u32 k = 0; k < a.heap.ranks; ++k) {
+        const u32 rank = k == 0 ? a.heap.rank : k <= a.heap.rank ? k - 1 : k;
+        Word units[1] = {own};
+        if (rank != a.heap.rank && !pull(a.heap, rank, epoch, index, units[0])) return false;
+        if (k == 0)
+"""
+MUTANTS = {
+    "one_shot: no meeting at the end": Mutant(
+        "        meet(a.heap, channel, MEETINGS * epoch + 1);  // what the others read must stay\n", "", check_direct),
+    "two_shot: no meeting at the end": Mutant(
+        "        meet(a.heap, channel, MEETINGS * epoch + 2);\n", "", check_direct),
+    "one_shot: no meeting at the beginning": Mutant(
+        "if (meet(a.heap, channel, MEETINGS * epoch)) {", "if (true) {", check_direct),
+    "two_shot: other elements in the second step": Mutant(
+        "const Range share = share_of<T>(a, rank, channel);",
+        "const Range share = share_of<T>(a, rank, gridDim.x - 1 - channel);", check_direct),
+    "a meeting without a barrier": Mutant(
+        "u64 wanted) {\n    __syncthreads();\n    for (u32 peer", "u64 wanted) {\n    for (u32 peer", check_direct),
+    "half a packet": Mutant("packet.y == number && packet.w == number", "packet.y == number", check_direct),
+    "a single buffer for packets": Mutant("const u64 buffer = epoch % 2;", "const u64 buffer = 0;", check_direct),
+    "sums begin with one's own": Mutant(FROM_RANK_0, FROM_OWN, check_order),
+    "operations are not counted": Mutant(
+        "        store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "        ;", check_direct),
+    "the first block to end counts": Mutant(
+        "gridDim.x - 1) == gridDim.x - 1)", "gridDim.x - 1) == 0)", check_direct),
+    "one-way operations are counted": Mutant(
+        "GC_DEV void steps(const StepsArguments& a) {\n    const u32 channel = take_channel(a.heap);",
+        "GC_DEV void steps(const StepsArguments& a) {\n    const u32 channel = take_channel(a.heap);\n"
+        "    end_epoch(a.heap, epoch_of(a.heap));", check_between),
+    "blocks by their index": Mutant(
+        "channel[0] = take_ticket(address_of(&state_of(heap)->started), gridDim.x - 1);", "channel[0] = blockIdx.x;",
+        check_one_block),
+    "credits are not waited for": Mutant(
+        "number - seen < heap.depth", "true", check_one_way),
+    "a slot too many": Mutant("- seen < heap.depth", "- seen <= heap.depth", check_one_way),
+    "pieces are not waited for": Mutant(
+        "lane.receives ? seen > number :", "lane.receives ? true :", check_steps),
+    "what was exchanged is forgotten": Mutant(
+        "    store_relaxed(counter_of(a.heap, channel, lane), number);\n", "", check_steps),
+    "a piece is told of before it is there": Mutant(
+        "        __syncthreads();\n        if (threadIdx.x == 0) post", "        if (threadIdx.x == 0) post",
+        check_steps),
+    "no barrier between rounds": Mutant(
+        "        __syncthreads();  // what one thread has written, another one reads\n", "", check_local),
+    "staging is shared out like arrays": Mutant(
+        "part.buffer == STAGING ? channel * a.region : range", "range", check_steps),
+}
+# What x86 forgives: ThreadSanitizer sees it.
+RACES = {
+    "a meeting is told of without release": Mutant(MEET, MEET.replace("release", "relaxed"), check_direct),
+    "a meeting is seen without acquire": Mutant(
+        "(seen = load_acquire(met))", "(seen = load_relaxed(met))", check_direct),
+    "a piece is told of without release": Mutant(
+        "store_release(address_of(lane.receives ?", "store_relaxed(address_of(lane.receives ?", check_steps),
+    "a piece is seen without acquire": Mutant(
+        "seen = load_acquire(address_of(lane.receives", "seen = load_relaxed(address_of(lane.receives", check_steps),
+    "one_shot: no meeting at the end": MUTANTS["one_shot: no meeting at the end"],
+}
+
+
+NEEDED = {check_direct: DIRECT, check_one_block: DIRECT, check_order: FLOATS, check_between: (*DIRECT, *STEPS),
+          check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
+
+
+def changed(mutant):
+    """The source with the fault in it, of the kernels that the check needs."""
+    source = sources.text(*NEEDED[mutant.check])
+    if source.count(mutant.old) != 1:
+        raise LookupError(f"{mutant.old!r} is in the source {source.count(mutant.old)} times")
+    return source.replace(mutant.old, mutant.new)
+
+
+def is_noticed(mutant):
+    """Whether one of the schedules shows it."""
+    made = library(changed(mutant))
+    for seed in SEEDS:
+        try:
+            mutant.check((made, made), seed)
+        except NOTICED:
+            return True
+    return False
+
+
+ONE_WAY_RANKS = [peer_schedules.Rank(ONE_WAY, rank, 2) for rank in range(3)]

@@ -1,0 +1,194 @@
+"""Schedules of all ranks walked by the step kernel, and what NumPy makes of them."""
+
+import functools
+
+import numpy
+
+import oracle
+from gpucoll.algorithms import schedule
+from gpucoll.chunks import Layout, Ragged
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.device import sources
+from gpucoll.device.peer import Room
+from gpucoll.dtypes import DTYPES
+from gpucoll.executors import Layouts, Task, resolve
+from gpucoll.executors.peer.check import check
+from gpucoll.executors.peer.program import BUFFERS, program, tables
+from gpucoll.ops import OPS
+from gpucoll.schedule import Copy, Schedule, Slice
+from peer_world import World, placed, zeros
+
+UNWRITTEN = 0xA5
+
+
+class Case:
+    """One collective of `size` ranks on blocks of `count` elements, or of as many as `ragged(i, j)` says."""
+
+    def __init__(self, collective, algorithm, size, count, *, name="int32", op="sum", root=0, segments=1,
+                 in_place=False, ragged=None):
+        self.row, self.algorithm, self.size, self.root = COLLECTIVES[collective], algorithm, size, root
+        self.count, self.name, self.op, self.segments, self.in_place = count, name, op, segments, in_place
+        self.ragged = ragged
+        self.width = oracle.kind(name).itemsize
+
+    def lengths(self, rank):
+        """Of the blocks of input and output of a rank."""
+        everyone = range(self.size)
+        if self.ragged is None:
+            return tuple([self.count] * (self.size if side.blocks else 1) for side in (self.row.input, self.row.output))
+        whole = {"source": lambda i, j: self.ragged(i, 0), "target": lambda i, j: self.ragged(j, 0),
+                 "pair": self.ragged}[self.row.ragged]
+        return ([whole(rank, other) for other in everyone] if self.row.input.blocks else [whole(rank, self.root)],
+                [whole(other, rank) for other in everyone] if self.row.output.blocks else [whole(self.root, rank)])
+
+    def layouts(self, rank, chunks):
+        per_block = chunks // self.size if self.row.blocks else chunks
+        if self.ragged is None:
+            return Layouts(*(Layout(self.count, per_block),) * 2)
+        return Layouts(*map(Ragged.of, self.lengths(rank)))
+
+    def schedule(self, rank):
+        return schedule(self.row.name, self.algorithm, rank=rank, size=self.size, root=self.root,
+                        segments=self.segments)
+
+    def plan(self, rank):
+        made = self.schedule(rank)
+        layouts = self.layouts(rank, made.chunks)
+        return resolve(made, layouts, in_place=self.in_place, schedules=self.schedule), layouts
+
+    def programs(self, channels):
+        empty = self.row.name == "barrier"
+        return [program(*self.plan(rank), channels, self.width, empty=empty) for rank in range(self.size)]
+
+    @functools.cached_property
+    def inputs(self):
+        """What every rank has; None where it has nothing."""
+        return [self.values(rank, sum(self.lengths(rank)[0])) if self.row.input.exists(rank, self.root) else None
+                for rank in range(self.size)]
+
+    def values(self, rank, count):
+        """Any bits, unless sums must be exact: an element in the wrong place must be noticed."""
+        if self.row.reduces and self.name != "int32":
+            return oracle.values(self.op, self.name, rank, count)
+        return numpy.frombuffer(numpy.random.default_rng([rank, count]).bytes(count * self.width),
+                                oracle.kind(self.name))
+
+    def output(self, rank):
+        """What `rank` must have in the end, None where that is nothing; by the words of the contract."""
+        if not self.row.output.exists(rank, self.root):
+            return None
+        blocks = [x if x is None else numpy.split(x, numpy.cumsum(self.lengths(source)[0])[:-1])
+                  for source, x in enumerate(self.inputs)]
+        match self.row.name.removesuffix("_v"):
+            case "all_reduce" | "reduce":
+                return oracle.reduced(self.op, self.name, self.inputs)
+            case "reduce_scatter":
+                return oracle.reduced(self.op, self.name, [own[rank] for own in blocks])
+            case "scan":
+                return oracle.reduced(self.op, self.name, self.inputs[:rank + 1])
+            case "exscan":
+                return oracle.reduced(self.op, self.name, self.inputs[:rank]) if rank else None
+            case "all_gather" | "gather":
+                return numpy.concatenate(self.inputs)
+            case "broadcast":
+                return self.inputs[self.root]
+            case "scatter":
+                return blocks[self.root][rank]
+            case "all_to_all":
+                return numpy.concatenate([own[rank] for own in blocks])
+
+    def task(self, rank, stream=None):
+        """The task of a rank, on arrays of its own."""
+        plan, _ = self.plan(rank)
+        source = None if self.inputs[rank] is None else placed(self.inputs[rank])
+        output = unwritten(oracle.kind(self.name), sum(self.lengths(rank)[1]))
+        target = output if self.row.output.exists(rank, self.root) else None
+        if self.in_place and source is not None:
+            output[:source.size] = source
+            source = output[:source.size]
+        sides = zip((self.row.input, self.row.output), self.lengths(rank), strict=True)
+        # As calls have it: where blocks are not alike no rank knows of more than its own.
+        nbytes = self.width * max(sum(lengths) if self.ragged is None or side.exists(rank, self.root) else 0
+                                  for side, lengths in sides)
+        return Task(self.row.name, self.algorithm, plan, source, target, DTYPES[self.name],
+                    OPS[self.op] if self.row.reduces else None, self.root, nbytes, self.in_place,
+                    device="emulated", stream=stream)
+
+    def instance(self):
+        return sources.steps(OPS[self.op] if self.row.reduces else None, DTYPES[self.name])
+
+
+class Swap(Case):
+    """No collective: every rank copies two chunks and exchanges them again and again."""
+
+    def __init__(self, size, count):
+        super().__init__("all_gather", "swap", size, count)
+
+    def schedule(self, rank):
+        low, high = (Slice("output", first) for first in (0, 1))
+        copies = Copy(Slice("input", 0), low), Copy(Slice("input", 1), high)
+        swap = Copy(low, high), Copy(high, low)
+        return Schedule("all_gather", "swap", rank, self.size, 2 * self.size,
+                        lambda: [copies, *[swap] * 5])
+
+    def output(self, rank):
+        first = -(-self.count // 2)
+        found = unwritten(oracle.kind(self.name), self.count * self.size)
+        found[:self.count] = numpy.concatenate([self.inputs[rank][first:], self.inputs[rank][:first]])
+        return found
+
+
+class Rank:
+    """The buffers of one rank and the tables of its program."""
+
+    def __init__(self, case, rank, channels):
+        plan, _ = case.plan(rank)
+        made = case.programs(channels)[rank]
+        self.tables, self.region = tables(made.steps), made.region * case.width
+        source, dtype = case.inputs[rank], oracle.kind(case.name)
+        self.input = None if source is None else placed(source)
+        self.output = unwritten(dtype, sum(case.lengths(rank)[1]))
+        if case.in_place and source is not None:
+            self.output[:source.size] = source
+            self.input = None if plan.copy_input else self.output[:source.size]
+            self.input = placed(source) if plan.copy_input else self.input
+        rows = [self.input, self.output, unwritten(dtype, plan.scratch), unwritten(dtype, made.region * channels)]
+        self.rows = rows
+        self.buffers = [0 if row is None else row.ctypes.data for row in rows]
+        assert len(rows) == len(BUFFERS)
+
+    def launch(self, world, case, rank, channels, threads):
+        addresses = {name: table.ctypes.data for name, table in self.tables.items()}
+        arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]))
+        world.launch(rank, case.instance().entry, arguments, channels, threads)
+
+
+def unwritten(dtype, count):
+    row = zeros(count * dtype.itemsize)
+    row[:] = UNWRITTEN
+    return row.view(dtype)
+
+
+def run(libraries, *cases, channels=2, depth=2, slot=32, threads=4, **world):
+    """Run `cases` back to back on every rank's stream; raise AssertionError where an element is wrong."""
+    size = cases[0].size
+    where = World(Room(size, channels, depth, packets=16, slot=slot, staging=16), libraries, **world)
+    ranks = [[Rank(case, rank, channels) for rank in range(size)] for case in cases]
+    for case, own in zip(cases, ranks, strict=True):
+        check(case.programs(channels), channels, depth, max(1, slot // case.width))
+        for rank in range(size):
+            own[rank].launch(where, case, rank, channels, threads)
+    where.run()
+    for case, own in zip(cases, ranks, strict=True):
+        for rank in range(size):
+            expected = case.output(rank)
+            found = own[rank].output
+            assert expected is None or same(found, expected, case), (case.row.name, case.algorithm, rank)
+            if own[rank].input is not None and not case.in_place:
+                assert own[rank].input.tobytes() == case.inputs[rank].tobytes()
+
+
+def same(found, expected, case):
+    if case.op == "avg":  # the division is the executor's
+        expected = oracle.reduced("sum", case.name, case.inputs)
+    return oracle.same_bits(found, expected)

@@ -1,0 +1,111 @@
+"""Ranks as fibers of one thread: the peer kernels of all of them in one world, in turns or by chance."""
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy
+
+from gpucoll.device import sources
+from gpucoll.device.gxx import OPTIONS, compile_shared, recipe
+from gpucoll.device.peer import CONTROL, Heap
+from gpucoll.device.store import user_store
+
+TESTS = Path(__file__).parent
+if str(TESTS / "kernels") not in sys.path:
+    sys.path.append(str(TESTS / "kernels"))
+
+import expected  # noqa: E402, F401 (the path comes first; others take it from here)
+
+PATIENCE = 2e-1  # seconds by a clock of which a turn takes 100 ns
+ALL = 1 << 30  # blocks of a rank under way at once
+GRAIN = 128
+
+
+class Fault(Exception):
+    """What a kernel did that no GPU would let pass, or a wait that came to its deadline."""
+
+
+def library(source, flags=()):
+    """The shared object of `source`, made once; `flags` are the compiler's beside the library's own."""
+    store = user_store()
+    build = functools.partial(compile_shared if not flags else functools.partial(_compile, flags), source)
+    return ctypes.CDLL(str(store.path(source, ".so", build, flags=recipe() + " ".join(flags))), mode=os.RTLD_LOCAL)
+
+
+def _compile(flags, source):
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "kernels.so"
+        subprocess.run([os.environ.get("CXX", "g++"), *OPTIONS, *flags, "-x", "c++", "-", "-o", str(target)],
+                       input=source, text=True, check=True)
+        return target.read_bytes()
+
+
+SCHEDULER = sources.Instance("", "fibers.h", "")
+ELSEWHERE = "#define GC_SCHEDULER_ELSEWHERE\n"
+
+
+@functools.cache
+def watched(source):
+    """The same for ThreadSanitizer, which looks at the kernels and not at what runs them."""
+    scheduler = library(sources.text(SCHEDULER), ("-DGC_ALONE",))
+    ctypes.CDLL(scheduler._name, mode=os.RTLD_GLOBAL)
+    return scheduler, library(ELSEWHERE + source, ("-fsanitize=thread", "-g"))
+
+
+class World:
+    """`room.ranks` ranks with a slab each; what is launched begins in `run`.
+
+    `seed` 0: fibers take turns; else they are drawn. `residency`: blocks of a rank that are under way at once.
+    """
+
+    def __init__(self, room, libraries, *, seed=0, residency=ALL, patience=PATIENCE):
+        self.room = room
+        self._scheduler, self._kernels = libraries
+        self._scheduler.gc_world.restype = ctypes.c_void_p
+        self._scheduler.gc_complaint.restype = ctypes.c_char_p
+        self._world = ctypes.c_void_p(self._scheduler.gc_world(ctypes.c_uint64(seed), residency, 1))
+        self.slabs = [zeros(room.offsets["end"]) for _ in range(room.ranks)]
+        self.controls = [numpy.zeros((), CONTROL) for _ in range(room.ranks)]
+        addresses = [slab.ctypes.data for slab in self.slabs]
+        self.heaps = [Heap(room, rank, addresses, control.ctypes.data, patience)
+                      for rank, control in enumerate(self.controls)]
+        self._kept = []
+
+    def launch(self, rank, entry, arguments, blocks, threads):
+        """Let a kernel follow what `rank` has been given."""
+        self._kept.append(arguments)
+        self._scheduler.gc_launch(self._world, rank, getattr(self._kernels, f"{entry}_thread"),
+                                  ctypes.c_void_p(arguments.ctypes.data), blocks, threads)
+
+    def run(self):
+        """Run everything to its end; raise the first fault."""
+        assert self._scheduler.gc_advance(self._world, 1) == 0
+        complaint = self._scheduler.gc_complaint(self._world)
+        complaint = complaint and complaint.decode()
+        self._scheduler.gc_end(self._world)
+        self._world = None
+        if complaint:
+            raise Fault(complaint)
+        for rank, control in enumerate(self.controls):
+            if control["aborted"]:
+                raise Fault(f"rank {rank} gave up: " + ", ".join(f"{k} {int(control[k])}" for k in CONTROL.names))
+
+
+def zeros(nbytes):
+    """Bytes that begin on a line of their own."""
+    room = numpy.zeros(nbytes + GRAIN, numpy.uint8)
+    start = -room.ctypes.data % GRAIN
+    return room[start:start + nbytes]
+
+
+def placed(values, misaligned=0):
+    """A copy that begins so many bytes after a multiple of 16."""
+    room = zeros(values.nbytes + 16)
+    array = room[misaligned:misaligned + values.nbytes].view(values.dtype)
+    array[:] = values
+    return array

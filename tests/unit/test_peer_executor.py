@@ -1,0 +1,282 @@
+"""The `peer` executor on the emulated device, between threads: every schedule, calls that come again, failures."""
+
+import itertools
+import threading
+
+import numpy
+import pytest
+
+import oracle
+import peer_schedules
+from gpucoll.algorithms import algorithms
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.device.emulated import EmulatedDevice
+from gpucoll.errors import CollectiveTimeout, GpucollError
+from gpucoll.executors.peer import PeerExecutor
+from gpucoll.links import LocalLink
+from gpucoll.waits import Waits
+from grids import sampled
+from peer_schedules import Case
+
+pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
+
+
+class Order:
+    """One stream needs no order."""
+
+    def follow(self, stream):
+        pass
+
+
+class Rank:
+    """What a communicator of threads has of one rank."""
+
+    def __init__(self, link, timeout=30.0):
+        self.rank, self.link = link.place.rank, link
+        self.device = EmulatedDevice(seed=self.rank)
+        self.stream = self.device.stream(None)
+        self.executor = PeerExecutor(self.device, Order(), link, timeout)
+        self.waits = Waits(timeout)
+
+    def enqueue(self, task):
+        assert self.executor.serves(task) is None
+        assert list(self.executor.run(task)) == []
+
+    def settle(self):
+        self.waits.run(self.device.settle(self.stream), "settle")
+
+    def run(self, case):
+        """One task; True where its output is right."""
+        task = case.task(self.rank, self.stream)
+        self.enqueue(task)
+        self.settle()
+        check(task, case, self.rank)
+
+
+def check(task, case, rank):
+    expected = case.output(rank)
+    assert expected is None or peer_schedules.same(task.output, expected, case), (case.row.name, case.algorithm, rank)
+
+
+def on_threads(size, program, **options):
+    """Run `program(rank)` on a thread for each; its results, or the first error."""
+    results, errors = [None] * size, []
+
+    def run(link):
+        try:
+            rank = Rank(link, **options)
+            results[rank.rank] = program(rank)
+            rank.executor.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(link,)) for link in LocalLink.all(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
+
+
+ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_every_schedule(size):
+    """All of them by the same executors, one after the other; with two blocks, and with one."""
+    def program(rank):
+        for (collective, algorithm), count in itertools.product(ALIKE, (50, 30_000 if size < 4 else 1)):
+            rank.run(Case(collective, algorithm, size, count, root=size // 2, segments=2))
+
+    on_threads(size, program)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring", "recursive_doubling"])
+def test_all_reduce_of_every_length(algorithm, in_place):
+    def program(rank):
+        for count in (0, 1, 2, 3, 4, 1000, 16384, 16385, 100_000, 1_100_000):
+            rank.run(Case("all_reduce", algorithm, 3, count, in_place=in_place))
+
+    on_threads(3, program)
+
+
+RAGGED = [(row.name, name) for row in COLLECTIVES.values() if row.ragged for name in algorithms(row.name)]
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), RAGGED)
+def test_blocks_that_are_not_alike(collective, algorithm):
+    def program(rank):
+        for scale in (0, 1, 3000):
+            case = Case(collective, algorithm, 4, 0, ragged=lambda i, j, scale=scale: (3 * i + j) % 5 * scale)
+            rank.run(case)
+
+    on_threads(4, program)
+
+
+@pytest.mark.parametrize(("op", "name"), sampled([(op, name) for name in oracle.DTYPES for op in oracle.OPS
+                                                 if oracle.legal(op, name)], keep=8, seed=17))
+def test_ops_and_dtypes(op, name):
+    def program(rank):
+        for algorithm in ("one_shot", "two_shot", "ring"):
+            for count in (101, 20_000):
+                rank.run(Case("all_reduce", algorithm, 2, count, op=op, name=name))
+
+    on_threads(2, program)
+
+
+def test_copies_of_complex_numbers_that_are_aligned_as_reals_only():
+    def program(rank):
+        case = Case("all_gather", "ring", 2, 333, name="complex64")
+        task = case.task(rank.rank, rank.stream)
+        whole = numpy.zeros(2 * task.output.size + 1, numpy.float32)
+        task.output = whole[1:].view(numpy.complex64)
+        rank.enqueue(task)
+        rank.settle()
+        check(task, case, rank.rank)
+
+    on_threads(2, program)
+
+
+def test_many_calls_before_the_first_one_has_begun():
+    """The host enqueues and returns; operations follow each other in the order of the stream."""
+    def program(rank):
+        cases = [Case(*kind, 3, count) for count in (10, 20_000) for kind in
+                 (("all_reduce", "one_shot"), ("broadcast", "chain"), ("all_reduce", "ring"), ("all_to_all", "direct"))]
+        tasks = [case.task(rank.rank, rank.stream) for case in cases]
+        for task in tasks:
+            rank.enqueue(task)
+        rank.settle()
+        for task, case in zip(tasks, cases, strict=True):
+            check(task, case, rank.rank)
+
+    on_threads(3, program)
+
+
+def test_a_call_that_comes_again_allocates_nothing():
+    def program(rank):
+        case = Case("all_reduce", "ring", 2, 5000)
+        task = case.task(rank.rank, rank.stream)
+        rank.enqueue(task)
+        rank.settle()
+        made = rank.executor._binder.bind(task)
+        rank.device.empty = None
+        for _ in range(3):
+            task.output[:] = 0
+            rank.enqueue(task)
+            rank.settle()
+            check(task, case, rank.rank)
+        assert rank.executor._binder.bind(task) is made
+
+    on_threads(2, program)
+
+
+def test_a_captured_call_is_launched_again_and_again():
+    """What one launch leaves in the slabs, the next one begins with."""
+    def program(rank):
+        cases = [Case("all_reduce", algorithm, 2, 700) for algorithm in ("one_shot", "two_shot", "ring")]
+        tasks = [case.task(rank.rank, rank.stream) for case in cases]
+        rank.stream.begin_capture()
+        for task in tasks:
+            rank.enqueue(task)
+        graph = rank.stream.end_capture()
+        for _ in range(3):
+            for task in tasks:
+                task.output[:] = 0
+            graph.launch(rank.stream)
+            rank.run(Case("broadcast", "linear", 2, 100))
+            for task, case in zip(tasks, cases, strict=True):
+                check(task, case, rank.rank)
+
+    on_threads(2, program)
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+def test_a_rank_that_never_comes_is_a_timeout(algorithm):
+    def program(rank):
+        if rank.rank == 1:
+            return "absent"
+        case = Case("all_reduce", algorithm, 2, 30_000)
+        rank.enqueue(case.task(rank.rank, rank.stream))
+        rank.waits.timeout = 20.0
+        with pytest.raises(CollectiveTimeout, match="from rank 1") as late:
+            rank.settle()
+        rank.device.abandon()
+        rank.executor._meeting.close = lambda: None  # the other rank does not come to close
+        with pytest.raises(CollectiveTimeout):
+            rank.executor.check()
+        return late.value.ranks
+
+    links = LocalLink.all(2)
+    ranks, threads = {}, []
+    for link in links:
+        threads.append(threading.Thread(target=lambda link=link: ranks.update({link.place.rank: Rank(link, 0.3)})))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    assert program(ranks[0]) == (1,)
+
+
+def test_an_abort_ends_what_is_under_way():
+    links = LocalLink.all(2)
+    ranks = {}
+    threads = [threading.Thread(target=lambda link=link: ranks.update({link.place.rank: Rank(link)})) for link in links]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one = ranks[0]
+    one.enqueue(Case("all_reduce", "ring", 2, 30_000).task(0, one.stream))
+    waiting = iter(one.device.settle(one.stream))
+    next(waiting)
+    one.executor.abort()
+    assert list(waiting) == []
+
+
+@pytest.mark.mutant
+def test_a_plan_that_sticks_is_refused():
+    """Rank 0 waits for what nobody sends."""
+    def program(rank):
+        case = Case("broadcast", "linear", 2, 100, root=1)
+        task = case.task(rank.rank, rank.stream)
+        missing = case.schedule
+        plan = task.plan._replace(schedules=lambda other: missing(0))
+        task.plan = plan
+        with pytest.raises(GpucollError, match="never sends"):
+            rank.executor.run(task)
+
+    on_threads(2, program)
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_arrays_that_all_ranks_reach_are_read_where_they_are(algorithm, in_place):
+    """They may be larger than the room for staged ones: nothing is copied in between, and one launch does it all."""
+    known = {}  # (array, rank): address
+    met = threading.Barrier(3)
+
+    def program(rank):
+        case = Case("all_reduce", algorithm, 3, 1_200_000, in_place=in_place)
+        tasks = [case.task(rank.rank, rank.stream) for _ in range(2)]
+        for number, task in enumerate(tasks):
+            known[(number, "in"), rank.rank] = task.input.ctypes.data
+            known[(number, "out"), rank.rank] = task.output.ctypes.data
+        met.wait()
+        rank.executor.close()
+
+        def places(place, nbytes):
+            name = next(name for (name, other), there in known.items() if (other, there) == (rank.rank, place))
+            return [known[name, other] for other in range(3)]
+
+        rank.executor = PeerExecutor(rank.device, Order(), rank.link, 30.0, places)
+        for task in tasks:
+            rank.enqueue(task)
+        rank.settle()
+        for task in tasks:
+            check(task, case, rank.rank)
+            launches = rank.executor._binder.bind(task).calls
+            assert len(launches) == (2 if in_place and algorithm == "one_shot" else 1)
+
+    on_threads(3, program)
