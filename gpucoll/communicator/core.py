@@ -23,7 +23,7 @@ from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
 from gpucoll.communicator.repeats import Key, Repeat, Repeats, key_of
 from gpucoll.communicator.times import Seconds, Times
-from gpucoll.errors import ArgumentError, ClosedError, GpucollError, UsageError
+from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import farewell
 from gpucoll.links import Link
@@ -167,7 +167,12 @@ class Core:
         if algorithm not in ("auto", "native"):
             find(task.collective, algorithm)
         task.algorithm = algorithm
-        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, able(backend, task, allowed), task.device)
+        try:
+            executors = able(backend, task, allowed)
+        except (CollectiveTimeout, BackendError) as error:  # ranks that did not meet have left messages behind
+            self._waits.failure = error
+            raise
+        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, executors, task.device)
         task.algorithm = choice.algorithm
         if choice.algorithm != "native":
             task.plan = make_plan(task.collective, choice, self._link.place, task.root, call.cut, task.in_place)
