@@ -13,6 +13,7 @@
     records        the JSON file; `document` makes it, `compare` holds two against each other
     interrupt      Ctrl-C
     run            all of it, in turn
+    regret         what `auto` chooses against the best that it could have chosen
     plot, report   pictures and a page, drawn by `page`
     readme         README's section, made from the results of scripts/bench
 """

@@ -1,4 +1,7 @@
-"""`python -m gpucoll.bench TEST ...` and `gpucoll bench`: measure collectives, under mpiexec; `report` makes a page."""
+"""`python -m gpucoll.bench TEST ...` and `gpucoll bench`: measure collectives, under mpiexec.
+
+`regret` in place of a test judges what `auto` chooses; `report` makes a page.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .report import main as report
 
         return report(given[1:])
+    if given[:1] == ["regret"]:
+        from .regret import main as regret
+
+        return regret(given[1:])
     options = parse(given)
     if options.device == "emulated":
         os.environ["GPUCOLL_DEVICE"] = "emulated"  # read by the communicator that is made next

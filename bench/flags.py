@@ -20,8 +20,8 @@ STEP = 1 << 20  # nccl-tests' default of -i, in bytes
 def parser() -> Parser:
     """Return the parser of all flags."""
     found = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} TEST [-b 8 -e 128M -f 2 ...]",
-                   description="Measure collectives; start it under mpiexec. `gpucoll bench report F.json ...` makes a "
-                               "page of results.",
+                   description="Measure collectives; start it under mpiexec. `gpucoll bench regret` judges what auto "
+                               "chooses, `gpucoll bench report F.json ...` makes a page of results.",
                    epilog="Sizes are bytes of the larger of input and output; K, M and G are powers of 1024. Ctrl-C "
                           "ends all ranks and keeps what was measured.")
     found.add_argument("test", help=f"{', '.join(TESTS)}; or all")

@@ -31,7 +31,8 @@ and at the top `gpucoll`:
     overlap [{collective, algorithm, size, overall_us, compute_us, pure_us, overlap_pct}]     with --overlap
     pairs [{size, source, target, time_us, least_us, bandwidth (GB/s), nwrong, slow}]         with sendrecv --pairs
 
-A file holds one record, or what `scripts/bench` leaves: {"suite": date, "host": name, "runs": [record, ..]}.
+A file holds one record, or what `scripts/bench` leaves: {"suite": date, "host": name, "regret": what
+`gpucoll bench regret` keeps (see `regret.Regret.record`), "runs": [record, ..]}.
 """
 
 from __future__ import annotations

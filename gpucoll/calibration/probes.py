@@ -98,8 +98,12 @@ def runs(call: Any) -> bool:
 
 
 def serves(comm: Communicator, device: str) -> bool:
-    """Return whether the executor that a communicator was made with serves its ranks and arrays."""
-    return runs(functools.partial(call_of(comm, "all_reduce", 8, device), "auto"))
+    """Return whether the executor that a communicator was made with serves its ranks and arrays.
+
+    An algorithm is named, so that GPUCOLL_ALGO has no say.
+    """
+    algorithm = "native" if comm.executor == "native" else "ring"
+    return runs(functools.partial(call_of(comm, "all_reduce", 8, device), algorithm))
 
 
 def usable(collective: str, size: int, *, flat: bool) -> list[str]:

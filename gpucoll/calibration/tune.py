@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def main(options: Any) -> int:
     """Measure, and write the table; return 0. A collective call; wrong arguments end every rank with exit code 2."""
     try:
         collectives = _collectives(options.collective)
-        sizes = [size for size in SIZES if size <= byte_size(options.max_bytes)]
+        sizes = _sizes(options.max_bytes)
         with gpucoll.init() as comm:
             return _tune(comm, options, collectives, sizes)
     except (ArgumentError, UsageError, BackendError) as error:
@@ -44,15 +45,20 @@ def _collectives(text: str | None) -> list[str]:
     return [collective_row(name.strip()).name for name in text.split(",")] if text else list(SWEPT)
 
 
+def _sizes(text: str) -> list[int]:
+    sizes = [size for size in SIZES if size <= byte_size(text)]
+    if not sizes:
+        raise ArgumentError(f"--max-bytes {text} is below the least size of the sweep, {SIZES[0]}", code="GC-SIZE")
+    return sizes
+
+
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
-    if comm.size == 1:
-        raise ArgumentError("one rank has nothing to choose: mpiexec -n 8 gpucoll tune", code="GC-RANKS")
-    started, say = time.perf_counter(), _speaker(comm)
-    with _executors(comm, options.device) as comms:
+    _check_ranks(comm, options.device)
+    started, say, path = time.perf_counter(), _speaker(comm), table_path(facts())
+    _by_first_rank(comm, lambda: _prepare(path.parent))
+    with executors(comm, options.device) as comms:
         shape = _shape(comms, options, collectives, sizes, say)
-    path = table_path(facts())
-    if comm.rank == 0:
-        _write(path, _before(path).merged(shape))
+    _by_first_rank(comm, lambda: _write(path, _before(path).merged(shape)))
     say(f"{path}: {comm.size} ranks on {comm.nodes} node{'s' * (comm.nodes > 1)}, "
         f"{time.perf_counter() - started:.1f} s")
     if options.json and comm.rank == 0:
@@ -60,6 +66,28 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
                           "links": [link._asdict() for link in shape.links],
                           "curves": [curve._asdict() for curve in shape.curves]}))
     return 0
+
+
+def _check_ranks(comm: Communicator, device: str) -> None:
+    """Raise, alike on every rank, where these ranks have nothing to measure."""
+    if comm.size == 1:
+        raise ArgumentError("one rank has nothing to choose: mpiexec -n 8 gpucoll tune", code="GC-RANKS")
+    if device == "cuda" and None in comm.mpi.allgather(comm.device):
+        raise BackendError("--device cuda: a rank has no CUDA device; CuPy and a driver are needed on each",
+                           code="GC-NO-GPU")
+
+
+def _by_first_rank(comm: Communicator, do: Callable[[], None]) -> None:
+    """Let rank 0 `do` it; its BackendError is every rank's."""
+    trouble = None
+    if comm.rank == 0:
+        try:
+            do()
+        except BackendError as error:
+            trouble = error
+    trouble = comm.mpi.bcast(trouble)
+    if trouble is not None:
+        raise trouble
 
 
 def _speaker(comm: Communicator) -> Any:
@@ -73,7 +101,7 @@ def _speaker(comm: Communicator) -> Any:
 
 
 @contextlib.contextmanager
-def _executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
+def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
     """Yield a communicator of the same ranks for each executor that serves here."""
     with contextlib.ExitStack() as stack:
         made = {name: stack.enter_context(Communicator.from_mpi(comm.mpi, executor=name)) for name in EXECUTORS[device]}
@@ -84,8 +112,9 @@ def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str],
     some, links = next(iter(comms.values())), []
     for executor in comms:
         if executor != "native":
-            links += probes.links(some, executor, options.device)
-            say(_links_line(links[-1]))
+            found = probes.links(some, executor, options.device)
+            links += found
+            say("\n".join(map(_link_line, found)))
     if options.sweep:
         curves = [curve for collective in collectives
                   for curve in sweep(comms, collective, sizes, options.device, say)]
@@ -94,7 +123,7 @@ def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str],
     return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(links), tuple(curves))
 
 
-def _links_line(link: Any) -> str:
+def _link_line(link: Any) -> str:
     return (f"{link.executor:8} {link.name:8} alpha {1e6 * link.alpha:8.2f} us  beta {1e9 * link.beta:7.3f} ns/byte  "
             f"gamma {1e9 * link.gamma:7.3f} ns/byte  gap {1e6 * link.gap:7.2f} us")
 
@@ -110,13 +139,26 @@ def _before(path: Path) -> Table:
     return found or Table(str(path), host, ())
 
 
+def _prepare(folder: Path) -> None:
+    """Make the folder; BackendError where nothing can be written there, before anything is measured."""
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
 def _write(path: Path, table: Table) -> None:
     """Write the table, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}")
-    try:
+    with _told(path):
         draft.write_text(as_toml(table, HEADING))
         draft.replace(path)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Make what prevents writing a BackendError."""
+    try:
+        yield
     except OSError as error:
         raise BackendError(f"cannot write {path}: {error.strerror}; GPUCOLL_CACHE names another folder",
                            code="GC-FILE") from error
