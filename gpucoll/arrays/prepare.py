@@ -164,16 +164,19 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
     return _prepared(row, source, found, row_of(dtype), math.prod(shape[1:]), who.size, out, space)._replace(given=x)
 
 
-def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]],
+def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int,
                    tail: tuple[int, ...], dtype: numpy.dtype, space: Space, *, has_output: bool = True,
                    given: Any = None, kind: Dtype | None = None) -> Prepared:
-    """Return what a v-variant needs: its flat input, and the lengths (along the first axis) of both sides' blocks."""
+    """Return what a v-variant needs: its flat input, and the lengths (along the first axis) of both sides' blocks.
+
+    `most` is the length of the longest input or output of all ranks: what is chosen by it must be alike on all.
+    """
     width = math.prod(tail)
     lengths_in, lengths_out = (tuple(length * width for length in side) for side in lengths)
     array = space.empty(sum(lengths_out), dtype) if has_output else None
     blocks = None if array is None else _blocks(array, lengths[1], tail)
     result = blocks[0] if blocks is not None and not row.output.blocks else blocks
-    nbytes = max(sum(lengths_in), sum(lengths_out)) * dtype.itemsize
+    nbytes = most * width * dtype.itemsize
     kind = kind or row_of(dtype)
     found = None if array is None else Target(array, space.read_as(array, kind))
     row_in = None if source is None else space.read_as(source, kind)

@@ -36,8 +36,8 @@ class Ragged(Headers):
         counts = [one["counts"][0] for one in news]
         row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
         space = self._space(name, source, stream=how.stream)
-        call = prepare_blocks(row, flat(source, space), ((len(source),), counts if here else ()), source.shape[1:],
-                              source.dtype, space, has_output=here, given=source)
+        call = prepare_blocks(row, flat(source, space), ((len(source),), counts if here else ()), sum(counts),
+                              source.shape[1:], source.dtype, space, has_output=here, given=source)
         return self._run(name, call, how, root=who.root)
 
     def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -51,8 +51,8 @@ class Ragged(Headers):
         counts, tail, dtype = told["counts"], tuple(told["tail"]), numpy_dtype(told["dtype"])
         space = self._told_space("scatter_v", told, blocks and blocks[0], None, stream)
         source = None if blocks is None else joined(blocks, space)
-        call = prepare_blocks(COLLECTIVES["scatter_v"], source, (counts if here else (), (counts[self.rank],)), tail,
-                              dtype, space, given=blocks)
+        call = prepare_blocks(COLLECTIVES["scatter_v"], source, (counts if here else (), (counts[self.rank],)),
+                              sum(counts), tail, dtype, space, given=blocks)
         return self._run("scatter_v", call, How(algorithm, async_op, stream), root=who.root)
 
     def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
@@ -60,10 +60,12 @@ class Ragged(Headers):
         name = "all_to_all_v"
         self._check_usable()
         blocks, news = self._agree(name, lambda: check_blocks(name, xs, self.size), _counts)
-        counts = [one["counts"][self.rank] for one in news]
+        everyone = [one["counts"] for one in news]
+        most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
+        lengths = everyone[self.rank], [row[self.rank] for row in everyone]
         space = self._space(name, blocks[0], stream=stream)
-        call = prepare_blocks(COLLECTIVES[name], joined(blocks, space), ([len(block) for block in blocks], counts),
-                              blocks[0].shape[1:], blocks[0].dtype, space, given=blocks)
+        call = prepare_blocks(COLLECTIVES[name], joined(blocks, space), lengths, most, blocks[0].shape[1:],
+                              blocks[0].dtype, space, given=blocks)
         return self._run(name, call, How(algorithm, async_op, stream))
 
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
@@ -78,7 +80,7 @@ class Ragged(Headers):
         lengths = self._check_counts(name, counts, len(source))
         space = self._space(name, source, stream=stream)
         call = prepare_blocks(COLLECTIVES[name], flat(source, space), (lengths, (lengths[self.rank],)),
-                              source.shape[1:], source.dtype, space, given=source,
+                              sum(lengths), source.shape[1:], source.dtype, space, given=source,
                               kind=kind_of(name, source, dtype))
         return self._run(name, call, How(algorithm, async_op, stream), self._check_op(name, op, call))
 

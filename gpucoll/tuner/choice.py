@@ -48,8 +48,7 @@ class Tuner:
         key = (collective, algorithm, nbytes.bit_length(), executors, device)
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._choose(collective, algorithm, 1 << nbytes.bit_length() >> 1, executors,
-                                                   device)
+            found = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
         return Choice(*found, segments(found[1], nbytes, len(self._nodes)))
 
     def model(self, device: str) -> Model:
@@ -62,11 +61,11 @@ class Tuner:
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
                    algorithm: str = "auto") -> list[Candidate]:
-        """Return what could be chosen, the choice first."""
+        """Return what could be chosen for sizes of as many digits as `nbytes`, the choice first."""
         names: Iterable[str] = [algorithm]
         if algorithm == "auto":
             names = allowed(self._prefer, collective, self._names(collective, executors))
-        return self.model(device).candidates(collective, nbytes, executors, [*names])
+        return self.model(device).candidates(collective, 1 << nbytes.bit_length() >> 1, executors, [*names])
 
     def source(self, device: str) -> str:
         """Return in words which part of which table the choices on `device` go by."""

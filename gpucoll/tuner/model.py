@@ -88,8 +88,8 @@ class Model:
             row = self._predict(collective, nbytes, name, topology)
         except ArgumentError:  # more than can be simulated
             return []
-        measured = curve is not None and self.exact
-        seconds = curve.at(nbytes) if curve is not None and self.exact else row.seconds
+        measured = curve is not None and self.exact and nbytes < curve.end
+        seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
         return [Candidate(executor, name, row.segments, seconds, *row[5:], measured,
                           partners(collective, name, self.world.nodes).ways)]
 
@@ -102,11 +102,13 @@ class Model:
         seconds = curve.at(nbytes)
         if not self.exact:
             seconds *= self._scale(collective, nbytes)
-        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, self.exact and self._swept(collective), 0)]
+        swept = self.exact and self._is_swept(collective, nbytes)
+        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept, 0)]
 
-    def _swept(self, collective: str) -> bool:
-        """Whether schedules were measured too, so that curves are compared with curves."""
-        return any(curve.collective == collective and curve.executor != "native" for curve in self.shape.curves)
+    def _is_swept(self, collective: str, nbytes: int) -> bool:
+        """Return whether schedules were measured too, so that curves are compared with curves."""
+        return any(curve.collective == collective and curve.executor != "native" and nbytes < curve.end
+                   for curve in self.shape.curves)
 
     def _scale(self, collective: str, nbytes: int) -> float:
         """Return how many times longer it takes here than in the table's shape, by the model."""

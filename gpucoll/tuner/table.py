@@ -42,6 +42,11 @@ class Curve(NamedTuple):
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
 
+    @property
+    def end(self) -> int:
+        """The size up to which it counts: up to the next one that would have been measured, about."""
+        return 4 * self.bytes[-1] if self.bytes[-1] else 1 << 62
+
     def at(self, nbytes: int) -> float:
         """Return the seconds for `nbytes`: between two sizes on a straight line, beyond the last in proportion.
 
@@ -88,7 +93,13 @@ class Table(NamedTuple):
                                              abs(math.log2(shape.ranks / ranks)), shape.nodes != nodes), default=None)
 
     def merged(self, shape: Shape) -> Table:
-        """Return the table with `shape`, in place of what it had of the same ranks, nodes and device."""
+        """Return the table with `shape`, in place of what it had of the same ranks, nodes and device.
+
+        Curves that were not measured now stay.
+        """
+        before = next((other.curves for other in self.shapes if other.key == shape.key), ())
+        now = {curve[:3] for curve in shape.curves}
+        shape = shape._replace(curves=(*shape.curves, *(curve for curve in before if curve[:3] not in now)))
         others = tuple(other for other in self.shapes if other.key != shape.key)
         return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one.key)))
 

@@ -138,7 +138,7 @@ class SharedExecutor:
                 what()
             elif do == WAIT:
                 if what[0] < base + number:
-                    yield from _reached(what, base + number)
+                    yield from _reached(what, base + number, messages)
                 if fence:
                     fence()
             elif do == TELL:
@@ -166,8 +166,11 @@ class SharedExecutor:
         self._near.close()
 
 
-def _reached(mark: Any, number: int) -> Operation:
-    """Wait until `mark` shows `number`: first by yielding the processor to the rank that it is waited for."""
+def _reached(mark: Any, number: int, messages: Sequence[Sequence[Any]] = ()) -> Operation:
+    """Wait until `mark` shows `number`: first by yielding the processor to the rank that it is waited for.
+
+    Messages go on meanwhile: MPI moves them only when it is asked for them.
+    """
     for _ in range(YIELDS):
         os.sched_yield()
         if mark[0] >= number:
@@ -176,6 +179,9 @@ def _reached(mark: Any, number: int) -> Operation:
     def shows_it() -> bool:
         if mark[0] < 0:
             raise RankFailedError("another rank of this node has failed in this call")
+        for requests in messages:
+            for request in requests:
+                request.Test()
         return mark[0] >= number
 
     yield shows_it
