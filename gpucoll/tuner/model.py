@@ -14,6 +14,7 @@ from gpucoll.tuner.segments import segments
 from gpucoll.tuner.table import Curve, Link, Shape, Table, built_in
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
+IN_MEMORY = ("shared", "peer")
 SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
 
 
@@ -44,7 +45,7 @@ class Candidate(NamedTuple):
     bandwidth: float
     reduction: float
     measured: bool
-    ways: int  # see `Partners`; 0 for a native collective
+    ways: int  # see `Partners`; 0 for a native collective, and where nothing goes over links
 
 
 class Model:
@@ -90,8 +91,8 @@ class Model:
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
-        return [Candidate(executor, name, row.segments, seconds, *row[5:], measured,
-                          partners(collective, name, self.world.nodes).ways)]
+        ways = 0 if executor in IN_MEMORY else partners(collective, name, self.world.nodes).ways
+        return [Candidate(executor, name, row.segments, seconds, *row[5:], measured, ways)]
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
         """A native collective is taken for the best of our algorithms, at its own constants or as its curve says."""
