@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpucoll.analysis.simulate import Prediction, Topology
-from gpucoll.tuner.model import TIE, Candidate, ranked
+from gpucoll.tuner.model import MEASURED_TIE, TIE, Candidate, ranked
 
 Row = dict[str, Any]
 PARTS = ("latency", "bandwidth", "reduction")
@@ -78,7 +78,7 @@ def _row(candidate: Candidate, calls: int, measured: float | None) -> Row:
 
 
 def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction],
-                ways: Sequence[int]) -> Explanation:
+                ways: Sequence[float]) -> Explanation:
     """Return the explanation of what the simulator predicts on a topology; `ways` as `partners` has them."""
     found = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False, number)
                     for row, number in zip(rows, ways, strict=True)])
@@ -95,8 +95,9 @@ def reason(found: Sequence[Candidate]) -> str:
         return "there is no other"
     first, second = found[0], min(found[1:], key=lambda row: row.seconds)
     if second.seconds < first.seconds:
-        return (f"within {TIE:.0%} of {_name(second)}, the quickest, with fewer partners ({first.ways} ways against "
-                f"{second.ways}): other traffic disturbs it least; {_most(first)}")
+        tie = MEASURED_TIE if first.measured else TIE
+        return (f"within {tie:.0%} of {_name(second)}, the quickest, with less on the links ({first.ways:g} ways against "
+                f"{second.ways:g}): other traffic disturbs it least; {_most(first)}")
     ahead = second.seconds / first.seconds if first.seconds else 1.0
     kind = "measured" if first.measured else "predicted"
     return f"{kind} {ahead:.2f} times as fast as {_name(second)}, the next; {_most(first)}"

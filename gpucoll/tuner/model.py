@@ -45,7 +45,7 @@ class Candidate(NamedTuple):
     bandwidth: float
     reduction: float
     measured: bool
-    ways: int  # see `Partners`; 0 for a native collective, and where nothing goes over links
+    ways: float  # see `Partners`; 0 for a native collective, and where nothing goes over links
 
 
 class Model:
@@ -157,8 +157,10 @@ class Model:
     def _link(self, executor: str, name: str) -> Link | None:
         if self.world.device == "emulated":  # whose messages are MPI's, and whose memory is the host's
             executor = STANDS_FOR.get(executor, executor)
-        return next((link for shape in self._shapes for link in shape.links
-                     if (link.executor, link.name) == (executor, name)), None)
+        asked = [(executor, name)]
+        if asked == [("mpi", "node")] and self.world.node_count > 1:  # whose ranks read their own node's memory
+            asked.insert(0, ("shared", "node"))
+        return next((link for one in asked for shape in self._shapes for link in shape.links if link[:2] == one), None)
 
 
 def _level(link: Link, ranks: int | None) -> Level:
@@ -186,10 +188,11 @@ def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, wor
 
 class Partners(NamedTuple):
     """Whom rank 0 has messages with: `ways`, to how many ranks it sends plus from how many it receives; `further`, the
-    messages beyond the first of each round, either way.
+    messages beyond the first of each round, either way. On several nodes `ways` is how many times all data leave the
+    first one.
     """
 
-    ways: int
+    ways: float
     further: int
 
 
@@ -206,20 +209,32 @@ def partners(collective: str, name: str, nodes: tuple[int, ...]) -> Partners:
         received = {step.peer for step in steps if isinstance(step, Recv | RecvReduce)}
         further += max(0, len(sent) - 1, len(received) - 1)
         to, of = to | sent, of | received
-    return Partners(len(to) + len(of), further)
+    return Partners(len(to) + len(of) if len(set(nodes)) == 1 else _leaving(collective, name, nodes), further)
 
 
-TIE = 0.02  # of the time: no model promises more
+def _leaving(collective: str, name: str, nodes: tuple[int, ...]) -> float:
+    """Return the bytes that the ranks of the first node send to others, as a share of those of the call."""
+    chunks = 0.0
+    for rank in (rank for rank, node in enumerate(nodes) if node == nodes[0]):
+        rounds = schedule(collective, name, rank=rank, size=len(nodes), nodes=nodes)
+        chunks += sum(step.src.count for steps in rounds for step in steps
+                      if isinstance(step, Send) and nodes[step.peer] != nodes[0]) / rounds.chunks
+    return chunks
+
+
+TIE = 0.05  # of the time: no model promises more
+MEASURED_TIE = 0.02
 
 
 def ranked(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates by time; of those within TIE of the quickest, the one with the fewest partners first.
+    """Return the candidates by time; of those within a tie of the quickest, the one with the fewest partners first.
 
     No model sees what else is on the links: who has few partners meets the least of it.
     """
     if not found:
         return []
     rows = sorted(found, key=lambda row: row.seconds)
-    equal = [row for row in rows if row.seconds <= rows[0].seconds * (1 + TIE)]
+    tie = MEASURED_TIE if rows[0].measured else TIE
+    equal = [row for row in rows if row.seconds <= rows[0].seconds * (1 + tie)]
     first = min(equal, key=lambda row: (row.ways, row.executor == "native"))
     return [first, *(row for row in rows if row is not first)]
