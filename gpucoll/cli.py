@@ -29,7 +29,8 @@ def _parser() -> Parser:
     parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs under MPI.")
     verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
     verbs.add_parser("run", help="launch a program under mpiexec with torchrun's variables", add_help=False)
-    verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page", add_help=False)
+    verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
+                     add_help=False)
     verify = verbs.add_parser("verify", help="prove every schedule")
     verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="sizes to prove")
     verify.add_argument("--collective", help="only this collective")

@@ -96,7 +96,7 @@ def reason(found: Sequence[Candidate]) -> str:
     first, second = found[0], min(found[1:], key=lambda row: row.seconds)
     if second.seconds < first.seconds:
         tie = MEASURED_TIE if first.measured else TIE
-        return (f"within {tie:.0%} of {_name(second)}, the quickest, with less on the links ({first.ways:g} ways against "
+        return (f"within {tie:.0%} of {_name(second)}, the quickest, with less on the links ({first.ways:g} ways, not "
                 f"{second.ways:g}): other traffic disturbs it least; {_most(first)}")
     ahead = second.seconds / first.seconds if first.seconds else 1.0
     kind = "measured" if first.measured else "predicted"
