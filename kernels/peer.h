@@ -17,7 +17,7 @@ struct Heap {
     u64 patience;           // nanoseconds
     u32 rank, ranks, depth;
     u64 lines, books, packets, slots, staging;
-    u64 packet_room, slot_bytes;  // of what one rank writes at a time
+    u64 packet_room, slot_bytes, staging_bytes;  // of what one rank writes at a time
 };
 
 // Why the ranks have come apart. `aborted` is set by a wait that has failed, or by the host; the rest is there when
@@ -37,7 +37,8 @@ struct Line {
     u64 met;       // at how many meeting points it was
     u64 arrived;   // how many pieces it has put into the slots here
     u64 consumed;  // how many pieces it has taken out of its own slots that were put there from here
-    u64 unused[13];
+    u64 told[2];   // what all ranks must say alike for something to be done
+    u64 unused[11];
 };
 
 // How many pieces a block has exchanged with another rank's.
@@ -122,6 +123,22 @@ GC_DEV bool meet(const Heap& heap, u32 channel, u64 wanted) {
                           [&](u64& seen) { return (seen = load_acquire(met)) >= wanted; });
     }
     return __syncthreads_and(all);
+}
+
+// Tells this block of every rank what is compared when they have met.
+GC_DEV void tell(const Heap& heap, u32 channel, u64 first, u64 second) {
+    for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x) {
+        Line* const there = line_of(heap, peer, channel, heap.rank);
+        store_relaxed(address_of(&there->told[0]), first);
+        store_relaxed(address_of(&there->told[1]), second);
+    }
+}
+// Returns whether all ranks have told this one's word; the same on all of them.
+GC_DEV bool is_alike(const Heap& heap, u32 channel, u32 what, u64 mine) {
+    bool alike = true;
+    for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x)
+        alike = alike && load_relaxed(address_of(&line_of(heap, heap.rank, channel, peer)->told[what])) == mine;
+    return __syncthreads_and(alike);
 }
 
 // ---------------------------------------------------------------- what a block works on

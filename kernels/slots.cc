@@ -27,6 +27,13 @@ struct View {
     const char* slots[1];    // of every rank: two slots; as many as there are ranks
 };
 
+// What is the same in all calls of one length, dtype and op; `kind` and `op` are places in Python's tables.
+struct Step {
+    View* view;
+    char* to;
+    uint64_t count, kind, op;
+};
+
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
@@ -53,7 +60,7 @@ extern "C" void arrive(View* view, uint64_t call) {
 }
 
 // Returns whether all have come, waiting for them at most about `patience` nanoseconds.
-extern "C" int have_come(View* view, uint64_t call, uint64_t patience) {
+static int have_come(View* view, uint64_t call, uint64_t patience) {
     Line* line = view->line;
     const uint32_t wanted = static_cast<uint32_t>(call);
     if (is_over(line, wanted)) return 1;
@@ -109,23 +116,26 @@ template <class T> static void combine_by(uint64_t op, const View* view, uint64_
     }
 }
 
-// Writes the combined slots to `to`; `kind` is the dtype's place in Python's table.
-extern "C" void gather(const View* view, uint64_t call, char* to, uint64_t count, uint64_t kind, uint64_t op) {
-    switch (kind) {
-        case 0: return combine_by<float>(op, view, call, to, count);
-        case 1: return combine_by<double>(op, view, call, to, count);
-        case 2: return combine_by<int32_t>(op, view, call, to, count);
-        case 3: return combine_by<int64_t>(op, view, call, to, count);
-        case 4: return combine_by<uint32_t>(op, view, call, to, count);
-        case 5: return combine_by<uint64_t>(op, view, call, to, count);
+static void gather(const Step* step, uint64_t call) {
+    switch (step->kind) {
+        case 0: return combine_by<float>(step->op, step->view, call, step->to, step->count);
+        case 1: return combine_by<double>(step->op, step->view, call, step->to, step->count);
+        case 2: return combine_by<int32_t>(step->op, step->view, call, step->to, step->count);
+        case 3: return combine_by<int64_t>(step->op, step->view, call, step->to, step->count);
+        case 4: return combine_by<uint32_t>(step->op, step->view, call, step->to, step->count);
+        case 5: return combine_by<uint64_t>(step->op, step->view, call, step->to, step->count);
     }
 }
 
-// All of it; returns whether it is done. What is not done is waited for by `have_come`, and ended by `gather`.
-extern "C" int exchange(View* view, uint64_t call, char* to, uint64_t count, uint64_t kind, uint64_t op,
-                        uint64_t patience) {
-    arrive(view, call);
-    if (!have_come(view, call, patience)) return 0;
-    gather(view, call, to, count, kind, op);
+// Combines the slots once all have come; returns whether it is done after at most about `patience` nanoseconds.
+extern "C" int finish(const Step* step, uint64_t call, uint64_t patience) {
+    if (!have_come(step->view, call, patience)) return 0;
+    gather(step, call);
     return 1;
+}
+
+// All of it; what is not done is left to `finish`.
+extern "C" int exchange(const Step* step, uint64_t call, uint64_t patience) {
+    arrive(step->view, call);
+    return finish(step, call, patience);
 }

@@ -3,18 +3,21 @@
 import numpy
 
 from gpucoll.device import sources
-from gpucoll.device.peer import Room
+from gpucoll.device.peer import Places, Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
 from peer_world import World, expected, placed
 
 KERNELS = ("packets", "one_shot", "two_shot")
 NAMES = "abcdefghijkl"
-# Kernel, source, destination, and whether the ranks share these arrays; a rank that is ahead soon overwrites what
-# another one may still read, if nothing holds it back.
+WRONG = "b"  # where the arrays are not that ranks do not share
+# Kernel, source, destination, and whether the ranks share these arrays: all of them say so, or some, or they mean other
+# ones. A rank that is ahead soon overwrites what another one may still read, if nothing holds it back.
 SCRIPT = (
     ("packets", "a", "d", False),
     ("one_shot", "a", "e", True),
+    ("two_shot", "d", "e", "some"),
+    ("one_shot", "d", "f", "others"),
     ("two_shot", "b", "a", False),
     ("packets", "b", "f", False),
     ("packets", "c", "g", False),
@@ -23,6 +26,8 @@ SCRIPT = (
     ("one_shot", "d", "j", False),
     ("two_shot", "c", "c", True),
     ("two_shot", "b", "k", True),
+    ("two_shot", "k", "j", "others"),
+    ("one_shot", "k", "i", "some"),
     ("packets", "c", "c", False),
     ("two_shot", "a", "l", False),
     ("two_shot", "g", "g", False),
@@ -34,14 +39,14 @@ def instances(op, name):
     return (sources.packets(row, dtype), sources.shots("one_shot", row, dtype), sources.shots("two_shot", row, dtype))
 
 
-def room_for(ranks, nbytes, channels):
-    """No more room than that, so that who leaves it is noticed."""
-    words = -(-nbytes // 16) * 16
-    return Room(ranks, channels, depth=2, packets=words, slot=32, staging=words)
+def room_for(ranks, nbytes, channels, pieces=1):
+    """No more room than that, so that who leaves it is noticed; what is staged is staged in so many pieces."""
+    words = -(-nbytes // 16)
+    return Room(ranks, channels, depth=2, packets=16 * words, slot=32, staging=16 * -(-words // pieces))
 
 
 def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCRIPT, misaligned=0, between=None,
-        **world):
+        pieces=1, **world):
     """Run `script`, and `between(world, rank)` after each of its operations.
 
     Raises AssertionError where a bit is wrong, Fault where the kernels come to no good end.
@@ -50,7 +55,7 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
             for rank in range(ranks)]
     held = [{key: placed(values, misaligned * (number % 3)) for number, (key, values) in enumerate(own.items())}
             for own in data]
-    where = World(room_for(ranks, data[0]["a"].nbytes, blocks), libraries, **world)
+    where = World(room_for(ranks, data[0]["a"].nbytes, blocks, pieces), libraries, **world)
     entries = dict(zip(KERNELS, (instance.entry for instance in instances(op, name)), strict=True))
     for kernel, src, dst, shared in script:
         for rank in range(ranks):
@@ -65,7 +70,9 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
     for rank in range(ranks):
         for key in NAMES:
             assert expected.same(held[rank][key], data[rank][key], zeros_free=op in ("min", "max")), (rank, key)
-    assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [len(script)] * ranks
+    epochs = sum(1 if kernel == "packets" or shared is True and (kernel, src) != ("one_shot", dst) else pieces
+                 for kernel, src, dst, shared in script)
+    assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [epochs] * ranks
 
 
 def arguments_of(heap, kernel, held, rank, src, dst, shared):
@@ -73,7 +80,9 @@ def arguments_of(heap, kernel, held, rank, src, dst, shared):
     ends = source.ctypes.data, target.ctypes.data, source.size
     if kernel == "packets":
         return heap.packets(*ends)
-    apart = shared and (kernel == "two_shot" or src != dst)  # in place one_shot would overwrite what the others read
-    inputs = [own[src].ctypes.data for own in held] if apart else heap.staging
-    results = [own[dst].ctypes.data for own in held] if shared else heap.staging
+    mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank}[shared]
+    inputs, results = (Places(mark, [own[name if shared is True else WRONG].ctypes.data for own in held])
+                       for name in (src, dst))
+    if kernel == "one_shot":  # in place it would overwrite what the others read
+        return heap.shots(*ends, Places(0) if src == dst else inputs, Places(1))
     return heap.shots(*ends, inputs, results)

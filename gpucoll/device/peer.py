@@ -22,10 +22,11 @@ CONTROL = numpy.dtype([(name, "u8") for name in ("aborted", "failures", "where",
 HEAP = numpy.dtype([("slabs", "u8", MOST_RANKS), ("control", "u8"), ("patience", "u8"),
                     ("rank", "u4"), ("ranks", "u4"), ("depth", "u4"),
                     *((name, "u8") for name in ("lines", "books", "packets", "slots", "staging", "packet_room",
-                                                "slot_bytes"))], align=True)
+                                                "slot_bytes", "staging_bytes"))], align=True)
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
 PACKETS = numpy.dtype([("heap", HEAP), *_ENDS], align=True)
-SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS)], align=True)
+SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("source_mark", "u8"), ("result_mark", "u8"),
+                     ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS)], align=True)
 STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", BUFFERS), ("region", "u8"),
                      *((name, "u8") for name in ("rounds", "lanes", "parts", "writes", "round_count"))], align=True)
 PART = numpy.dtype([("start", "u8"), ("count", "u8"), ("buffer", "u4"), ("combine", "u4")])
@@ -73,16 +74,25 @@ class Room(NamedTuple):
         return {**found, "end": end}
 
 
+class Places(NamedTuple):
+    """Where the ranks' parts of an array are, as this rank reaches them, should all pass what has the same `mark`."""
+
+    mark: int
+    addresses: Sequence[int] = ()
+
+
+NOWHERE = Places(0)
+
+
 class Heap:
     """The slabs of all ranks at the addresses that `rank` reaches them by, and its kernels' arguments."""
 
     def __init__(self, room: Room, rank: int, slabs: Sequence[int], control: int, patience: float) -> None:
         self.room, self.rank = room, rank
-        self.staging = [slab + room.offsets["staging"] for slab in slabs]
         offsets = {name: room.offsets[name] for name in ("lines", "books", "packets", "slots", "staging")}
         values = {"slabs": _filled(slabs), "control": control, "patience": int(min(patience, 1e9) * 1e9), "rank": rank,
                   "ranks": room.ranks, "depth": room.depth, **offsets, "packet_room": 2 * room.packets,
-                  "slot_bytes": room.slot}
+                  "slot_bytes": room.slot, "staging_bytes": room.staging}
         self._heap = numpy.zeros((), HEAP)
         for name, value in values.items():
             self._heap[name] = value
@@ -91,12 +101,15 @@ class Heap:
         """The arguments of an all-reduce in packets; its bytes are at most `Room.packets`."""
         return self._arguments(PACKETS, src=src, dst=dst, count=count)
 
-    def shots(self, src: int, dst: int, count: int, sources: Sequence[int], results: Sequence[int]) -> Arguments:
+    def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE) -> Arguments:
         """The arguments of a one-shot or two-shot all-reduce.
 
-        `sources` are where each rank's input is read, `results`, for two_shot, where each rank's part of the result is.
+        `sources` are where each rank's input is read, `results`, for two_shot, where each rank's part of the result is:
+        if the ranks find, on the device, that all have the same mark there. Otherwise it is in the slabs.
         """
-        return self._arguments(SHOTS, src=src, dst=dst, count=count, sources=_filled(sources), results=_filled(results))
+        return self._arguments(SHOTS, src=src, dst=dst, count=count, source_mark=sources.mark,
+                               result_mark=results.mark, sources=_filled(sources.addresses),
+                               results=_filled(results.addresses))
 
     def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int) -> Arguments:
         """The arguments of a program whose tables are at the addresses `program`.

@@ -52,6 +52,14 @@ def test_direct_operations_back_to_back(both, size, seed, residency):
     peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=size, seed=seed, blocks=3, residency=residency)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", range(SCHEDULES))
+def test_more_than_there_is_room_for(both, size, seed):
+    """What the ranks do not share is staged piece by piece."""
+    count = (33, 100)[seed % 2]
+    peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=size, seed=seed, count=count, pieces=2 + seed % 3)
+
+
 CASES = [(op, name) for name in NAMES for op in OPS if legal(op, name)]
 
 
@@ -146,7 +154,7 @@ def test_a_rank_that_never_comes_is_told(both, kernel):
         else:
             ends = x[rank].ctypes.data, x[rank].ctypes.data, 16
             heap = world.heaps[rank]
-            arguments = heap.packets(*ends) if kernel == "packets" else heap.shots(*ends, heap.staging, heap.staging)
+            arguments = heap.packets(*ends) if kernel == "packets" else heap.shots(*ends)
             world.launch(rank, f"{kernel}_int32_sum", arguments, 2, 4)
     with pytest.raises(Fault, match="gave up") as told:
         world.run()

@@ -42,10 +42,8 @@ def library() -> Any:
     except (BackendError, OSError):
         return None
     number, pointer = ctypes.c_uint64, ctypes.c_void_p
-    for name, given in (("exchange", [pointer, number, pointer, number, number, number, number]),
-                        ("arrive", [pointer, number]), ("have_come", [pointer, number, number]),
-                        ("gather", [pointer, number, pointer, number, number, number])):
-        getattr(found, name).argtypes = given
+    found.arrive.argtypes = [pointer, number]
+    found.exchange.argtypes = found.finish.argtypes = [pointer, number, number]
     return found
 
 
@@ -77,28 +75,30 @@ class Exchange:
     def __init__(self, slots: Slots, task: Task) -> None:
         assert task.op is not None
         dtype, nbytes = task.input.dtype, task.input.nbytes
-        self._slots, self._library = slots, slots.library
+        self._slots = slots
+        self._arrive, self._exchange, self._finish = (
+            getattr(slots.library, name) for name in ("arrive", "exchange", "finish"))
         self._sources = [slot[:nbytes].view(dtype) for slot in slots.mine]
         self._result = slots.result[:nbytes].view(dtype)
         op = "sum" if task.op.name == "avg" else task.op.name
-        self._what = address(self._result), task.input.size, KINDS.index(task.dtype.name), OPS.index(op)
+        self._words = numpy.array([slots.view, address(self._result), task.input.size, KINDS.index(task.dtype.name),
+                                   OPS.index(op)], numpy.uint64)
+        self._step = address(self._words)
 
     def __call__(self, source: Array, target: Array) -> bool:
         """Do a call, waiting up to PATIENCE; return whether it is done. What is not is ended by `ends`."""
         slots = self._slots
         call = slots.call = slots.call + 1
         numpy.copyto(self._sources[call & 1], source)
-        if not self._library.exchange(slots.view, call, *self._what, PATIENCE):
+        if not self._exchange(self._step, call, PATIENCE):
             return False
         numpy.copyto(target, self._result)
         return True
 
     def ends(self, target: Array, patience: int = PATIENCE) -> bool:
         """Wait a little longer; return whether the call is done."""
-        slots = self._slots
-        if not self._library.have_come(slots.view, slots.call, patience):
+        if not self._finish(self._step, self._slots.call, patience):
             return False
-        self._library.gather(slots.view, slots.call, *self._what)
         numpy.copyto(target, self._result)
         return True
 
@@ -107,7 +107,7 @@ class Exchange:
         slots = self._slots
         slots.call += 1
         numpy.copyto(self._sources[slots.call & 1], task.input)
-        self._library.arrive(slots.view, slots.call)
+        self._arrive(slots.view, slots.call)
         if not self.ends(task.output, 0):
             yield lambda: self.ends(task.output, 0)
 
