@@ -50,6 +50,4 @@ class Advice(Core):
     def _able(self, task: Task, where: str) -> tuple[str, ...]:
         if where != "cpu" and where not in self._gpus:
             return ON_A_GPU if where == "cuda" else ON_A_GPU[:1]
-        if where == "cpu":
-            return tuple(name for name in self._host.names if self.executor in (None, name))
-        return able(self._gpus[where], task, self.executor)
+        return able(self._host if where == "cpu" else self._gpus[where], task, self.executor)

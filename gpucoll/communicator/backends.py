@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Protocol
 
 from gpucoll.arrays.symmetric import Heap
 from gpucoll.errors import ArgumentError
@@ -59,38 +59,37 @@ def chosen(backend: Backend, task: Task, name: str) -> Executor:
 
 
 class HostBackend:
-    """Host arrays: the node's shared memory, MPI's messages and collectives; threads have no collectives of their own.
+    """Host arrays: the node's shared memory, MPI's messages and collectives.
 
-    Where there are several nodes, `mpi` reads the memory of its own node, if the system lets it, and sends messages
-    to the others. `heap` is the symmetric memory.
+    Threads have no collectives of their own, and take each other's memory only where that was `asked` for: their
+    messages are copies in memory anyway. Where there are several nodes, `mpi` reads the memory of its own node, if the
+    system lets it, and sends messages to the others. `heap` is the symmetric memory.
     """
 
-    def __init__(self, link: Link, timeout: float) -> None:
-        self._link, self._timeout = link, timeout
+    def __init__(self, link: Link, timeout: float, asked: str | None) -> None:
         self.heap = Heap(link.place.size)
-
-    @functools.cached_property
-    def executors(self) -> tuple[Executor, ...]:
-        from gpucoll.executors.mpi import MpiExecutor
-        from gpucoll.executors.shared import SharedExecutor
-
-        name = "shared" if max(self._link.place.nodes) == 0 else "mpi"
-        schedules = (SharedExecutor(self._link, self.heap, self._timeout, name), MpiExecutor(self._link.wire))
-        if self._link.mpi is None:
-            return schedules
-        from gpucoll.executors.native import NativeExecutor
-
-        return (*schedules, NativeExecutor(self._link.wire))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of executors that are likely to serve; to ask them would take all ranks."""
-        shared = ("shared",) * (max(self._link.place.nodes) == 0)
-        return (*shared, "mpi", *(NATIVE,) * (self._link.mpi is not None))
+        self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked))
 
     def close(self) -> None:
         """Give back what the executors hold."""
-        made: dict[str, Any] = self.__dict__
-        for executor in made.get("executors", ()):
+        for executor in self.executors:
             executor.close()
         self.heap.close()
+
+
+def _made(link: Link, heap: Heap, timeout: float, asked: str | None) -> Iterator[Executor]:
+    """Yield the executors; a collective call between processes."""
+    from gpucoll.executors.mpi import MpiExecutor
+    from gpucoll.executors.shared import SharedExecutor
+
+    name = "shared" if max(link.place.nodes) == 0 else "mpi"
+    if asked == name or (asked is None and link.mpi is not None):
+        shared = SharedExecutor(link, heap, timeout, name)
+        if link.mpi is not None:
+            shared.meet()
+        yield shared
+    yield MpiExecutor(link.wire)
+    if link.mpi is not None:
+        from gpucoll.executors.native import NativeExecutor
+
+        yield NativeExecutor(link.wire)

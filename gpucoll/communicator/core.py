@@ -53,7 +53,7 @@ class Core:
         self.options = options
         self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))
-        self._host = HostBackend(link, options.timeout)
+        self._host = HostBackend(link, options.timeout, options.executor)
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer)

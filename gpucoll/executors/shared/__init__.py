@@ -39,7 +39,7 @@ PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 class SharedExecutor:
     """Runs schedules by way of the node's shared memory; `heap` is the ranks' symmetric memory.
 
-    The ranks meet when it is first asked for something, all of them in the same call, for at most `timeout` seconds.
+    The ranks `meet` before their first call, or in it, all of them in the same one, for at most `timeout` seconds.
     Under the name "mpi" it serves several nodes: messages go between them.
     """
 
@@ -63,12 +63,13 @@ class SharedExecutor:
         if self.name == "shared" and len(self._near.all) < self._size:
             return "the ranks are on several nodes"
         if not self._has_met:
-            self._meet()
+            self.meet()
         if not self._near.maps:
             return "the system does not let these ranks map each other's memory"
         return None if task.plan is None or task.plan.schedules is not None else f"{task.algorithm} has no schedule"
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
+        """Find ways into each other's memory. A collective call; raises CollectiveTimeout."""
         waits = Waits(self._timeout, foreign=self._link.foreign)
         waits.run(self._near.meet(self._wire), "the first call over shared memory")
         self._fence = make_fence(self._link.mpi is None)
