@@ -133,12 +133,12 @@ GC_DEV void tell(const Heap& heap, u32 channel, u64 first, u64 second) {
         store_relaxed(address_of(&there->told[1]), second);
     }
 }
-// Returns whether all ranks have told this one's word; the same on all of them.
+// Returns whether all ranks have told this one's word: the same to every thread, until the next meeting.
 GC_DEV bool is_alike(const Heap& heap, u32 channel, u32 what, u64 mine) {
     bool alike = true;
-    for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x)
+    for (u32 peer = 0; peer < heap.ranks; ++peer)
         alike = alike && load_relaxed(address_of(&line_of(heap, heap.rank, channel, peer)->told[what])) == mine;
-    return __syncthreads_and(alike);
+    return alike;
 }
 
 // ---------------------------------------------------------------- what a block works on

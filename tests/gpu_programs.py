@@ -6,6 +6,7 @@ import threading
 import cupy
 import numpy
 
+import gpu_peer
 import gpu_streams
 import gpucoll as gc
 import oracle
@@ -23,7 +24,7 @@ def on_mpi(mpi, name, *arguments, **options):
 def on_gpu(comm, name, *arguments, **options):
     """Run one of the programs below with this rank's GPU made current."""
     cupy.cuda.Device(comm.device).use()
-    program = getattr(gpu_streams, name, None) or globals()[name]
+    program = getattr(gpu_streams, name, None) or getattr(gpu_peer, name, None) or globals()[name]
     return program(comm, *arguments, **options)
 
 

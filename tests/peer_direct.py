@@ -16,9 +16,9 @@ WRONG = "b"  # where the arrays are not that ranks do not share
 SCRIPT = (
     ("packets", "a", "d", False),
     ("one_shot", "a", "e", True),
+    ("two_shot", "b", "a", False),
     ("two_shot", "d", "e", "some"),
     ("one_shot", "d", "f", "others"),
-    ("two_shot", "b", "a", False),
     ("packets", "b", "f", False),
     ("packets", "c", "g", False),
     ("packets", "a", "h", False),
@@ -39,14 +39,14 @@ def instances(op, name):
     return (sources.packets(row, dtype), sources.shots("one_shot", row, dtype), sources.shots("two_shot", row, dtype))
 
 
-def room_for(ranks, nbytes, channels, pieces=1):
-    """No more room than that, so that who leaves it is noticed; what is staged is staged in so many pieces."""
+def room_for(ranks, nbytes, channels, sections=1):
+    """No more room than that, so that who leaves it is noticed; what is staged is staged in so many sections."""
     words = -(-nbytes // 16)
-    return Room(ranks, channels, depth=2, packets=16 * words, slot=32, staging=16 * -(-words // pieces))
+    return Room(ranks, channels, depth=2, packets=16 * words, slot=32, staging=16 * -(-words // sections))
 
 
 def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCRIPT, misaligned=0, between=None,
-        pieces=1, **world):
+        sections=1, **world):
     """Run `script`, and `between(world, rank)` after each of its operations.
 
     Raises AssertionError where a bit is wrong, Fault where the kernels come to no good end.
@@ -55,7 +55,7 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
             for rank in range(ranks)]
     held = [{key: placed(values, misaligned * (number % 3)) for number, (key, values) in enumerate(own.items())}
             for own in data]
-    where = World(room_for(ranks, data[0]["a"].nbytes, blocks, pieces), libraries, **world)
+    where = World(room_for(ranks, data[0]["a"].nbytes, blocks, sections), libraries, **world)
     entries = dict(zip(KERNELS, (instance.entry for instance in instances(op, name)), strict=True))
     for kernel, src, dst, shared in script:
         for rank in range(ranks):
@@ -70,7 +70,8 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
     for rank in range(ranks):
         for key in NAMES:
             assert expected.same(held[rank][key], data[rank][key], zeros_free=op in ("min", "max")), (rank, key)
-    epochs = sum(1 if kernel == "packets" or shared is True and (kernel, src) != ("one_shot", dst) else pieces
+    staged = -(-data[0]["a"].nbytes // where.room.staging)
+    epochs = sum(1 if kernel == "packets" or (shared is True and (kernel, src) != ("one_shot", dst)) else staged
                  for kernel, src, dst, shared in script)
     assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [epochs] * ranks
 

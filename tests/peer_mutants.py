@@ -26,9 +26,9 @@ def check_direct(libraries, seed=0, **options):
     peer_direct.run(libraries, OP, NAME, ranks=3, seed=seed, **options)
 
 
-def check_pieces(libraries, seed=0):
+def check_sections(libraries, seed=0):
     """What is staged does not fit the room for it at once."""
-    check_direct(libraries, seed, pieces=3)
+    check_direct(libraries, seed, count=100, sections=3)
 
 
 def check_order(libraries, seed=0):
@@ -95,20 +95,23 @@ MUTANTS = {
         "return meet(a.heap, channel, MEETINGS * epoch + 3);", "return true;", check_direct),
     "no meeting at the beginning": Mutant(
         "if (!meet(a.heap, channel, MEETINGS * epoch)) return false;", "__syncthreads();", check_direct),
-    "no meeting before the next piece": Mutant(
-        "together = meet(a.heap, channel, MEETINGS * epoch) && work", "together = work", check_pieces),
-    "what only some ranks share is read where it lies": Mutant("piece.sources = alike &&", "piece.sources =",
+    "no meeting before the next section": Mutant(
+        "together = meet(a.heap, channel, MEETINGS * epoch) && work", "together = work", check_sections),
+    "what only some ranks share is read where it lies": Mutant("section.sources = alike &&", "section.sources =",
                                                                check_direct),
     "results that only some ranks share are read where they lie": Mutant(
-        "piece.results = is_alike(a.heap, channel, 1, a.result_mark) &&", "piece.results =", check_direct),
+        "section.results = is_alike(a.heap, channel, 1, a.result_mark) &&", "section.results =", check_direct),
     "no meeting of those who stage late": Mutant("if (alike) return true;", "if (alike || !a.source_mark) return true;",
                                                  check_direct),
-    "a piece begins where the first one does": Mutant(
-        "src = address_of(a.src) + piece.start * sizeof(T);", "src = address_of(a.src);", check_pieces),
-    "pieces are not counted": Mutant("        ++epoch;\n", "", check_pieces),
+    "a section begins where the first one does": Mutant(
+        "src = address_of(a.src) + section.start * sizeof(T);", "src = address_of(a.src);", check_sections),
+    "a shorter section is shared out anew": Mutant(
+        "section.count = left < section.room ? left : section.room;",
+        "section.count = section.room = left < section.room ? left : section.room;", check_sections),
+    "sections are not counted": Mutant("        ++epoch;\n", "", check_sections),
     "two_shot: other elements in the second step": Mutant(
-        "const Range share = share_of<T>(a, piece, rank, channel);\n        const u64 src",
-        "const Range share = share_of<T>(a, piece, rank, gridDim.x - 1 - channel);\n        const u64 src", check_direct),
+        "const Range share = share_of<T>(a, section, rank, channel);\n        const u64 src",
+        "const Range share = share_of<T>(a, section, rank, gridDim.x - 1 - channel);\n        const u64 src", check_direct),
     "a meeting without a barrier": Mutant(
         "u64 wanted) {\n    __syncthreads();\n    for (u32 peer", "u64 wanted) {\n    for (u32 peer", check_direct),
     "half a packet": Mutant("packet.y == number && packet.w == number", "packet.y == number", check_direct),
@@ -153,7 +156,7 @@ RACES = {
 }
 
 
-NEEDED = {check_direct: DIRECT, check_pieces: DIRECT, check_one_block: DIRECT, check_order: FLOATS,
+NEEDED = {check_direct: DIRECT, check_sections: DIRECT, check_one_block: DIRECT, check_order: FLOATS,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 
 

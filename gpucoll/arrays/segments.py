@@ -35,7 +35,7 @@ class Segment:
             self.close()
             raise
         self.key = next(_SERIALS) * _FILES + max(0, self._file)
-        self.start = address(self.row)
+        self.start, self.nbytes = address(self.row), nbytes
 
     def close(self) -> None:
         """Let nobody map it any more; it lives until the last array on it has gone."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 import math
 import weakref
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
 
 import numpy
 
@@ -22,29 +22,56 @@ LINE = 64
 TOLD = 32  # dropped blocks told at a time
 
 
+class Slab(Protocol):
+    """Memory that other ranks can reach; `key` is a number that no later one has."""
+
+    start: int
+    nbytes: int
+    key: int
+
+    def close(self) -> None:
+        """Let nobody reach it any more; it lives until the last array on it has gone."""
+
+
 class Place(NamedTuple):
-    """A block: number of the segment, first byte, bytes."""
+    """A block: number of the slab, first byte, bytes."""
 
     slab: int
     start: int
     nbytes: int
 
 
-class _Block:
+class Block:
     """What the arrays on a block hold on to, slices and reshapes of them too."""
 
-    def __init__(self, segment: Segment, place: Place) -> None:
-        self.segment = segment
-        self.__array_interface__ = {"version": 3, "shape": (place.nbytes,), "typestr": "|u1",
-                                    "data": (segment.start + place.start, False)}
+    def __init__(self, slab: Slab, place: Place) -> None:
+        self.slab, self.address, self.nbytes = slab, slab.start + place.start, place.nbytes
+
+
+class _OnHost:
+    """A block as NumPy asks for memory."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self.__array_interface__ = {"version": 3, "shape": (block.nbytes,), "typestr": "|u1",
+                                    "data": (block.address, False)}
+
+
+def on_host(block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
+    """Return a NumPy array on a block."""
+    return numpy.asarray(_OnHost(block))[:math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 class Heap:
-    """One rank's symmetric memory; `size` is how many ranks there are."""
+    """One rank's symmetric memory; `size` is how many ranks there are.
 
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._slabs: list[Segment] = []
+    `make` gives a slab of so many bytes, or raises OSError, and `view` an array on a block of it.
+    """
+
+    def __init__(self, size: int, make: Callable[[int], Slab] = Segment,
+                 view: Callable[[Block, tuple[int, ...], numpy.dtype], Array] = on_host) -> None:
+        self._size, self._make, self._view = size, make, view
+        self._slabs: list[Slab] = []
         self._free: list[Place] = []
         self._used: dict[int, Place] = {}  # by number of the block
         self._made = 0
@@ -68,39 +95,50 @@ class Heap:
         place = self._take(_lines(shape, dtype))
         number, self._made = self._made, self._made + 1
         self._used[number] = place
-        block = _Block(self._slabs[place.slab], place)
+        block = Block(self._slabs[place.slab], place)
         weakref.finalize(block, self._dropped.append, number).atexit = False
-        return numpy.asarray(block)[:math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+        return self._view(block, shape, dtype)
+
+    def grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> Slab:
+        """Make room for such an array, and return the new slab; raise OSError where the system has no memory."""
+        nbytes = max(SLAB, _lines(shape, dtype))
+        self._slabs.append(self._make(nbytes))
+        self._give_back(Place(len(self._slabs) - 1, 0, nbytes))
+        return self._slabs[-1]
+
+    def shrink(self) -> None:
+        """Undo `grow`, before anything was allocated: another rank could not grow."""
+        self._slabs.pop().close()
+        self._free = [place for place in self._free if place.slab < len(self._slabs)]
 
     def must_grow(self, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
         """Return whether an array needs new memory of the system; the same on all ranks."""
         return self._free_place(_lines(shape, dtype)) is None
 
     def find(self, start: int, nbytes: int) -> tuple[int, int] | None:
-        """Return the key of the segment that holds all of these bytes, and where in it; None where none does."""
-        for segment in self._slabs:
-            offset = start - segment.start
-            if offset >= 0 and offset + nbytes <= segment.row.nbytes:
-                return segment.key, offset
+        """Return the key of the slab that holds all of these bytes, and where in it; None where none does."""
+        for slab in self._slabs:
+            offset = start - slab.start
+            if offset >= 0 and offset + nbytes <= slab.nbytes:
+                return slab.key, offset
         return None
 
     def close(self) -> None:
-        """Give the memory back: each segment goes with the last array on it."""
-        for segment in self._slabs:
-            segment.close()
+        """Give the memory back: each slab goes with the last array on it."""
+        for slab in self._slabs:
+            slab.close()
         self._slabs.clear()
 
     def _free_place(self, wanted: int) -> Place | None:
         return next((place for place in self._free if place.nbytes >= wanted), None)
 
     def _take(self, wanted: int) -> Place:
-        """Return the first free place for so many bytes; a new slab where there is none."""
+        """Return the first free place for so many bytes; in a new slab where there is none."""
         place = self._free_place(wanted)
         if place is None:
-            self._slabs.append(Segment(max(SLAB, wanted)))
-            place = Place(len(self._slabs) - 1, 0, max(SLAB, wanted))
-        else:
-            self._free.remove(place)
+            self.grow((wanted,), numpy.dtype("u1"))
+            place = self._free[-1]
+        self._free.remove(place)
         if place.nbytes > wanted:
             self._give_back(place._replace(start=place.start + wanted, nbytes=place.nbytes - wanted))
         return place._replace(nbytes=wanted)

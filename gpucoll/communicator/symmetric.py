@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
 import numpy
 
 from gpucoll.arrays.symmetric import Heap
+from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.headers import Headers, News, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
-from gpucoll.errors import ArgumentError, BackendError, GpucollError, nearest
+from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
+from gpucoll.executors.peer import PeerExecutor
+from gpucoll.executors.peer.symmetric import SymmetricMemory
 
 DEVICES = ("cpu", "cuda")
 
@@ -23,7 +27,7 @@ class Symmetric(Headers):
 
         `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). The memory is the
         communicator's: a block is used again by a later call once every rank has dropped its array, and `close` frees
-        all. Raises ArgumentError, DtypeError, MismatchError (ranks differ), BackendError (no memory).
+        all. Raises ArgumentError, DtypeError, MismatchError (ranks differ), BackendError (no memory, no GPU).
         """
         return self._symmetric("empty", shape, dtype, device)
 
@@ -33,37 +37,119 @@ class Symmetric(Headers):
         array[...] = 0
         return array
 
+    def close(self) -> None:
+        super().close()
+        for heap in self._own_heaps.values():
+            heap.close()
+
     def _symmetric(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
         self._check_usable()
         try:
-            heap = self._heap(name, _device(name, device))
-            wanted: News = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": device or "cpu"}
+            where = self._where(name, device)
+            wanted: News = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
+            _check_cupy(name, wanted)
         except GpucollError as error:
             self._told_by_all({"error": str(error)}, name, error)  # which raises it
-        everyone = self._told_by_all(wanted | {"dropped": heap.news()}, name)
+        dropped = self._heaps[where].news() if where in self._heaps else []
+        everyone = self._told_by_all(wanted | {"dropped": dropped}, name)
         for key, code in (("shape", "GC-SHAPE"), ("dtype", "GC-DTYPE"), ("device", "GC-DEVICE")):
             check_alike(name, everyone, key, code)
+        heap, shared = self._memory(where)
         heap.reclaim(number for one in everyone for number in one["dropped"])
-        return self._allocate(name, heap, tuple(wanted["shape"]), numpy_dtype(wanted["dtype"]))
+        length = tuple(wanted["shape"]), numpy_dtype(wanted["dtype"])
+        if heap.must_grow(*length):
+            self._grow(name, heap, shared, *length)
+        return heap.allocate(*length)
 
-    def _allocate(self, name: str, heap: Heap, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-        """Return the array; where a rank has no memory, no rank gets any."""
-        if not heap.must_grow(shape, dtype):
-            return heap.allocate(shape, dtype)
-        array = error = None
+    def _grow(self, name: str, heap: Heap, shared: SymmetricMemory | None, shape: tuple[int, ...],
+              dtype: numpy.dtype) -> None:
+        """Make room for an array; where a rank has no memory, no rank gets any."""
+        slab: Any = None
+        told: News = {}
+        error = None
         try:
-            array = heap.allocate(shape, dtype)
+            slab = heap.grow(shape, dtype)
+            told = {"slab": _told(slab)} if shared is not None else {}
         except (OSError, ValueError, OverflowError) as reason:
             error = BackendError(f"{name}: the system gives this rank no memory for {shape} {dtype}: {reason}",
                                  code="GC-MEMORY")
-        self._told_by_all({} if error is None else {"error": str(error)}, name, error)
-        return array
+            told = {"error": str(error)}
+        try:
+            everyone = self._told_by_all(told, name, error)
+        except GpucollError:
+            if slab is not None:
+                heap.shrink()
+            raise
+        if shared is not None:
+            shared.reach(slab.key, [one["slab"] for one in everyone])
 
-    def _heap(self, name: str, device: str) -> Heap:
-        """Return the symmetric memory of a device."""
-        if device == "cpu":
+    def _where(self, name: str, device: Any) -> str:
+        """Return which kind of memory is asked for: cpu, emulated or cuda."""
+        if device not in (None, *DEVICES):
+            raise ArgumentError(f"{name}: no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
+        if device == "cuda" and self.device is None:
+            raise BackendError(f"{name}: CuPy finds no GPU in this process", code="GC-NO-GPU")
+        return "cuda" if device == "cuda" else "emulated" if self.options.emulated else "cpu"
+
+    def _memory(self, where: str) -> tuple[Heap, SymmetricMemory | None]:
+        """Return the symmetric memory of a device, and how kernels reach the others'; a collective call at first."""
+        shared = None if where == "cpu" else self._shared(where)
+        if where not in self._heaps:
+            self._heaps[where] = shared.heap if shared is not None else self._own_heap(where)
+        return self._heaps[where], shared
+
+    def _shared(self, where: str) -> SymmetricMemory | None:
+        """Return the memory of the executor whose kernels read that of other ranks, if there is such a one."""
+        try:
+            executors = self._gpu(where).executors
+        except (CollectiveTimeout, BackendError) as error:
+            self._waits.failure = error
+            raise
+        return next((one.symmetric for one in executors if isinstance(one, PeerExecutor)), None)
+
+    def _own_heap(self, where: str) -> Heap:
+        """Return memory that no kernel of another rank reaches."""
+        if where != "cuda":
             return self._host.heap
-        raise ArgumentError(f"{name}: there is no symmetric memory on {device} yet", code="GC-DEVICE")
+        self._own_heaps[where] = _gpu_heap(self._gpu(where), self.size)
+        return self._own_heaps[where]
+
+    @functools.cached_property
+    def _heaps(self) -> dict[str, Heap]:
+        """The heaps in use, by kind of memory."""
+        return {"cpu": self._host.heap}
+
+    @functools.cached_property
+    def _own_heaps(self) -> dict[str, Heap]:
+        """Those that nobody else closes."""
+        return {}
+
+
+def _gpu_heap(gpu: Gpu, size: int) -> Heap:
+    from gpucoll.executors.peer.ipc import CudaSlab, array_on
+
+    device: Any = gpu.device
+    return Heap(size, functools.partial(CudaSlab, device), functools.partial(array_on, device))
+
+
+def _told(slab: Any) -> list[int]:
+    """Return what other ranks need to reach a slab; nothing where the system lets nobody reach it."""
+    try:
+        return list(slab.told())
+    except OSError:
+        return []
+
+
+def _check_cupy(name: str, wanted: News) -> None:
+    """Raise DtypeError for a dtype that CuPy has no arrays of."""
+    if wanted["device"] == "cuda":
+        import cupy
+
+        try:
+            cupy.ndarray((0,), numpy_dtype(wanted["dtype"]))
+        except (TypeError, ValueError) as error:
+            raise DtypeError(f"{name}: CuPy has no {wanted['dtype']}; take an unsigned integer as wide, and pass "
+                             "dtype= to the reductions", code="GC-DTYPE") from error
 
 
 def _lengths(name: str, shape: Any) -> list[int]:
@@ -74,11 +160,3 @@ def _lengths(name: str, shape: Any) -> list[int]:
     if any(length < 0 for length in lengths):
         raise ArgumentError(f"{name}: shape {shape!r} has a negative length", code="GC-SHAPE")
     return lengths
-
-
-def _device(name: str, device: Any) -> str:
-    if device is None:
-        return "cpu"
-    if device not in DEVICES:
-        raise ArgumentError(f"{name}: no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
-    return str(device)

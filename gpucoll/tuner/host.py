@@ -52,7 +52,7 @@ def read(path: Path, host: Mapping[str, Any]) -> Table | None:
     """Return the table at `path`, None where there is none; ArgumentError for one that is bad, old or another's."""
     try:
         table = parse(str(path), path.read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"tuning table {path}: it cannot be read: {error}", code=CODE) from None

@@ -85,7 +85,7 @@ def test_a_plain_tune_keeps_the_other_shapes(mpiexec, swept, tmp_path):
     assert job.stdout == ""
     _, again = tune(mpiexec, 2, tmp_path, "--collective", "barrier")
     assert again.shapes[1] == table.shapes[1]
-    assert {curve.collective for curve in again.shapes[0].curves} == {"barrier"}
+    assert {curve.collective for curve in again.shapes[0].curves} == {"all_reduce", "barrier"}
 
 
 # ---------------------------------------------------------------- who goes by it
@@ -302,13 +302,13 @@ def explained(mpi, collective, nbytes):
 @pytest.mark.parametrize("size", [2, 3])
 def test_explain_prints_once_what_a_communicator_explains(mpiexec, ranks, swept, size):
     env = at(swept[0])
-    (text, found), *others = ranks(explained, size, "all_reduce", 1 << 16, env=env)
+    (text, found), *others = ranks(explained, size, "all_reduce", 1 << 12, env=env)
     assert all(one == (text, found) for one in others)
-    lines, errors, codes = launched(mpiexec, size, "explain", "all_reduce", "64K", env=env)
+    lines, errors, codes = launched(mpiexec, size, "explain", "all_reduce", "4K", env=env)
     assert (lines, errors, codes) == (text.splitlines(), "", ["0"] * size)
-    (line,), _, _ = launched(mpiexec, size, "explain", "all_reduce", "64K", "--json", env=env)
+    (line,), _, _ = launched(mpiexec, size, "explain", "all_reduce", "4K", "--json", env=env)
     assert json.loads(line) == found
-    assert (found["bytes"], found["ranks"]) == (1 << 16, size)
+    assert (found["bytes"], found["ranks"]) == (1 << 12, size)
     assert any(row["tuned"] for row in found["candidates"]) == (size == 2)  # curves are of two ranks
 
 

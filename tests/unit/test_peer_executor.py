@@ -250,33 +250,71 @@ def test_a_plan_that_sticks_is_refused():
     on_threads(2, program)
 
 
+def symmetric(rank, told, met, shape, dtype):
+    """An array of symmetric memory, the ranks' slabs made known to each other as a communicator does it."""
+    memory = rank.executor.symmetric
+    if memory.heap.must_grow(shape, dtype):
+        slab = memory.heap.grow(shape, dtype)
+        told[rank.rank] = slab.told()
+        met.wait()
+        memory.reach(slab.key, [told[other] for other in range(rank.link.place.size)])
+        met.wait()
+    return memory.heap.allocate(shape, dtype)
+
+
+def staged(rank):
+    """What was ever staged in this rank's slab."""
+    meeting = rank.executor._meeting
+    first = meeting.room.offsets["staging"]
+    return meeting.memory.slab.row[first:first + meeting.room.staging]
+
+
+@pytest.mark.parametrize("kind", ["all alike", "elsewhere on one", "not on one"])
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_arrays_that_all_ranks_reach_are_read_where_they_are(algorithm, in_place):
-    """They may be larger than the room for staged ones: nothing is copied in between, and one launch does it all."""
-    known = {}  # (array, rank): address
-    met = threading.Barrier(3)
+def test_symmetric_arrays_are_read_where_they_are(algorithm, in_place, kind):
+    """If all ranks pass the same ones, which no rank knows of the others; else they are staged, in sections."""
+    told, met = {}, threading.Barrier(3)
 
     def program(rank):
         case = Case("all_reduce", algorithm, 3, 1_200_000, in_place=in_place)
-        tasks = [case.task(rank.rank, rank.stream) for _ in range(2)]
-        for number, task in enumerate(tasks):
-            known[(number, "in"), rank.rank] = task.input.ctypes.data
-            known[(number, "out"), rank.rank] = task.output.ctypes.data
-        met.wait()
-        rank.executor.close()
-
-        def places(place, nbytes):
-            name = next(name for (name, other), there in known.items() if (other, there) == (rank.rank, place))
-            return [known[name, other] for other in range(3)]
-
-        rank.executor = PeerExecutor(rank.device, Order(), rank.link, 30.0, places)
-        for task in tasks:
-            rank.enqueue(task)
+        task = case.task(rank.rank, rank.stream)
+        source, target, other = (symmetric(rank, told, met, task.output.shape, task.output.dtype) for _ in range(3))
+        if kind == "elsewhere on one" and rank.rank == 1:
+            source = target = other
+        elif kind == "not on one" and rank.rank == 2:
+            source, target = (numpy.empty_like(target) for _ in range(2))
+        target = source if in_place else target
+        source[:] = task.input
+        task.input, task.output = source, target
+        rank.enqueue(task)
         rank.settle()
-        for task in tasks:
-            check(task, case, rank.rank)
-            launches = rank.executor._binder.bind(task).calls
-            assert len(launches) == (2 if in_place and algorithm == "one_shot" else 1)
+        check(task, case, rank.rank)
+        assert len(rank.executor._binder.bind(task).calls) == 1
+        in_one_piece = kind == "all alike" and not (in_place and algorithm == "one_shot")
+        assert staged(rank).any() != in_one_piece
 
     on_threads(3, program)
+
+
+def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
+    told, met = {}, threading.Barrier(2)
+
+    def program(rank):
+        if rank.rank == 1:
+            def refuse(words):
+                raise OSError("not permitted")
+
+            rank.executor._meeting.memory.reach = refuse
+        case = Case("all_reduce", "two_shot", 2, 50_000)
+        task = case.task(rank.rank, rank.stream)
+        for name in ("input", "output"):
+            array = symmetric(rank, told, met, task.output.shape, task.output.dtype)
+            array[:] = getattr(task, name)
+            setattr(task, name, array)
+        rank.enqueue(task)
+        rank.settle()
+        check(task, case, rank.rank)
+        assert staged(rank).any()
+
+    on_threads(2, program)

@@ -55,9 +55,9 @@ def test_direct_operations_back_to_back(both, size, seed, residency):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("seed", range(SCHEDULES))
 def test_more_than_there_is_room_for(both, size, seed):
-    """What the ranks do not share is staged piece by piece."""
+    """What the ranks do not share is staged section by section."""
     count = (33, 100)[seed % 2]
-    peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=size, seed=seed, count=count, pieces=2 + seed % 3)
+    peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=size, seed=seed, count=count, sections=2 + seed % 3)
 
 
 CASES = [(op, name) for name in NAMES for op in OPS if legal(op, name)]

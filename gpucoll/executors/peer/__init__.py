@@ -4,6 +4,7 @@
     program      a plan as tables for the step kernel, which walks any schedule
     check        whether all ranks' programs come to their ends
     meeting      how the ranks come to share their slabs
+    symmetric    arrays in memory that all ranks share
     fibers, ipc  slabs and kernels on the emulated device, and on GPUs
 
 All-reduce by one_shot and two_shot has kernels of its own, short messages go in packets. The host enqueues and
@@ -20,25 +21,26 @@ from gpucoll.device.compilers import CompileError
 from gpucoll.device.peer import WAITS
 from gpucoll.errors import ArgumentError, CollectiveTimeout
 from gpucoll.executors import Task
-from gpucoll.executors.peer.binding import Binder, Symmetric
+from gpucoll.executors.peer.binding import Binder
 from gpucoll.executors.peer.meeting import Meeting
+from gpucoll.executors.peer.symmetric import SymmetricMemory
 from gpucoll.waits import Operation
 
 
 class PeerExecutor:
     """Runs schedules on `device`; made by all ranks together, in at most `timeout` seconds.
 
-    `link` joins the ranks, `order` is that of the communicator's operations on any streams (its `follow`). `symmetric`
-    tells where all ranks' parts of an array are that all of them pass in the same call: see `Symmetric`.
+    `link` joins the ranks, `order` is that of the communicator's operations on any streams (its `follow`). Arrays of
+    `symmetric`, None where the ranks cannot share memory, are read where they lie.
     """
 
     name = "peer"
 
-    def __init__(self, device: Device, order: Any, link: Any, timeout: float,
-                 symmetric: Symmetric = lambda place, nbytes: None) -> None:
+    def __init__(self, device: Device, order: Any, link: Any, timeout: float) -> None:
         self._device, self._order, self._timeout = device, order, timeout
         self._meeting = Meeting(device, link, timeout, self.check)
-        self._binder = Binder(device, self._meeting, symmetric)
+        self.symmetric = None if self._meeting.trouble else SymmetricMemory(link.place.size, self._meeting.memory)
+        self._binder = Binder(device, self._meeting, self.symmetric)
 
     def serves(self, task: Task) -> str | None:
         """Every schedule whose ranks are on one node. Once there is a plan, its kernels are compiled."""
@@ -84,3 +86,5 @@ class PeerExecutor:
         """Give back all memory; idempotent. A collective call."""
         self._binder.clear()
         self._meeting.close()
+        if self.symmetric is not None:
+            self.symmetric.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -13,19 +13,20 @@ from gpucoll.arrays import address
 from gpucoll.chunks import Ragged
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
+from gpucoll.device.peer import NOWHERE, Places
 from gpucoll.device.sources import UNITS, Instance, copy, packets, shots, steps
 from gpucoll.executors import Plan, Task
 from gpucoll.executors.peer.check import check
 from gpucoll.executors.peer.meeting import Meeting
 from gpucoll.executors.peer.program import Program, everyone, program, tables
+from gpucoll.executors.peer.symmetric import SymmetricMemory
 
 KEPT = 256  # calls
 SHARE = 1 << 15  # bytes of a message that keep a block busy
 DIRECT = ("one_shot", "two_shot")
+NO_MATTER = Places(1)  # on every rank: of one_shot's results nobody reads another one's
 
 Enqueue: TypeAlias = Callable[[Stream], object]
-# Where the ranks' parts of so many bytes of symmetric memory at an address are, as this rank reaches them; else None.
-Symmetric: TypeAlias = Callable[[int, int], Sequence[int] | None]
 
 
 class Bound(NamedTuple):
@@ -54,9 +55,9 @@ class Ends(NamedTuple):
 
 
 class Binder:
-    """Binds tasks to the ranks' slabs, to rooms of this rank's, and to arrays that all ranks reach by `symmetric`."""
+    """Binds tasks to the ranks' slabs, to rooms of this rank's, and to arrays in `symmetric` memory."""
 
-    def __init__(self, device: Device, meeting: Meeting, symmetric: Symmetric) -> None:
+    def __init__(self, device: Device, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:
         self._device, self._meeting, self._symmetric = device, meeting, symmetric
         self._loaded: set[Any] = set()
         self._bound: dict[Any, Bound] = {}
@@ -116,33 +117,22 @@ class Binder:
     # ---------------------------------------------------------------- direct all-reduces
 
     def _direct(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
-        """Return one launch, or several where the message is larger than the room for it."""
-        count, width = task.output.size, task.dtype.itemsize
+        """Return the one launch that there is, of as many blocks on every rank."""
+        heap, count = self._meeting.heap, task.output.size
+        if not count:
+            return []
         if self._is_small(task):
-            arguments = self._meeting.heap.packets(source, target, count)
-            return [self._launch(task, self._blocks(task.nbytes), arguments)] if count else []
-        sources, results = self._places(task, source, target)
-        staged = any(places is self._meeting.heap.staging for places in (sources, results))
-        most = self._meeting.room.staging // width if staged else max(1, count)
-        return [self._shot(task, (source, target), (sources, results), start, min(most, count - start))
-                for start in range(0, count, most)]
+            arguments = heap.packets(source, target, count)
+        elif task.algorithm == "two_shot":
+            arguments = heap.shots(source, target, count, self._places(source, task), self._places(target, task))
+        else:  # which would overwrite in place what others still read
+            inputs = NOWHERE if source == target else self._places(source, task)
+            arguments = heap.shots(source, target, count, inputs, NO_MATTER)
+        return [self._launch(task, self._blocks(task.nbytes), arguments)]
 
-    def _places(self, task: Task, source: int, target: int) -> tuple[Sequence[int], Sequence[int]]:
-        """Return where all ranks' inputs and results are read: where they lie, if all reach them there, or staged."""
-        staging, nbytes = self._meeting.heap.staging, task.output.size * task.dtype.itemsize
-        two = task.algorithm == "two_shot"
-        # In place one_shot would overwrite what others still read.
-        sources = self._symmetric(source, nbytes) if two or source != target else None
-        results = self._symmetric(target, nbytes) if two else None
-        return sources or staging, results or (staging if two else [])
-
-    def _shot(self, task: Task, ends: tuple[int, int], places: tuple[Sequence[int], Sequence[int]], start: int,
-              count: int) -> Enqueue:
-        """Return the launch for `count` elements from `start` on; in staging everything begins at the beginning."""
-        heap, offset = self._meeting.heap, start * task.dtype.itemsize
-        moved = [some if some is heap.staging else [place + offset for place in some] for some in places]
-        arguments = heap.shots(ends[0] + offset, ends[1] + offset, count, *moved)
-        return self._launch(task, self._blocks(count * task.dtype.itemsize), arguments)
+    def _places(self, start: int, task: Task) -> Places:
+        """Return where the ranks' inputs or results are, if that is in symmetric memory."""
+        return self._symmetric.places(start, task.nbytes) if self._symmetric is not None else NOWHERE
 
     # ---------------------------------------------------------------- walks through schedules
 

@@ -15,6 +15,7 @@ import numpy
 
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Segment, attach
+from gpucoll.arrays.symmetric import Block, on_host
 from gpucoll.device.emulated import EmulatedStream, compiled
 from gpucoll.device.launch import Arguments, Launch
 from gpucoll.device.peer import CONTROL
@@ -25,20 +26,32 @@ THREADS, CHANNELS = 64, 2  # every CUDA thread is a fiber: few of them show all 
 PROCESS = secrets.randbits(62)  # beside the number of a process: containers have the same ones, and forks this
 
 
+class FiberSlab(Segment):
+    """Memory of this process that kernels of other ranks read and write."""
+
+    def told(self) -> list[int]:
+        """Return what another rank needs to reach it."""
+        return [PROCESS, os.getpid(), self.key, self.start]
+
+
 class FiberMemory:
     """A rank's slab, and ways to the others'; `check` is called when a kernel has ended, and may raise."""
 
     threads = THREADS
 
     def __init__(self, nbytes: int, check: Callable[[], None]) -> None:
-        self._segment = Segment(nbytes)
+        self.slab = self.new_slab(nbytes)
         self._attached: list[Array] = []
         self._check = check
         self.control = numpy.zeros((), CONTROL)
 
-    def told(self) -> list[int]:
-        """Return what another rank needs to reach the slab."""
-        return [PROCESS, os.getpid(), self._segment.key, self._segment.start]
+    def new_slab(self, nbytes: int) -> FiberSlab:
+        """Return more such memory, all zeros; raise OSError where there is none to be had."""
+        return FiberSlab(nbytes)
+
+    def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
+        """Return an array on a block of a slab."""
+        return on_host(block, shape, dtype)
 
     def reach(self, told: list[int]) -> int:
         """Return the address of another rank's slab in this process; raise OSError where the system forbids it."""
@@ -63,7 +76,7 @@ class FiberMemory:
 
     def close(self) -> None:
         """Let go of all slabs."""
-        self._segment.close()
+        self.slab.close()
         self._attached.clear()
 
     def free(self) -> None:

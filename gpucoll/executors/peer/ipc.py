@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import struct
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ import cupy
 import numpy
 
 from gpucoll.arrays import Array
+from gpucoll.arrays.symmetric import Block
 from gpucoll.device.cuda import CudaDevice
 from gpucoll.device.launch import Launch
 from gpucoll.device.peer import CONTROL
@@ -22,7 +25,43 @@ THREADS = 512  # as the kernels are compiled for
 MOST_CHANNELS = 16
 WORDS = 8  # of one of CUDA's handles
 _HANDLE = struct.Struct(f"={WORDS}q")
+_SERIALS = itertools.count(1)
 
+
+class CudaSlab:
+    """Memory of a GPU, all zeros, that other processes can map."""
+
+    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        self.nbytes, self.key = nbytes, next(_SERIALS)
+        device.use()
+        with _as_os_error():
+            self.start = cupy.cuda.runtime.malloc(nbytes)
+            self.free = weakref.finalize(self, _free, device, self.start)
+            self.free.atexit = False  # CUDA may have ended by then
+            cupy.cuda.runtime.memset(self.start, 0, nbytes)
+            cupy.cuda.runtime.deviceSynchronize()
+
+    def told(self) -> list[int]:
+        """Return what another rank needs to reach it; raise OSError where CUDA refuses."""
+        with _as_os_error():
+            handle = cupy.cuda.runtime.ipcGetMemHandle(self.start)
+        return [PROCESS, os.getpid(), self.start, *_HANDLE.unpack(handle)]
+
+    def close(self) -> None:
+        """It is freed with the last array on it."""
+
+
+def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
+    """Return a CuPy array on a block; whatever was done to an earlier one there has ended."""
+    device.use()
+    cupy.cuda.runtime.deviceSynchronize()
+    memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, device.ordinal)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def _free(device: CudaDevice, pointer: int) -> None:
+    device.use()
+    cupy.cuda.runtime.free(pointer)
 
 
 class IpcMemory:
@@ -32,28 +71,27 @@ class IpcMemory:
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self._device = device
-        device.use()
-        with _as_os_error():
-            self._slab = cupy.cuda.runtime.malloc(nbytes)
-            cupy.cuda.runtime.memset(self._slab, 0, nbytes)
-            cupy.cuda.runtime.deviceSynchronize()
+        self.slab = self.new_slab(nbytes)
         self._opened: list[int] = []
         # The host must be able to write it while a kernel runs, hence it is the host's, which the GPU reaches too.
         self._pinned = cupy.cuda.alloc_pinned_memory(CONTROL.itemsize)
         self.control = numpy.frombuffer(self._pinned, CONTROL, 1).reshape(())
         self.control[...] = numpy.zeros((), CONTROL)
 
-    def told(self) -> list[int]:
-        """Return what another rank needs to reach the slab."""
-        with _as_os_error():
-            handle = cupy.cuda.runtime.ipcGetMemHandle(self._slab)
-        return [PROCESS, os.getpid(), self._slab, *_HANDLE.unpack(handle)]
+    def new_slab(self, nbytes: int) -> CudaSlab:
+        """Return more such memory; raise OSError where there is none to be had."""
+        return CudaSlab(self._device, nbytes)
+
+    def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
+        """Return an array on a block of a slab."""
+        return array_on(self._device, block, shape, dtype)
 
     def reach(self, told: list[int]) -> int:
         """Return the address of another rank's slab here; raise OSError where CUDA refuses."""
         process, number, pointer, *handle = told[:3 + WORDS]
         if (process, number) == (PROCESS, os.getpid()):  # CUDA opens no handle in the process that it comes from
             return pointer
+        self._device.use()
         with _as_os_error():
             self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle)))
         return self._opened[-1]
@@ -79,9 +117,7 @@ class IpcMemory:
 
     def free(self) -> None:
         """Free the slab, once no other rank maps it any more."""
-        if self._slab:
-            cupy.cuda.runtime.free(self._slab)
-            self._slab = 0
+        self.slab.free()
 
 
 @contextlib.contextmanager

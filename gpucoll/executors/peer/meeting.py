@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import numpy
 
 from gpucoll.arrays import Array
+from gpucoll.arrays.symmetric import Block, Slab
 from gpucoll.device import Device
 from gpucoll.device.launch import Launch
 from gpucoll.device.peer import CONTROL, MOST_RANKS, Heap, Room
@@ -18,14 +19,25 @@ TAG = 2  # of messages that come before those of any call
 WORDS = 12  # of a message
 
 
+class PeerSlab(Slab, Protocol):
+    """Memory that kernels of all ranks read and write."""
+
+    def told(self) -> list[int]:
+        """Return what another rank needs to reach it; raise OSError where it cannot be reached."""
+
+
 class Memory(Protocol):
     """A rank's slab, ways to the others', and what runs kernels on them."""
 
     threads: int  # in a block
+    slab: Any
     control: numpy.ndarray[Any, Any]  # what a kernel leaves when it gives up; the host may write it at any time
 
-    def told(self) -> list[int]:
-        """Return what another rank needs to reach the slab."""
+    def new_slab(self, nbytes: int) -> PeerSlab:
+        """Return another slab, all zeros; raise OSError where there is no memory."""
+
+    def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
+        """Return an array on a block of such a slab."""
 
     def reach(self, told: list[int]) -> int:
         """Return the address of another rank's slab; raise OSError where there is no way."""
@@ -78,7 +90,7 @@ class Meeting:
         try:
             self.memory = make_memory(self._device, self.room.offsets["end"], self._check)
             self.control = self.memory.control
-            told = self.memory.told()
+            told = self.memory.slab.told()
         except OSError as error:
             self.trouble = f"there is no memory that ranks could share: {error}"
         everybody = yield from self._exchange([bool(told), *told])

@@ -7,26 +7,29 @@ import struct
 
 import numpy
 
-from ._machine import check
+from ._machine import MACHINE, check
+from ._memory import Chunk
 
 HANDLE = struct.Struct("=3q40x")  # process, file, bytes: 64 bytes as CUDA's
 
-_own, _opened = {}, {}  # by address: file or None, and what is mapped
+_own, _opened = {}, {}  # by address: file, what is mapped, and the chunk; what is mapped
 
 
 def malloc(size):
     file = os.memfd_create("stand-in")
     os.ftruncate(file, size)
     row = _mapped(file, size)
-    _own[row.ctypes.data] = file, row
     row[:] = 0xC5
+    _own[row.ctypes.data] = file, row, Chunk(size, MACHINE.device(), given=row)
     return row.ctypes.data
 
 
 def free(ptr):
     if ptr:
         check(ptr in _own, 1, f"no allocation begins at {ptr:#x}")
-        os.close(_own.pop(ptr)[0])
+        file, _, chunk = _own.pop(ptr)
+        os.close(file)
+        chunk.forget()
 
 
 def memset(ptr, value, size):
@@ -37,7 +40,7 @@ def memset(ptr, value, size):
 
 def ipcGetMemHandle(devPtr):
     check(devPtr in _own, 1, f"no allocation begins at {devPtr:#x}")
-    file, row = _own[devPtr]
+    file, row, _ = _own[devPtr]
     return HANDLE.pack(os.getpid(), file, row.nbytes)
 
 

@@ -20,16 +20,25 @@ _free = collections.defaultdict(list)  # by device, stream and size
 
 
 class Chunk:
-    """A range of device memory; `live` while an array has it."""
+    """A range of device memory; `live` while an array has it, or, of what is `given`, until it is forgotten."""
 
-    def __init__(self, nbytes, device):
-        room = numpy.full(nbytes + UNIT, GARBAGE, numpy.uint8)
+    def __init__(self, nbytes, device, given=None):
+        room = numpy.full(nbytes + UNIT, GARBAGE, numpy.uint8) if given is None else given
         self.start = -(-room.ctypes.data // UNIT) * UNIT
         first = self.start - room.ctypes.data
-        self.bytes, self.nbytes, self.device, self.live = room[first:first + nbytes], nbytes, device, False
-        place = bisect.bisect(_starts, self.start)
-        _starts.insert(place, self.start)
-        _chunks.insert(place, self)
+        self.bytes, self.nbytes, self.device = room[first:first + nbytes], nbytes, device
+        self.live = given is not None
+        with _lock:
+            place = bisect.bisect(_starts, self.start)
+            _starts.insert(place, self.start)
+            _chunks.insert(place, self)
+
+    def forget(self):
+        """From here on an address in it is that of nothing."""
+        with _lock:
+            self.live = False
+            place = _chunks.index(self)
+            del _starts[place], _chunks[place]
 
 
 class Memory:
@@ -51,6 +60,14 @@ class Memory:
             with _lock:
                 self.chunk.live = False
                 _free[self._key].append(self.chunk)
+
+
+class UnownedMemory:
+    """Memory that somebody else has, who lives as long."""
+
+    def __init__(self, ptr, size, owner, device_id=-1):
+        self.ptr, self.size, self._owner = ptr, size, owner
+        self.device_id = MACHINE.device() if device_id < 0 else device_id
 
 
 class MemoryPointer:

@@ -2,13 +2,13 @@
 
 from .._ipc import alloc_pinned_memory
 from .._machine import MACHINE
-from .._memory import Memory, MemoryPointer, alloc
+from .._memory import Memory, MemoryPointer, UnownedMemory, alloc
 from . import driver, runtime
 from .graph import Graph
 from .stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
 
-__all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "Stream", "alloc",
-           "alloc_pinned_memory", "driver", "get_current_stream", "get_elapsed_time", "is_available", "runtime"]
+__all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "Stream", "UnownedMemory",
+           "alloc", "alloc_pinned_memory", "driver", "get_current_stream", "get_elapsed_time", "is_available", "runtime"]
 
 
 def is_available():

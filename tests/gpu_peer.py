@@ -1,0 +1,103 @@
+"""Programs on CuPy arrays in memory that the ranks share, and calls that are planned: for any executor, mostly `peer`."""
+
+import gc as collector
+
+import cupy
+import numpy
+
+import gpucoll as gc
+from gpu_helpers import ramp, ranges, refused, replaced, same
+
+LARGE = 1_500_000  # elements of four bytes: more than the peer executor stages at a time
+
+
+def symmetric(comm):
+    """Arrays of `empty` and `zeros`, parts of them, and those that only some ranks have in the same place."""
+    for count in (1000, LARGE):
+        total = sum(ranges(comm, count))
+        x, y, other = (comm.zeros(count, "float32", device="cuda") for _ in range(3))
+        assert isinstance(x, cupy.ndarray)
+        assert not x.get().any()
+        assert x.device.id == comm.device
+        for algorithm in ("one_shot", "two_shot", "ring", "auto"):
+            for source, target in ((x, y), (x, x), (x, y if comm.rank else other), (y if comm.rank else x, other),
+                                   (x if comm.rank else cupy.empty_like(x), y), (other, cupy.empty_like(x))):
+                source[...] = ramp(comm, count)
+                assert comm.all_reduce(source, target, algorithm=algorithm) is target
+                same(target, total)
+            room = comm.empty(2 * count + 8, "float32", device="cuda")
+            part = room[5:5 + count]
+            part[...] = ramp(comm, count)
+            same(comm.all_reduce(part, room[count + 7:][:count], algorithm=algorithm), total)
+    same(comm.broadcast(comm.zeros((3, 5), "int16", device="cuda") + comm.rank), numpy.zeros((3, 5), "int16"))
+
+
+def blocks(comm):
+    """A block is used again once all ranks have dropped its array; nobody gets one of which a rank is short."""
+    places = set()
+    for number in range(30):
+        x = comm.zeros(1 << 18, "float32", device="cuda")
+        x += number
+        same(comm.all_reduce(x, x), numpy.full(1 << 18, comm.size * number, numpy.float32))
+        places.add(x.data.ptr)
+        del x
+        collector.collect()
+    assert len(places) <= 2
+    assert refused("GC-DTYPE", comm.empty, 3, "float8_e5m2", device="cuda")
+    runtime = cupy.cuda.runtime
+
+    def none_left(nbytes):
+        raise runtime.CUDARuntimeError(2)
+
+    if comm.size > 1:
+        with replaced(runtime, "malloc", none_left if comm.rank == 1 and comm.mpi is not None else runtime.malloc):
+            code = "GC-MEMORY" if comm.rank == 1 else "GC-PEER"
+            assert comm.mpi is None or refused(code, comm.empty, 1 << 27, "uint8", device="cuda")
+    x = comm.empty(1 << 27, "uint8", device="cuda")
+    x[...] = 1
+    assert comm.all_reduce(x[:5000]).get().max() == comm.size
+
+
+def planned(comm):
+    """Calls of a plan allocate nothing, eagerly and in a graph."""
+    for algorithm in ("one_shot", "two_shot", "ring", "tree"):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            x, out = ramp(comm, 3000), cupy.empty(3000, numpy.float32)
+            plan = comm.plan("all_reduce", x, out, algorithm=algorithm, stream=stream)
+            same(plan(), sum(ranges(comm, 3000)))
+            device = comm._gpus["cuda"].device
+            with replaced(device, "empty", refuse):
+                for _ in range(3):
+                    x += 1
+                    plan()
+                stream.begin_capture()
+                plan()
+                graph = stream.end_capture()
+            same(out, sum(one + 3 for one in ranges(comm, 3000)))
+            for turn in range(4, 7):
+                x += 1
+                graph.launch()
+                same(out, sum(one + turn for one in ranges(comm, 3000)).astype(numpy.float32))
+
+
+def refuse(*_):
+    raise AssertionError("a planned call allocates")
+
+
+def executors_named(comm):
+    """Which executors there are for GPU arrays."""
+    comm.all_reduce(cupy.ones(3))
+    return [one.name for one in comm._gpus["cuda"].executors]
+
+
+def unshared(comm):
+    """Symmetric memory of a communicator without the peer executor: any collective takes it."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=20, executor="nccl") as other:
+        x = other.zeros(700, "float32", device="cuda")
+        x += comm.rank + 1
+        for _ in range(6):
+            y = other.all_reduce(x, algorithm="ring")
+        same(y, numpy.full(700, sum(range(comm.size + 1)), numpy.float32))
+    x += 1
+    same(x, numpy.full(700, comm.rank + 2, numpy.float32))  # it outlives the communicator
