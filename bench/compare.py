@@ -9,7 +9,8 @@ from .records import PLACEMENTS
 from .summary import CONFIDENCE, Interval, ratio
 
 Result = Mapping[str, Any]
-SAME = ("collective", "algorithm", "ranks", "device", "size", "type", "redop")  # nccl-tests' files lack the first four
+# nccl-tests' files lack the first five.
+SAME = ("collective", "algorithm", "ranks", "device", "memory", "size", "type", "redop")
 
 
 class Change(NamedTuple):
@@ -37,7 +38,7 @@ def changes(results: Iterable[Result], baseline: Sequence[Mapping[str, Any]]) ->
 
 def is_same(old: Result, new: Result) -> bool:
     """Return whether two results are of the same case; what a file does not say is taken to be the same."""
-    alike = all(old.get(key, new[key]) == new[key] for key in SAME)
+    alike = all(old.get(key, new.get(key)) == new.get(key, old.get(key)) for key in SAME)
     return alike and str(old["root"]).strip() == str(new["root"]).strip()
 
 

@@ -12,7 +12,7 @@ from .summary import geometric_mean
 
 FOLDER = Path(__file__).parent / "results"
 BEGIN, END = "<!-- made by python -m gpucoll.bench.readme -->", "<!-- end of what bench.readme makes -->"
-SMALL, LARGE = 32 << 10, 1 << 20  # bytes: up to there latency counts, from there bandwidth
+SMALL, LARGE = 4 << 10, 1 << 20  # bytes: up to there latency counts, from there bandwidth
 Result = Mapping[str, Any]
 
 
@@ -35,24 +35,26 @@ def block(path: Path) -> str:
         "gpucoll's, so that above 1 is faster than MPI; `share` is the best busbw over the bound that the machine's "
         "copy bandwidth sets, which data in a cache may exceed.",
         "",
-        f"| collective | ranks | algorithm | up to {SMALL >> 10} KiB | from {LARGE >> 20} MiB "
+        f"| collective | ranks | memory | algorithm | up to {SMALL >> 10} KiB | from {LARGE >> 20} MiB "
         "| best busbw (GB/s) | share |",
-        "|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|",
         *_rows(results), *_remarks(records), END, ""]
     wrong = sum(int(record["out_of_bounds"]["count"]) for record in records)
     return "\n".join(lines).replace("none wrong", "none wrong" if not wrong else f"{wrong} elements wrong")
 
 
 def _rows(results: Sequence[Result]) -> Iterator[str]:
-    keys = dict.fromkeys((result["collective"], result["ranks"], result["algorithm"]) for result in results)
-    for key in keys:
-        mine = [one for one in results if (one["collective"], one["ranks"], one["algorithm"]) == key and one["size"]]
+    for key in dict.fromkeys(map(_key, results)):
+        mine = [one for one in results if _key(one) == key and one["size"]]
         best = max(mine, key=lambda one: one["out_of_place"]["bus_bw"])
         small, large = (_mean(one for one in mine if accepts(one["size"])) for accepts in (
             lambda size: size <= SMALL, lambda size: size >= LARGE))
         share = "" if best["share"] is None else f"{100 * best['share']:.0f} %"
-        yield (f"| {key[0]} | {key[1]} | {key[2]} | {small} | {large} | {best['out_of_place']['bus_bw']:.2f} "
-               f"| {share} |")
+        yield f"| {' | '.join(key)} | {small} | {large} | {best['out_of_place']['bus_bw']:.2f} | {share} |"
+
+
+def _key(result: Result) -> tuple[str, str, str, str]:
+    return result["collective"], str(result["ranks"]), result.get("memory", "ordinary"), result["algorithm"]
 
 
 def _mean(results: Iterable[Result]) -> str:
@@ -73,7 +75,7 @@ def _remarks(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
                       if result["ranks"] > record["gpucoll"]["machine"]["cores"]})
     if crowded:
         yield ""
-        yield f"Runs on {' and '.join(map(str, crowded))} ranks share {cores} cores: they show order, not speed."
+        yield f"Runs on {' and '.join(map(str, crowded))} ranks share {cores} cores."
 
 
 def main() -> int:

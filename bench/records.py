@@ -15,7 +15,8 @@ A record is one run. nccl-tests' keys, in its spelling (truths are the strings "
 
 Ours, in every result (`experiment_name` is the algorithm's name too):
 
-    collective, algorithm, ranks, device "cpu", "cuda" or "emulated", factor (bus_bw / alg_bw),
+    collective, algorithm, ranks, device "cpu", "cuda" or "emulated", memory "ordinary" or "symmetric",
+    factor (bus_bw / alg_bw),
     bound (bus_bw in GB/s that the measured copy bandwidth allows; null where nothing moves),
     share (out-of-place bus_bw / bound), skew_us and late_rank (out-of-place: see `summary.skew`),
     against {peer: {out_of_place, out_of_place_per_iter, in_place, in_place_per_iter as above,

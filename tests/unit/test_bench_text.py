@@ -517,6 +517,6 @@ def test_readmes_section_says_what_the_results_hold(tmp_path):
     text = readme.block(path)
     assert text.startswith(readme.BEGIN)
     assert text.endswith(readme.END + "\n")
-    assert [line.split("|")[3].strip() for line in text.splitlines() if line.startswith("| all_reduce")] == [
+    assert [line.split("|")[4].strip() for line in text.splitlines() if line.startswith("| all_reduce")] == [
         "ring", "tree", "native"]
     assert "none wrong" in text
