@@ -28,8 +28,8 @@ def result(case: Case, count: int, options: Options, ours: tuple[str, Measured],
     return {"size": case.nbytes(count), "count": count, "type": dtype, "redop": redop, "root": f"{root:6d}", **sides,
             "actual_iterations": measured.seconds.shape[-1], "experiment_name": name, "collective": case.test,
             "algorithm": name, "ranks": case.ranks, "device": options.device, "memory": options.flags.memory,
-            "factor": case.factor, "bound": limit, "share": sides["out_of_place"]["bus_bw"] / limit if limit else None, "skew_us": late.seconds * 1e6,
-            "late_rank": late.late_rank,
+            "factor": case.factor, "bound": limit, "share": sides["out_of_place"]["bus_bw"] / limit if limit else None,
+            "skew_us": late.seconds * 1e6, "late_rank": late.late_rank,
             "against": {peer: _against(case, count, options, found, sides) for peer, found in peers.items()}}
 
 
