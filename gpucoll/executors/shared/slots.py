@@ -29,7 +29,7 @@ KINDS = ("float32", "float64", "int32", "int64", "uint32", "uint64")  # as kerne
 OPS = ("sum", "prod", "min", "max")
 PATIENCE = 1_000_000  # nanoseconds that a call waits before somebody looks at its deadline
 SPINS, YIELDS = 2000, 8  # looks before a rank goes to sleep
-CROWDED = (0, 30)  # the same where ranks outnumber cores: who yields lets another one come
+CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
 
 
 @functools.cache
