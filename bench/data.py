@@ -51,9 +51,12 @@ class Data:
         self.has_input, self.has_output = self._sides()
         self._shape = self._input_shape()
         self._draws = random_bytes(math.prod(self._shape) + PLACES * STRIDE + shift, seed=0)
-        self._row = self._held(look_up(self.given[rank], self._draws)) if self.has_input else None
-        self._fixed = [self._room(self._shape) for _ in range(calls)] if fixed and self.has_input else None
-        self.outs = [self._room(self._output_shape()) if self.has_output else None for _ in range(calls)]
+        self._row = self._rows(self._draws.shape, self.has_input)
+        if self.has_input:
+            self.device.write(self._row, look_up(self.given[rank], self._draws))
+        places = [self._room(self._shape, self.has_input) for _ in range(calls)] if fixed else None
+        self._fixed = places if self.has_input else None
+        self.outs = [self._room(self._output_shape(), self.has_output) for _ in range(calls)]
 
     def _reduced(self, given: Array) -> Array:
         """The reduction of whoever counts for this rank: of a prefix, those before it."""
@@ -80,14 +83,18 @@ class Data:
     def _output_shape(self) -> tuple[int, ...]:
         return (self.case.ranks, self.count) if self.case.row.output.blocks else (self.count,)
 
-    def _room(self, shape: tuple[int, ...]) -> Any:
-        """Return an array of `shape`, `shift` elements after the beginning of its memory."""
-        return self.device.empty((math.prod(shape) + self._shift,), self.case.dtype)[self._shift:].reshape(shape)
+    def _room(self, shape: tuple[int, ...], wanted: bool) -> Any:
+        """Return an array of `shape`, `shift` elements after the beginning of its memory; None where none is wanted."""
+        row = self._rows((math.prod(shape) + self._shift,), wanted)
+        return None if row is None else row[self._shift:].reshape(shape)
 
-    def _held(self, values: Array) -> Any:
-        row = self.device.empty(values.shape, self.case.dtype)
-        self.device.write(row, values)
-        return row
+    def _rows(self, shape: tuple[int, ...], wanted: bool) -> Any:
+        """Return a new row; symmetric memory takes all ranks and one length, whoever wants a row."""
+        if not self.device.is_symmetric:
+            return self.device.empty(shape, self.case.dtype) if wanted else None
+        longest = max(math.prod(self._shape), math.prod(self._output_shape())) + PLACES * STRIDE + self._shift
+        row = self.device.empty((longest,), self.case.dtype)
+        return row[:shape[0]] if wanted else None
 
     def _place(self, turn: Turn, row: Any) -> Any:
         """Return what of a row is read in that turn."""
@@ -160,7 +167,7 @@ class Data:
 
 def check_works(case: Case, rank: int, device: Device) -> bool:
     """Return whether the check of this case finds nothing wrong in what is right, and one wrong element in the rest."""
-    data, turn = Data(case, rank, PROBE, device), Turn(0)
+    data, turn = Data(case, rank, PROBE, device.ordinary()), Turn(0)
     expected = data.expected(turn)
     if not any(wanted.size for wanted in expected):
         return True

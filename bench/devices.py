@@ -8,6 +8,7 @@ not timed as well.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,14 @@ class Host:
 
     def __init__(self, name: str = "cpu", allocate: Callable[..., Array] = numpy.empty) -> None:
         self.name, self._allocate = name, allocate
+        self.is_symmetric = allocate is not numpy.empty
+        self._usual: Callable[..., Array] = numpy.empty
+
+    def ordinary(self) -> Host:
+        """Return the same device with memory that takes no other rank."""
+        found = copy.copy(self)
+        found._allocate, found.is_symmetric = self._usual, False
+        return found
 
     def carrier(self, dtype: str) -> numpy.dtype[Any]:
         """Return the dtype of the arrays that stand for `dtype`."""
@@ -88,6 +97,7 @@ class Cuda(Host):
         if ordinal is None:
             raise BackendError("--device cuda: this rank sees no CUDA device", code="GC-NO-GPU")
         super().__init__("cuda", allocate or cupy.empty)
+        self.is_symmetric, self._usual = allocate is not None, cupy.empty
         self.cupy = cupy
         cupy.cuda.Device(ordinal).use()
         self.stream = cupy.cuda.Stream(non_blocking=True) if stream == "own" else cupy.cuda.Stream.null
