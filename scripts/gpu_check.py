@@ -80,11 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = Check(options)
     facts = {one["name"]: one for one in check.part("facts", 60, lambda left: _own(left, "facts"))}
     gpus = facts["GPUs"].get("value", []) if "GPUs" in facts else []
-    check.part("tests", 240, lambda left: tests(left, options.keyword))
+    check.part("tests", 480, lambda left: tests(left, options.keyword))
     check.part("training", 60, lambda left: training(left, len(gpus)))
     check.part("benchmark", 90, lambda left: benchmark(left, len(gpus), min(LARGEST, options.megabytes)))
     check.part("bandwidth", 60, lambda left: _own(left, "bandwidth", options.megabytes))
     check.part("host time", 40, lambda left: _own(left, "host time"))
+    check.part("peer bandwidth", 60, lambda left: _own(left, "peer bandwidth", options.megabytes))
+    check.part("peer latency", 60, lambda left: _own(left, "peer latency"))
     path = write(check, gpus)
     print(f"\n{summary(check)}\nwritten: {os.path.relpath(path, ROOT)}", flush=True)
     if not gpus:
@@ -94,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--minutes", type=float, default=8.0, help="stop after so many (8)")
+    parser.add_argument("--minutes", type=float, default=14.0, help="stop after so many (14)")
     parser.add_argument("--megabytes", type=int, default=256, help="how much the kernels move (256)")
     parser.add_argument("-k", dest="keyword", default="", help="the tests whose names have this in them")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results", help="folder of the JSON file")

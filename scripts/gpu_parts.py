@@ -238,8 +238,18 @@ def _calls(comm: Any, x: Any, out: Any, algorithm: str, stream: Any, count: int 
     return taken / count * 1e6
 
 
-PARTS: dict[str, Callable[..., Iterator[Finding]]] = {"facts": facts, "cases": cases, "bandwidth": bandwidth,
-                                                      "host time": host_time}
+def peer(name: str, *arguments: int) -> Iterator[Finding]:
+    """A part of `gpu_peer`."""
+    import gpu_peer
+
+    yield from getattr(gpu_peer, name)(*arguments)
+
+
+PARTS: dict[str, Callable[..., Iterator[Finding]]] = {
+    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time,
+    "peer bandwidth": lambda megabytes: peer("peer_bandwidth", megabytes),
+    "peer latency": lambda: peer("peer_latency"),
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -111,7 +111,8 @@ MUTANTS = {
     "sections are not counted": Mutant("        ++epoch;\n", "", check_sections),
     "two_shot: other elements in the second step": Mutant(
         "const Range share = share_of<T>(a, section, rank, channel);\n        const u64 src",
-        "const Range share = share_of<T>(a, section, rank, gridDim.x - 1 - channel);\n        const u64 src", check_direct),
+        "const Range share = share_of<T>(a, section, rank, gridDim.x - 1 - channel);\n        const u64 src",
+        check_direct),
     "a meeting without a barrier": Mutant(
         "u64 wanted) {\n    __syncthreads();\n    for (u32 peer", "u64 wanted) {\n    for (u32 peer", check_direct),
     "half a packet": Mutant("packet.y == number && packet.w == number", "packet.y == number", check_direct),

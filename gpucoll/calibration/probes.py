@@ -18,7 +18,7 @@ from gpucoll.calibration.fit import Probe, fit
 from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.operands import call_of
 from gpucoll.communicator import Communicator
-from gpucoll.tuner.model import partners
+from gpucoll.tuner.model import moved, partners
 from gpucoll.tuner.table import Curve, Link
 
 SECONDS = 0.15  # for each size
@@ -70,7 +70,7 @@ def _probes(comm: Communicator, device: str) -> Iterator[Probe]:
         seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])
         cost = find(collective, algorithm).cost.price(comm.size, nbytes)
         further = partners(collective, algorithm, (0,) * comm.size).further
-        yield Probe(cost["rounds"], max(cost["path"], cost["sent"]), cost["reduced"], further, seconds)
+        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], further, seconds)
 
 
 def native_curves(comm: Communicator, collectives: Sequence[str], device: str) -> list[Curve]:

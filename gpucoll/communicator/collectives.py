@@ -112,7 +112,7 @@ class Collectives(Headers):
         """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""
         self._check_usable()
         if stream is None and not self.options.emulated:
-            return self._run("barrier", NOTHING, How(algorithm, async_op), allowed=self._host_executor())
+            return self._run("barrier", NOTHING, How(algorithm, async_op))
         space = self._gpu("emulated" if self.options.emulated else "cuda").space(stream)
         return self._run("barrier", NOTHING._replace(space=space), How(algorithm, async_op))
 

@@ -123,14 +123,16 @@ class Core:
         self._timed(self._operation(found.executor, task, call), task.collective, found.seconds)
 
     def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0,
-             allowed: str | None = None, key: Key = (), arrays: tuple[Any, Any] = (None, None)) -> Any:
+             key: Key = (), arrays: tuple[Any, Any] = (None, None)) -> Any:
         """Resolve and run a prepared call: every collective comes through here, at least the first time.
 
-        With `key` it is kept for the next time with the same `arrays`.
+        With `key` it is kept for the next time with the same `arrays`. What has none of the user's, as a barrier of the
+        host's, takes the executor asked for if it serves the host.
         """
         if how.async_op and isinstance(call.space, DeviceSpace):
             call = call._replace(space=call.space.beside())
-        executor, task = self._resolve(COLLECTIVES[name], call, how, allowed or self.executor, op, root)
+        allowed = self._host_executor() if call is NOTHING else self.executor
+        executor, task = self._resolve(COLLECTIVES[name], call, how, allowed, op, root)
         seconds = self._times.of(name, executor.name, task.algorithm, task.nbytes, task.device)
         if key:
             self._repeats.keep(key, *arrays, executor, task, call, seconds)

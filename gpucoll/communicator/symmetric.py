@@ -26,8 +26,9 @@ class Symmetric(Headers):
         """Return an array of memory that all ranks of this node map; its elements are undefined. A collective call.
 
         `shape` and `dtype` are the same on all ranks, `device` is "cpu" or "cuda" (None: "cpu"). The memory is the
-        communicator's: a block is used again by a later call once every rank has dropped its array, and `close` frees
-        all. Raises ArgumentError, DtypeError, MismatchError (ranks differ), BackendError (no memory, no GPU).
+        communicator's: a block is used again by a later call once every rank has dropped its array (on a GPU, as from
+        CuPy's pool, by what comes later on the stream that it was used on), and `close` frees all. Raises
+        ArgumentError, DtypeError, MismatchError (ranks differ), BackendError (no memory, no GPU).
         """
         return self._symmetric("empty", shape, dtype, device)
 

@@ -38,10 +38,7 @@ def reduce(op: Op, dtype: Dtype) -> Instance:
     >>> reduce(OPS["avg"], DTYPES["float16"]).entry
     'reduce_float16_sum'
     """
-    if op.expression and dtype.kind == "complex" and re.search(r"[a-z]\(", op.expression):
-        raise DtypeError(f"op {op.expression} calls a function, and on a GPU none is defined for {dtype.name}",
-                         code="GC-OP-DTYPE")
-    return _reducing("reduce", "reduce.cu", "ReduceArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
+    return _of_op("reduce", "reduce.cu", "ReduceArguments", op, dtype)
 
 
 def copy(width: int) -> Instance:
@@ -71,12 +68,12 @@ def cast(source: Dtype, target: Dtype) -> Instance:
 
 def packets(op: Op, dtype: Dtype) -> Instance:
     """The all-reduce of ranks that write small messages into each other's memory."""
-    return _reducing("packets", "peer_packets.cu", "PacketsArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
+    return _of_op("packets", "peer_packets.cu", "PacketsArguments", op, dtype)
 
 
 def shots(kernel: Literal["one_shot", "two_shot"], op: Op, dtype: Dtype) -> Instance:
     """The all-reduce of ranks that read each other's memory."""
-    return _reducing(kernel, "peer_shots.cu", "ShotsArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
+    return _of_op(kernel, "peer_shots.cu", "ShotsArguments", op, dtype)
 
 
 def steps(op: Op | None, dtype: Dtype) -> Instance:
@@ -88,7 +85,15 @@ def steps(op: Op | None, dtype: Dtype) -> Instance:
     """
     if op is None:
         return _reducing("steps", "peer_steps.cu", "StepsArguments", UNITS[dtype.itemsize], f"{dtype.itemsize}", "b")
-    return _reducing("steps", "peer_steps.cu", "StepsArguments", dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
+    return _of_op("steps", "peer_steps.cu", "StepsArguments", op, dtype)
+
+
+def _of_op(kernel: str, file: str, arguments: str, op: Op, dtype: Dtype) -> Instance:
+    """Return the instance of a kernel that combines elements; DtypeError for what is defined for none of them."""
+    if op.expression and dtype.kind == "complex" and re.search(r"[a-z]\(", op.expression):
+        raise DtypeError(f"op {op.expression} calls a function, and on a GPU none is defined for {dtype.name}",
+                         code="GC-OP-DTYPE")
+    return _reducing(kernel, file, arguments, dtype.cuda, f"{dtype.name}_{_name(op)}", op.cuda)
 
 
 def _reducing(kernel: str, file: str, arguments: str, cuda: str, name: str, expression: str) -> Instance:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, schedule
@@ -183,7 +183,12 @@ def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, wor
     cost = found.cost.price(world.size, nbytes, pieces, world.nodes)
     further = partners(collective, name, world.nodes).further
     return Prediction(collective, name, world.size, nbytes, pieces, cost["rounds"] * level.alpha + further * level.gap,
-                      max(cost["path"], cost["sent"]) * level.beta, cost["reduced"] * level.gamma)
+                      moved(cost, topology.name) * level.beta, cost["reduced"] * level.gamma)
+
+
+def moved(cost: Mapping[str, float], executor: str) -> float:
+    """Return the bytes that take time: on links those that the busiest rank sends, in memory those that it reads."""
+    return max(cost["path"], cost["received" if executor in IN_MEMORY else "sent"])
 
 
 class Partners(NamedTuple):

@@ -206,6 +206,20 @@ TOGETHER = [*ALONE[:8], ("dlpack",), ("unknown_dtypes", "native"), ("native", "a
             ("mirrored", "every_op_and_dtype", "all_reduce", "ring"), ("mirrored", "every_count", "all_reduce", "tree"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "all_gather", "native"),
             ("mirrored", "segmented", "all_reduce", "ring"), ("mirrored", "shapes_and_strides", "tree")]
+# What the peer executor runs: schedules, not NCCL's own collectives. Threads share the null stream, ranks must not.
+PEER = [("streams", "two_shot"), ("many_streams",), ("asynchronous", "one_shot"), ("points",), ("ragged",), ("dlpack",),
+        ("elementwise",), ("unknown_dtypes", "two_shot"), ("captured", "one_shot"), ("captured", "two_shot"),
+        ("captured", "ring"), ("planned",), ("symmetric",), ("blocks",),
+        *(("mirrored", "every_op_and_dtype", "all_reduce", name) for name in ("one_shot", "two_shot", "ring")),
+        *(("mirrored", "every_op_and_dtype", name, "ring") for name in ("reduce_scatter", "reduce_scatter_v")),
+        *(("mirrored", "every_count", name, "auto") for name in ("all_reduce", "reduce", "scan", "exscan")),
+        *(("mirrored", "copies", name, "auto") for name in (
+            "broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_gather_v", "all_to_all_v")),
+        ("mirrored", "segmented", "all_reduce", "two_shot"), ("mirrored", "segmented", "all_reduce", "tree"),
+        ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
+        ("mirrored", "carriers", "two_shot"), ("mirrored", "in_place_here_and_there", "two_shot")]
+ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
 THREADS = [program for program in TOGETHER if "native" not in program and program[0] not in ("captured", "replayed")]
 
 
@@ -234,6 +248,41 @@ def programs(command, which, seconds, variables=None):
 def threads():
     """Ranks as threads on one GPU, a stream each."""
     programs([], [("threads", 3, *program) for program in THREADS], 2 * LIMIT, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
+
+
+def peer_threads(ranks):
+    """The peer executor between ranks that are threads on one GPU: pointers, a stream each."""
+    which = [program for program in PEER if program[0] not in ("streams", "points")]
+    programs([], [("threads", ranks, *program) for program in which], 3 * LIMIT, {**ON_PEER, **CONNECTIONS})
+
+
+def peer_processes(ranks):
+    """The same between processes on one GPU, by CUDA's handles; NCCL must take them too, for messages."""
+    try:
+        programs(mpiexec(ranks), [("points",)], LIMIT, SHARED)
+    except AssertionError as error:
+        raise Skipped(f"NCCL does not take {ranks} ranks on one GPU: {reason(str(error))}") from None
+    programs(mpiexec(ranks), [("executors_named",), *PEER], 3 * LIMIT, {**SHARED, **ON_PEER, **CONNECTIONS})
+
+
+def peer_across():
+    """The same with a rank on every GPU."""
+    if gpu_count() < 2:
+        raise Skipped("there is one GPU")
+    programs(mpiexec(gpu_count()), PEER, 3 * LIMIT, ON_PEER)
+
+
+def peer_sanitized():
+    """compute-sanitizer's memcheck on the peer kernels: two threads, arrays in symmetric memory and beside it."""
+    program = next(filter(None, map(shutil.which, SANITIZER)), None)
+    if program is None:
+        raise Skipped("compute-sanitizer is not installed")
+    which = json.dumps([("threads", 2, "planned"), ("threads", 2, "mirrored", "every_count", "all_reduce", "two_shot")])
+    job = run([program, "--tool=memcheck", "--error-exitcode=9", sys.executable, TESTS / "gpu" / "runner.py", which],
+              240, {**ON_PEER, **CONNECTIONS})
+    if job.returncode not in (0, 9) and "ERROR SUMMARY" not in job.stdout:
+        raise Skipped(f"compute-sanitizer does not run here: {last_line(job.stdout + job.stderr)}")
+    assert job.returncode == 0, job.stdout[-4000:]
 
 
 def alone():
@@ -295,4 +344,8 @@ CASES = {
     "memcheck": sanitized, "NCCL's binding": binding, "NCCL's refusals": refusal, "threads on one GPU": threads,
     "one rank": alone, "2 processes on one GPU": functools.partial(shared, 2),
     "4 processes on one GPU": functools.partial(shared, 4), "a rank on every GPU": across,
+    **{f"peer, {ranks} threads on one GPU": functools.partial(peer_threads, ranks) for ranks in (2, 4, 8)},
+    "peer, 2 processes on one GPU": functools.partial(peer_processes, 2),
+    "peer, 4 processes on one GPU": functools.partial(peer_processes, 4),
+    "peer, a rank on every GPU": peer_across, "peer, memcheck": peer_sanitized,
 }

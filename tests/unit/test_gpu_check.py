@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LATER = ("training", "benchmark", "bandwidth", "host time", "peer bandwidth", "peer latency")  # after the tests
 SCRIPTS, STAND_IN = str(ROOT / "scripts"), str(ROOT / "tests" / "stand_in")
 if SCRIPTS not in sys.path:
     sys.path.insert(0, SCRIPTS)
@@ -42,9 +43,9 @@ def test_without_cupy_it_says_what_is_missing(tmp_path):
     assert code == 1
     assert path.name.startswith("no-gpu-")
     assert "there is no GPU that CuPy can use" in printed
-    assert set(found) == {"facts", "tests", "training", "benchmark", "bandwidth", "host time"}
+    assert set(found) == {"facts", "tests", *LATER}
     assert found["facts"]["CuPy"]["reason"] == "ModuleNotFoundError: No module named 'cupy'"
-    for part in ("tests", "training", "benchmark", "bandwidth", "host time"):
+    for part in ("tests", *LATER):
         assert set(statuses(found[part]).values()) == {"missing"}, part
     assert all("cupy" in one["reason"] for one in found["tests"].values())
 
@@ -69,6 +70,21 @@ def test_kernels_and_host_are_measured(tmp_path, stand_in):
     assert f"{len(slow)} below target" in printed
 
 
+def test_the_peer_executor_is_measured(stand_in):
+    """Less of it than on a GPU: here every CUDA thread is a fiber."""
+    code = ("import json, gpu_peer\n"
+            "gpu_peer.RANKS, gpu_peer.SMALL, gpu_peer.REPEATS, gpu_peer.GRAPH = (2,), (8,), 1, 2\n"
+            "print(json.dumps([*gpu_peer.peer_bandwidth(1), *gpu_peer.peer_latency()]))")
+    path = os.pathsep.join([SCRIPTS, stand_in["PYTHONPATH"], str(ROOT)])
+    job = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100,
+                         env={**os.environ, **stand_in, "PYTHONPATH": path})
+    assert job.returncode == 0, job.stderr
+    found = {one["name"]: one for one in json.loads(job.stdout)}
+    assert set(found) == {f"2 ranks, {name}" for name in ("device copy", "one_shot", "two_shot", "8 bytes")}
+    assert found["2 ranks, two_shot"]["share_of_copy"] > 0
+    assert found["2 ranks, 8 bytes"]["microseconds"] > 0
+
+
 def test_tests_and_benchmark_run(tmp_path, stand_in, launcher):
     code, printed, found, _ = check(tmp_path, "--only", "tests,benchmark", "--megabytes", "1", "-k", "NCCL", **stand_in)
     assert statuses(found["tests"]) == {"NCCL's binding": "passed", "NCCL's refusals": "passed"}
@@ -82,7 +98,7 @@ def test_everything(tmp_path, stand_in, launcher):
     code, _, found, _ = check(tmp_path, "--megabytes", "1", **stand_in)
     assert set(statuses(found["tests"]).values()) == {"passed", "missing"}
     assert {name for name, one in found["tests"].items() if one["status"] == "missing"} <= {
-        "memcheck", "a rank on every GPU"}
+        "memcheck", "a rank on every GPU", "peer, memcheck", "peer, a rank on every GPU"}
     assert found["training"]["train.py"]["accuracy"] > 80
     assert code == 1  # no processor copies as fast as it copies by one call
 
@@ -100,9 +116,8 @@ def test_what_fails_is_named_with_its_reason(tmp_path, stand_in):
 
 def test_when_time_is_up_the_rest_is_missing(tmp_path, stand_in):
     code, _, found, _ = check(tmp_path, "--minutes", "0.1", **stand_in)
-    late = [one.get("reason") for part in ("training", "benchmark", "bandwidth", "host time")
-            for one in found[part].values()]
-    assert late == ["time is up"] * 4
+    late = [one.get("reason") for part in LATER for one in found[part].values()]
+    assert late == ["time is up"] * len(LATER)
     assert code in (0, 1)
 
 

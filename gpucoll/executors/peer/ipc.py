@@ -52,9 +52,8 @@ class CudaSlab:
 
 
 def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-    """Return a CuPy array on a block; whatever was done to an earlier one there has ended."""
+    """Return a CuPy array on a block; as from CuPy's pool, it may be used on streams that follow its last use."""
     device.use()
-    cupy.cuda.runtime.deviceSynchronize()
     memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, device.ordinal)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 

@@ -8,7 +8,8 @@ from .graph import Graph
 from .stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
 
 __all__ = ["Device", "Event", "ExternalStream", "Graph", "Memory", "MemoryPointer", "Stream", "UnownedMemory",
-           "alloc", "alloc_pinned_memory", "driver", "get_current_stream", "get_elapsed_time", "is_available", "runtime"]
+           "alloc", "alloc_pinned_memory", "driver", "get_current_stream", "get_elapsed_time", "is_available",
+           "runtime"]
 
 
 def is_available():
