@@ -15,6 +15,7 @@ from gpucoll.tuner.table import Curve, Link, Shape, Table, built_in
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
 IN_MEMORY = ("shared", "peer")
+AT_ONCE = ("one_shot", "two_shot", "direct", "linear")  # who reads everything where it is first made
 SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
 
 
@@ -45,7 +46,7 @@ class Candidate(NamedTuple):
     bandwidth: float
     reduction: float
     measured: bool
-    ways: float  # see `Partners`; 0 for a native collective, and where nothing goes over links
+    ways: float  # see `Partners`; 0 for a native collective, and for what reads memory at once
 
 
 class Model:
@@ -91,7 +92,8 @@ class Model:
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
-        ways = 0 if executor in IN_MEMORY else partners(collective, name, self.world.nodes).ways
+        nothing = executor in IN_MEMORY and name in AT_ONCE
+        ways = 0 if nothing else partners(collective, name, self.world.nodes).ways
         return [Candidate(executor, name, row.segments, seconds, *row[5:], measured, ways)]
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
