@@ -349,6 +349,9 @@ def launch(python: str, ranks: int, arguments: "list[str]") -> int:
     return run([*mpiexec(python, ranks), python, *arguments], stop, stdin=subprocess.DEVNULL, env=variables)
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def run(command: "list[str]", stop: int, limit: "float | None" = None, **options: Any) -> int:
     """Run a program until it ends by itself, its time in seconds is over, or this process is to end; the exit code.
 
@@ -356,8 +359,15 @@ def run(command: "list[str]", stop: int, limit: "float | None" = None, **options
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    child = subprocess.Popen(command, start_new_session=True, **options)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)  # until there is somebody who ends the program
     try:
+        child = subprocess.Popen(command, start_new_session=True, **options,
+                                 preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, held))
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        raise
+    try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         code = child.wait(limit)
         return code if code >= 0 else 128 - code
     except subprocess.TimeoutExpired:

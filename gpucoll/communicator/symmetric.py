@@ -39,6 +39,7 @@ class Symmetric(Headers):
         return array
 
     def close(self) -> None:
+        """Give back what the communicator holds, its symmetric memory too; idempotent. See `Core.close`."""
         super().close()
         for heap in self._own_heaps.values():
             heap.close()
