@@ -83,7 +83,11 @@ def test_symmetric_memory_of_other_executors(pool):
     pool.run(on_mpi, 3, "symmetric", timeout=120)
 
 
-@pytest.mark.parametrize("program", [*ANYWHERE, ("split",), ("blocks",)], ids="-".join)
+SLOW = ("many_streams", "blocks", "captured", "mirrored")  # kernels of all ranks on one thread
+
+
+@pytest.mark.parametrize("program", [pytest.param(one, marks=pytest.mark.slow if one[0] in SLOW else (),
+                                                  id="-".join(one)) for one in (*ANYWHERE, ("split",), ("blocks",))])
 def test_threads(emulated_kernels, program):
     """Ranks that share one GPU."""
     code = f"import gpu_programs; gpu_programs.threads(3, *{program!r})"
