@@ -60,8 +60,8 @@ class Seen(NamedTuple):
 
 
 def looks_of(x: Any, out: Any) -> tuple[Any, ...]:
-    """Return what a row of an array depends on, beside where it is."""
-    return x.shape, x.strides, x.dtype, out.shape, out.strides, out.dtype
+    """Return what a row of an array depends on, beside where it is, and whether the result may be written."""
+    return x.shape, x.strides, x.dtype, out.shape, out.strides, out.dtype, out.flags.writeable
 
 
 class Repeats:

@@ -15,6 +15,7 @@ import gpucoll as gc
 import oracle
 import peer_made
 import programs
+from commands import KEEPER
 from multirank import test_symmetric
 
 pytestmark = [pytest.mark.emulated, pytest.mark.kernel]
@@ -246,14 +247,8 @@ def test_a_rank_that_is_late_is_missed_at_the_deadline(mpiexec, kernels, algorit
     assert job.returncode == 0, job.stderr
 
 
-# Between the launcher and a rank, so that it does not end the others with the first that dies.
-KEEPER = """
-import os, subprocess, sys, time
-subprocess.call([sys.executable, "-c", *sys.argv[1:]], close_fds=False)
-give_up = time.monotonic() + 30
-while len(os.listdir(sys.argv[-1])) < 2 and time.monotonic() < give_up:
-    time.sleep(0.01)
-"""
+
+
 KILLED = """
 import os, signal, sys, numpy, gpucoll as gc
 comm = gc.init(timeout=2.0)

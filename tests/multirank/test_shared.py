@@ -8,10 +8,10 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from commands import KEEPER
 from gpucoll.executors.shared import neighbours
 from grids import drawn, sampled
 from programs import MOVEMENTS, REDUCTIONS, algorithms
-from ranks import find_launcher
 from shared_programs import (
     WAYS,
     a_long_mixture,
@@ -173,7 +173,6 @@ def test_a_late_rank_writes_nowhere(mpiexec, algorithm):
 
 KILLED = """
 import os, signal, sys, time, numpy, gpucoll as gc
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # MPICH's launcher, told to keep the survivors, sometimes sends it
 comm = gc.init(timeout=2.0, executor="shared")
 x = comm.empty(1 << 20, "float32") if sys.argv[1] == "symmetric" else numpy.empty(1 << 22, "float32")
 x[:] = 1
@@ -195,8 +194,8 @@ except (gc.CollectiveTimeout, gc.BackendError, gc.RankFailedError) as error:
 
 @pytest.mark.parametrize("kind", ["symmetric", "ordinary"])
 def test_a_rank_that_dies_is_missed_at_the_deadline_and_leaves_nothing(mpiexec, tmp_path, kind):
-    before, options = set(os.listdir("/dev/shm")), find_launcher().vendor.keep_survivors
-    job = mpiexec(3, sys.executable, "-c", KILLED, kind, tmp_path, timeout=60, options=options)
+    before = set(os.listdir("/dev/shm"))
+    job = mpiexec(3, sys.executable, "-c", KEEPER, KILLED, kind, tmp_path, timeout=90)
     assert sorted(os.listdir(tmp_path)) == ["0", "2"], job.stderr
     assert not [name for name in set(os.listdir("/dev/shm")) - before if "gpucoll" in name]
 
