@@ -427,7 +427,8 @@ def test_chosen_marks(test_script, words, marks):
     assert test_script.chosen_marks(words) == marks
 
 
-@pytest.mark.parametrize(("marks", "combined"), [([], "multirank and (not slow)"), (["-m", "a or b"], "multirank and (a or b)")])
+@pytest.mark.parametrize(("marks", "combined"), [
+    ([], "multirank and (not slow)"), (["-m", "a or b"], "multirank and (a or b)")])
 @pytest.mark.parametrize(("vendor", "other"), [("mpich", "openmpi"), ("impi", "openmpi"), ("openmpi", "mpich")])
 def test_second_part_uses_the_other_mpi(test_script, monkeypatch, marks, combined, vendor, other):
     ensured = []
