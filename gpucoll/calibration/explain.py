@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import gpucoll
-from gpucoll.algorithms import algorithms
 from gpucoll.analysis.simulate import DEFAULT, load
 from gpucoll.analysis.simulate.sweep import sweep
 from gpucoll.analysis.sizes import byte_size
@@ -14,6 +13,7 @@ from gpucoll.arguments import launched, refuse
 from gpucoll.collectives import collective as collective_row
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError
 from gpucoll.tuner import segments
+from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.explanation import Explanation, on_topology
 from gpucoll.tuner.model import partners
 
@@ -45,7 +45,7 @@ def _elsewhere(options: Any) -> Explanation:
     if ranks < 1:
         raise ArgumentError(f"{ranks} ranks are none", code="GC-RANKS")
     nodes = topology.nodes(ranks)
-    names = [name for name in algorithms(row.name, size=ranks) if nodes is not None or name != "hierarchical"]
+    names = scheduled(row.name, ranks, 1 if nodes is None else max(nodes) + 1)
     rows = sweep(row.name, [], [ranks], [nbytes], topology, segments).rows
     rows = [found for found in rows if found.algorithm in names]
     if not rows:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gpucoll.algorithms import algorithms, find
+from gpucoll.algorithms import find
 from gpucoll.calibration.fit import Probe, fit
 from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.operands import call_of
@@ -104,8 +104,3 @@ def serves(comm: Communicator, device: str) -> bool:
     """
     algorithm = "native" if comm.executor == "native" else "ring"
     return runs(functools.partial(call_of(comm, "all_reduce", 8, device), algorithm))
-
-
-def usable(collective: str, size: int, *, flat: bool) -> list[str]:
-    """Return the algorithms that are measured: hierarchical is none within one node."""
-    return [name for name in algorithms(collective, size=size) if not (flat and name == "hierarchical")]

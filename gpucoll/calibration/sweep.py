@@ -10,8 +10,9 @@ from typing import Any
 
 from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.operands import call_of
-from gpucoll.calibration.probes import runs, usable
+from gpucoll.calibration.probes import runs
 from gpucoll.communicator import Communicator
+from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.table import Curve
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26))  # bytes
@@ -24,7 +25,7 @@ Way = tuple[str, str]  # executor and algorithm
 def ways(comms: dict[str, Communicator], collective: str) -> list[Way]:
     """Return the executors and algorithms that can be measured; `comms` has a communicator for each executor."""
     some = next(iter(comms.values()))
-    names = usable(collective, some.size, flat=some.nodes == 1)
+    names = scheduled(collective, some.size, some.nodes)
     return [(executor, name) for executor in comms
             for name in (["native"] if executor == "native" else names)]
 

@@ -25,6 +25,15 @@ class Choice(NamedTuple):
     segments: int
 
 
+def scheduled(collective: str, size: int, nodes: int) -> list[str]:
+    """Return the algorithms that are worth a thought for so many ranks: within one node hierarchical is another one.
+
+    >>> scheduled("reduce_scatter", 4, 1)
+    ['circulant', 'direct', 'recursive_halving', 'ring']
+    """
+    return [name for name in algorithms(collective, size=size) if nodes > 1 or name != "hierarchical"]
+
+
 class Tuner:
     """Chooses for one communicator: the same on all of its ranks, since all have the same table.
 
@@ -97,11 +106,9 @@ class Tuner:
         return next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
 
     def _names(self, collective: str, executors: Sequence[str]) -> list[str]:
-        """Return the algorithms to choose from; hierarchical is none within one node."""
-        flat = len(set(self._nodes)) == 1
-        scheduled = [name for name in algorithms(collective, size=len(self._nodes))
-                     if not (flat and name == "hierarchical")]
-        names = [NATIVE] * (NATIVE in executors) + (scheduled if set(executors) - {NATIVE} else [])
+        """Return the algorithms to choose from."""
+        schedules = scheduled(collective, len(self._nodes), len(set(self._nodes)))
+        names = [NATIVE] * (NATIVE in executors) + (schedules if set(executors) - {NATIVE} else [])
         if not names:
             raise ArgumentError(f"{collective}: nothing can run it", code="GC-ALGO")
         return names

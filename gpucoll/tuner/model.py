@@ -87,7 +87,7 @@ class Model:
         if topology is None:
             return []
         try:
-            row = self._predict(collective, nbytes, name, topology)
+            row = _predicted(collective, name, nbytes, topology, self.world)
         except ArgumentError:  # more than can be simulated
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
@@ -130,9 +130,6 @@ class Model:
             except ArgumentError:
                 continue
         return min(rows, key=lambda row: row.seconds, default=None)
-
-    def _predict(self, collective: str, nbytes: int, name: str, topology: Topology) -> Prediction:
-        return _predicted(collective, name, nbytes, topology, self.world)
 
     def _curve(self, collective: str, executor: str, name: str) -> Curve | None:
         wanted = (collective, executor, name)

@@ -3,7 +3,6 @@ late."""
 
 import os
 import sys
-import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -15,6 +14,7 @@ import gpucoll as gc
 import oracle
 import peer_made
 import programs
+import thread_ranks
 from commands import KEEPER
 from multirank import test_symmetric
 
@@ -161,25 +161,8 @@ def test_planned_calls_allocate_nothing(ranks, size):
 
 
 def on_threads(size, program):
-    """Run `program(comm)` on a thread for each rank; its results, or the first error."""
-    results, errors = [None] * size, []
-
-    def run(rank, comm):
-        try:
-            with comm:
-                results[rank] = program(comm)
-        except BaseException as error:
-            errors.append(error)
-
-    everyone = enumerate(gc.init_local(size, timeout=60, executor="peer"))
-    threads = [threading.Thread(target=run, args=pair) for pair in everyone]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    """Run `program(comm)` on a thread for each rank, by this executor."""
+    return thread_ranks.on_threads(size, program, timeout=60, executor="peer")
 
 
 @pytest.fixture

@@ -2,34 +2,12 @@
 
 import subprocess
 import sys
-import threading
 
 import numpy
 import pytest
 
 import gpucoll as gc
-
-
-def on_threads(size, program, **options):
-    """Run `program(comm)` on a thread for each rank; its results, or the first error."""
-    results, errors = [None] * size, []
-
-    def run(rank, comm):
-        try:
-            with comm:
-                results[rank] = program(comm)
-        except BaseException as error:
-            errors.append(error)
-
-    ranks = enumerate(gc.init_local(size, timeout=30, **options))
-    threads = [threading.Thread(target=run, args=pair) for pair in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+from thread_ranks import on_threads
 
 
 def everything(comm):
