@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import ctypes
 import os
 import threading
@@ -150,7 +151,8 @@ class Waits:
             raise self.failure from error
         self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
         if isinstance(operation, Generator):
-            operation.close()  # it calls back its messages, and keeps what cannot be called back
+            with contextlib.suppress(BaseException):
+                operation.throw(error)  # it calls back its messages, and keeps what cannot be called back
 
     def submit(self, work: Work) -> Work:
         """Run `work` after those submitted before it, while the caller goes on."""

@@ -95,10 +95,9 @@ def test_tests_and_benchmark_run(tmp_path, stand_in, launcher):
 
 @pytest.mark.slow
 def test_everything(tmp_path, stand_in, launcher):
-    code, _, found, _ = check(tmp_path, "--megabytes", "1", **stand_in)
-    assert set(statuses(found["tests"]).values()) == {"passed", "missing"}
-    assert {name for name, one in found["tests"].items() if one["status"] == "missing"} <= {
-        "memcheck", "a rank on every GPU", "peer, memcheck", "peer, a rank on every GPU"}
+    """But for the cases of tests/gpu, which are run on the stand-in by tests of their own."""
+    code, _, found, _ = check(tmp_path, "--megabytes", "1", "-k", "NCCL", **stand_in)
+    assert set(statuses(found["tests"]).values()) == {"passed"}
     assert found["training"]["train.py"]["accuracy"] > 80
     assert code == 1  # no processor copies as fast as it copies by one call
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.arrays.symmetric import Heap
-from gpucoll.errors import BackendError, RankFailedError
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RankFailedError
 from gpucoll.executors import Task
 from gpucoll.executors.shared.calls import Calls
 from gpucoll.executors.shared.neighbours import Neighbours, make_fence
@@ -31,7 +31,7 @@ from gpucoll.waits import Operation, Quick, Waits, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
 YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
-FAILED = -1  # a mark that no wait accepts
+FAILED, LATE = -1, -2  # marks that no wait accepts: this rank's call has ended by an error, or by its deadline
 TAGS, FIRST_TAG = 1 << 15, 3  # of messages to other nodes, as the `mpi` executor has them
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
@@ -101,7 +101,7 @@ class SharedExecutor:
         try:
             yield from self._exchange(task).run(task) if small else self._run(task)
         except BaseException as error:
-            self._mark[0] = FAILED
+            self._mark[0] = LATE if isinstance(error, CollectiveTimeout) else FAILED
             keep_for_ever((task, self._messages, self._calls))  # one that has begun may still do so, and so may MPI
             if isinstance(error, OSError):
                 raise BackendError(f"{task.collective}: another rank's memory is out of reach: {error}") from error
@@ -179,10 +179,18 @@ def _reached(mark: Any, number: int, messages: Sequence[Sequence[Any]] = ()) -> 
 
     def shows_it() -> bool:
         if mark[0] < 0:
-            raise RankFailedError("another rank of this node has failed in this call")
+            raise _ended(mark[0])
         for requests in messages:
             for request in requests:
                 request.Test()
         return mark[0] >= number
 
     yield shows_it
+
+
+def _ended(mark: int) -> GpucollError:
+    """Return the error of a call that another rank has left: the same one, whoever comes first to a deadline."""
+    if mark == LATE:
+        return CollectiveTimeout("another rank of this node has waited until its deadline in this call; is every rank in "
+                                 "the same call, with the same shape, dtype and algorithm?")
+    return RankFailedError("another rank of this node has failed in this call")
