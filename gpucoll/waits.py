@@ -14,7 +14,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sized
 from typing import Any, Protocol, TypeAlias
 
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RevokedError, UsageError
@@ -27,14 +27,11 @@ CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must
 NAP = 20e-6  # seconds
 
 
-class Quick(Protocol):
-    """A way to do a call at once, without an operation."""
+class Lasting(Protocol):
+    """A call that is under way."""
 
-    def __call__(self, source: Any, target: Any) -> bool:
-        """Do it, from one row to another; return whether it is done after a short wait."""
-
-    def ends(self, target: Any) -> bool:
-        """Wait a little longer; return whether it is done."""
+    def ends(self) -> bool:
+        """Wait a little; return whether it has ended."""
 
 
 def keep_for_ever(memory: object) -> None:
@@ -94,21 +91,23 @@ class Waits:
         finally:
             self._owner = None
 
-    def hurry(self, quick: Quick, source: Any, target: Any, name: str) -> bool:
-        """Do a call by `quick`, unless something is under way that it must follow; return whether it was done."""
-        if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
-            return False
+    def gate(self) -> tuple[Callable[..., bool], Callable[[], None], Sized]:
+        """Return what who does a call without `run` must keep to.
+
+        What to acquire, without blocking, and to release; and a queue, which must be empty. `failure` must be None.
+        """
+        return self._stepping.acquire, self._stepping.release, self._queue
+
+    def linger(self, call: Lasting, name: str) -> None:
+        """Wait for the end of such a call that takes longer; raise CollectiveTimeout at its deadline."""
         self._owner = threading.get_ident()
         try:
-            if not quick(source, target):
-                self.until(lambda: quick.ends(target), name, time.monotonic() + self.timeout)
+            self.until(call.ends, name, time.monotonic() + self.timeout)
         except BaseException as error:
             self._failed(error, iter(()), name)
             raise
         finally:
             self._owner = None
-            self._stepping.release()
-        return True
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""

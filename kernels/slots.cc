@@ -1,141 +1,327 @@
-// Small all-reduces between the processes of a node, on the host.
-//
-// Every rank writes its array into a slot of its own; the last one to come lets all go on, and each combines all slots
-// in rank order. A rank cannot come to the call after next before all have read this one's slots, since it needs all
-// of them for the next: two slots a rank, in turn, are enough.
-#include <atomic>
-#include <climits>
-#include <cstdint>
-#include <ctime>
-#include <linux/futex.h>
-#include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+// The short way of small calls on the host. One that looks like a call that Python has checked before, by its options
+// and by the shapes and dtypes of its arrays, is done here from its beginning to its end; all others are Python's.
+#define PY_SSIZE_T_CLEAN
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <Python.h>
+#include <numpy/arrayobject.h>
 
-struct alignas(64) Line {
-    std::atomic<uint64_t> count;
-    std::atomic<uint32_t> call;  // the last one to which all have come
-    std::atomic<uint32_t> sleepers;
-};
+#include <cstddef>
 
-// How one rank sees its node; Python fills it in.
-struct View {
-    Line* line;
-    uint64_t ranks;
-    uint64_t spins, yields;  // looks at the line before the rank goes to sleep
-    uint64_t slot;           // bytes
-    const char* slots[1];    // of every rank: two slots; as many as there are ranks
-};
+#include "slots.h"
 
-// What is the same in all calls of one length, dtype and op; `kind` and `op` are places in Python's tables.
-struct Step {
-    View* view;
-    char* to;
-    uint64_t count, kind, op;
-};
+static const int MOST_AXES = 6;
+static const uint64_t ENTRIES = 128;
+static const uint64_t LAST = 32;  // times kept of each kind of call
 
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
-              "processes share no locks");
+// An array as far as a call depends on it, beside where it is.
+struct Look {
+    PyArray_Descr* dtype;
+    int axes;
+    npy_intp shape[MOST_AXES];
 
-static long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec* patience) {
-    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), what, value, patience, nullptr, 0);
-}
-
-static bool is_over(const Line* line, uint32_t call) {
-    return static_cast<int32_t>(line->call.load(std::memory_order_acquire) - call) >= 0;
-}
-
-static void breathe() {
-#if defined(__x86_64__) || defined(__i386__)
-    __builtin_ia32_pause();
-#endif
-}
-
-// This rank's slot is full.
-extern "C" void arrive(View* view, uint64_t call) {
-    Line* line = view->line;
-    if (line->count.fetch_add(1, std::memory_order_acq_rel) + 1 != view->ranks * call) return;
-    line->call.store(static_cast<uint32_t>(call), std::memory_order_seq_cst);
-    if (line->sleepers.load(std::memory_order_seq_cst) != 0) futex(&line->call, FUTEX_WAKE, INT_MAX, nullptr);
-}
-
-// Returns whether all have come, waiting for them at most about `patience` nanoseconds.
-static int have_come(View* view, uint64_t call, uint64_t patience) {
-    Line* line = view->line;
-    const uint32_t wanted = static_cast<uint32_t>(call);
-    if (is_over(line, wanted)) return 1;
-    if (patience == 0) return 0;
-    for (uint64_t look = 0; look < view->spins; look++) {
-        breathe();
-        if (is_over(line, wanted)) return 1;
+    bool is_of(PyArrayObject* array) const {
+        return PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == axes
+               && std::memcmp(PyArray_DIMS(array), shape, axes * sizeof(npy_intp)) == 0
+               && PyArray_CHKFLAGS(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
     }
-    for (uint64_t look = 0; look < view->yields; look++) {
-        sched_yield();
-        if (is_over(line, wanted)) return 1;
-    }
-    const timespec nap = {static_cast<time_t>(patience / 1000000000), static_cast<long>(patience % 1000000000)};
-    line->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t seen = line->call.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(seen - wanted) < 0) futex(&line->call, FUTEX_WAIT, seen, &nap);
-    line->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    return is_over(line, wanted);
-}
-
-struct Sum {
-    template <class T> T operator()(T a, T b) const { return a + b; }
-};
-struct Product {
-    template <class T> T operator()(T a, T b) const { return a * b; }
-};
-// NaN wins, as in NumPy.
-struct Least {
-    template <class T> T operator()(T a, T b) const { return a != a || a < b ? a : b; }
-};
-struct Greatest {
-    template <class T> T operator()(T a, T b) const { return a != a || a > b ? a : b; }
 };
 
-template <class T, class Op> static void combine(const View* view, uint64_t call, char* to, uint64_t count) {
-    const uint64_t half = (call & 1) * view->slot;
-    T* out = reinterpret_cast<T*>(to);
-    const T* first = reinterpret_cast<const T*>(view->slots[0] + half);
-    const T* second = reinterpret_cast<const T*>(view->slots[1] + half);
-    for (uint64_t i = 0; i < count; i++) out[i] = Op()(first[i], second[i]);
-    for (uint64_t rank = 2; rank < view->ranks; rank++) {
-        const T* more = reinterpret_cast<const T*>(view->slots[rank] + half);
-        for (uint64_t i = 0; i < count; i++) out[i] = Op()(out[i], more[i]);
+// A call that was checked. The objects are told apart by identity: equal ones that are not the same are Python's.
+struct Entry {
+    PyObject* options[4];  // what is called, op, root, algorithm
+    Look x, out;
+    uint64_t nbytes;
+    Combine combine;         // null where there is one rank
+    PyArrayObject* seconds;  // how many were noted, and the last LAST of them
+};
+
+struct Slots {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    View view;
+    uint64_t call;
+    PyObject *acquire, *release, *queue, *waits, *linger;  // of `gpucoll.waits`
+    Entry* entries;
+};
+
+static PyObject *failure_name, *linger_name;
+
+static bool is_array(PyObject* object) { return Py_TYPE(object) == &PyArray_Type; }
+
+static PyArrayObject* array_of(PyObject* object) { return reinterpret_cast<PyArrayObject*>(object); }
+
+static Entry* entry_for(Slots* self, PyObject* const* options, PyArrayObject* x) {
+    uint64_t hash = static_cast<uint64_t>(PyArray_SIZE(x));
+    for (int i = 0; i < 4; i++) hash = (hash ^ (reinterpret_cast<uintptr_t>(options[i]) >> 4)) * 0x9e3779b97f4a7c15u;
+    hash = (hash ^ (reinterpret_cast<uintptr_t>(PyArray_DESCR(x)) >> 4)) * 0x9e3779b97f4a7c15u;
+    return self->entries + (hash >> 32) % ENTRIES;
+}
+
+static double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+static void note(PyArrayObject* seconds, double elapsed) {
+    double* kept = static_cast<double*>(PyArray_DATA(seconds));
+    kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = elapsed;
+    kept[0] += 1;
+}
+
+// Whether nothing is under way that a call must follow, and nothing has failed; -1 with an error set.
+static int is_free(Slots* self) {
+    const Py_ssize_t waiting = PyObject_Size(self->queue);
+    if (waiting != 0) return waiting < 0 ? -1 : 0;
+    PyObject* failure = PyObject_GetAttr(self->waits, failure_name);
+    if (failure == nullptr) return -1;
+    Py_DECREF(failure);
+    return failure == Py_None;
+}
+
+// Fills this rank's slot for its next call.
+static void begin(Slots* self, const void* from, uint64_t nbytes) {
+    self->call++;
+    std::memcpy(self->view.room(self->view.rank, self->call), from, nbytes);
+    arrive(self->view, self->call);
+}
+
+// Waits for all ranks, without holding up other threads; after PATIENCE Python looks at the deadline. False: an error.
+static bool wait(Slots* self, PyObject* name) {
+    if (is_over(self->view, self->call)) return true;
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = have_come(self->view, self->call);
+    Py_END_ALLOW_THREADS
+    if (done) return true;
+    PyObject* found = PyObject_CallFunctionObjArgs(self->linger, self, name, nullptr);
+    Py_XDECREF(found);
+    return found != nullptr;
+}
+
+static bool exchange(Slots* self, PyObject* name, Combine combine, PyArrayObject* x, PyArrayObject* out,
+                     uint64_t nbytes) {
+    if (combine == nullptr) {
+        std::memmove(PyArray_DATA(out), PyArray_DATA(x), nbytes);
+        return true;
+    }
+    begin(self, PyArray_DATA(x), nbytes);
+    if (!wait(self, name)) return false;
+    combine(self->view, self->call, static_cast<char*>(PyArray_DATA(out)), nbytes);
+    return true;
+}
+
+static bool may_write(const Entry* entry, PyArrayObject* x, PyArrayObject* out) {
+    const char *from = static_cast<char*>(PyArray_DATA(x)), *to = static_cast<char*>(PyArray_DATA(out));
+    return entry->out.is_of(out) && PyArray_ISWRITEABLE(out)
+           && (from == to || from + entry->nbytes <= to || to + entry->nbytes <= from);
+}
+
+// (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
+static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || self->waits == nullptr) {
+        PyErr_SetString(PyExc_TypeError, "slots take six arguments, once they have a gate");
+        return nullptr;
+    }
+    if (!is_array(given[4]) || !(given[5] == Py_None || is_array(given[5]))) Py_RETURN_NONE;
+    PyArrayObject* x = array_of(given[4]);
+    const Entry* entry = entry_for(self, given, x);
+    if (std::memcmp(entry->options, given, sizeof entry->options) != 0 || !entry->x.is_of(x)) Py_RETURN_NONE;
+    if (given[5] == Py_None ? !entry->out.is_of(x) : !may_write(entry, x, array_of(given[5]))) Py_RETURN_NONE;
+
+    const int free = is_free(self);
+    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
+    PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
+    if (mine == nullptr) return nullptr;
+    Py_DECREF(mine);
+    if (mine != Py_True) Py_RETURN_NONE;
+
+    const Combine combine = entry->combine;  // another thread may put another entry in its place
+    const uint64_t nbytes = entry->nbytes;
+    PyObject* seconds = Py_NewRef(reinterpret_cast<PyObject*>(entry->seconds));
+    PyObject* out = given[5] == Py_None ? PyArray_NewLikeArray(x, NPY_CORDER, nullptr, 0) : Py_NewRef(given[5]);
+    const double started = now();
+    if (out != nullptr && exchange(self, given[0], combine, x, array_of(out), nbytes)) {
+        note(array_of(seconds), now() - started);
+    } else {
+        Py_CLEAR(out);
+    }
+    Py_DECREF(seconds);
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_XDECREF(PyObject_CallNoArgs(self->release));
+    PyErr_Restore(kind, value, trace);
+    return out;
+}
+
+static void look_at(Look* look, PyArrayObject* array) {
+    Py_INCREF(PyArray_DESCR(array));
+    Py_XSETREF(look->dtype, PyArray_DESCR(array));
+    look->axes = PyArray_NDIM(array);
+    std::memcpy(look->shape, PyArray_DIMS(array), look->axes * sizeof(npy_intp));
+}
+
+// learn(what is called, op, root, algorithm, x, out, kind, op's place, seconds): such calls are done here from now on.
+static PyObject* learn(PyObject* object, PyObject* given) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    PyObject *options[4], *x, *out, *seconds;
+    long kind, op;
+    if (!PyArg_ParseTuple(given, "OOOOO!O!llO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
+                          &PyArray_Type, &out, &kind, &op, &PyArray_Type, &seconds))
+        return nullptr;
+    const uint64_t nbytes = static_cast<uint64_t>(PyArray_NBYTES(array_of(x)));
+    const Combine combine = self->view.ranks == 1 ? nullptr : combine_of(kind, op);
+    if (PyArray_NDIM(array_of(x)) > MOST_AXES || PyArray_NDIM(array_of(out)) > MOST_AXES) Py_RETURN_NONE;
+    if (static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) != nbytes || (self->view.ranks > 1 && combine == nullptr)
+        || (self->view.ranks > 1 && nbytes > self->view.slot) || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST)) {
+        PyErr_SetString(PyExc_ValueError, "slots do no such calls");
+        return nullptr;
+    }
+    Entry* entry = entry_for(self, options, array_of(x));
+    for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
+    look_at(&entry->x, array_of(x));
+    look_at(&entry->out, array_of(out));
+    entry->nbytes = nbytes;
+    entry->combine = combine;
+    Py_INCREF(seconds);
+    Py_XSETREF(entry->seconds, array_of(seconds));
+    Py_RETURN_NONE;
+}
+
+// begin(row): this rank has come to its next call, as an operation.
+static PyObject* begin_method(PyObject* object, PyObject* row) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    if (!PyArray_Check(row) || static_cast<uint64_t>(PyArray_NBYTES(array_of(row))) > self->view.slot) {
+        PyErr_SetString(PyExc_ValueError, "no row for a slot");
+        return nullptr;
+    }
+    begin(self, PyArray_DATA(array_of(row)), static_cast<uint64_t>(PyArray_NBYTES(array_of(row))));
+    Py_RETURN_NONE;
+}
+
+// finish(row, kind, op): returns whether all have come, and then has their result in `row`; never waits.
+static PyObject* finish_method(PyObject* object, PyObject* given) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    PyObject* row;
+    long kind, op;
+    if (!PyArg_ParseTuple(given, "O!ll", &PyArray_Type, &row, &kind, &op)) return nullptr;
+    const Combine combine = combine_of(kind, op);
+    if (combine == nullptr) {
+        PyErr_SetString(PyExc_ValueError, "slots have no such op");
+        return nullptr;
+    }
+    if (!is_over(self->view, self->call)) Py_RETURN_FALSE;
+    combine(self->view, self->call, static_cast<char*>(PyArray_DATA(array_of(row))),
+            static_cast<uint64_t>(PyArray_NBYTES(array_of(row))));
+    Py_RETURN_TRUE;
+}
+
+// ends(): returns whether all have come to the call under way, after a short wait.
+static PyObject* ends_method(PyObject* object, PyObject*) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = have_come(self->view, self->call);
+    Py_END_ALLOW_THREADS
+    return PyBool_FromLong(done);
+}
+
+// follow(acquire, release, queue, waits): what calls here must keep to; see `Waits.gate`.
+static PyObject* follow(PyObject* object, PyObject* given) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    PyObject *acquire, *release, *queue, *waits;
+    if (!PyArg_ParseTuple(given, "OOOO", &acquire, &release, &queue, &waits)) return nullptr;
+    PyObject* linger = PyObject_GetAttr(waits, linger_name);
+    if (linger == nullptr) return nullptr;
+    Py_XSETREF(self->linger, linger);
+    Py_XSETREF(self->acquire, Py_NewRef(acquire));
+    Py_XSETREF(self->release, Py_NewRef(release));
+    Py_XSETREF(self->queue, Py_NewRef(queue));
+    Py_XSETREF(self->waits, Py_NewRef(waits));
+    Py_RETURN_NONE;
+}
+
+// Slots(rank, areas, spins, yields, bytes of a slot): one rank's part in the exchanges of its communicator; `areas` are
+// the addresses of all ranks' parts.
+static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
+    unsigned long long rank, spins, yields, slot;
+    PyObject* areas;
+    if (!PyArg_ParseTuple(given, "KO!KKK", &rank, &PyTuple_Type, &areas, &spins, &yields, &slot)) return nullptr;
+    Slots* self = reinterpret_cast<Slots*>(type->tp_alloc(type, 0));
+    if (self == nullptr) return nullptr;
+    self->vectorcall = call;
+    const uint64_t ranks = static_cast<uint64_t>(PyTuple_GET_SIZE(areas));
+    char** places = static_cast<char**>(PyMem_Calloc(ranks + 1, sizeof(char*)));
+    self->entries = static_cast<Entry*>(PyMem_Calloc(ENTRIES, sizeof(Entry)));
+    self->view = {nullptr, ranks, rank, spins, yields, slot, places};
+    if (places == nullptr || self->entries == nullptr) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    for (uint64_t i = 0; i < ranks; i++)
+        places[i] = static_cast<char*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(areas, static_cast<Py_ssize_t>(i))));
+    self->view.line = reinterpret_cast<Line*>(places[0]);
+    if (PyErr_Occurred()) Py_CLEAR(self);
+    return reinterpret_cast<PyObject*>(self);
+}
+
+static void forget(Slots* self) {
+    for (Entry* entry = self->entries; entry != nullptr && entry < self->entries + ENTRIES; entry++) {
+        for (PyObject*& option : entry->options) Py_CLEAR(option);
+        Py_CLEAR(entry->x.dtype);
+        Py_CLEAR(entry->out.dtype);
+        Py_CLEAR(entry->seconds);
     }
 }
 
-template <class T> static void combine_by(uint64_t op, const View* view, uint64_t call, char* to, uint64_t count) {
-    switch (op) {
-        case 0: return combine<T, Sum>(view, call, to, count);
-        case 1: return combine<T, Product>(view, call, to, count);
-        case 2: return combine<T, Least>(view, call, to, count);
-        case 3: return combine<T, Greatest>(view, call, to, count);
-    }
+// close(): no call is known here any more; the ranks' memory may go.
+static PyObject* close_method(PyObject* object, PyObject*) {
+    forget(reinterpret_cast<Slots*>(object));
+    Py_RETURN_NONE;
 }
 
-static void gather(const Step* step, uint64_t call) {
-    switch (step->kind) {
-        case 0: return combine_by<float>(step->op, step->view, call, step->to, step->count);
-        case 1: return combine_by<double>(step->op, step->view, call, step->to, step->count);
-        case 2: return combine_by<int32_t>(step->op, step->view, call, step->to, step->count);
-        case 3: return combine_by<int64_t>(step->op, step->view, call, step->to, step->count);
-        case 4: return combine_by<uint32_t>(step->op, step->view, call, step->to, step->count);
-        case 5: return combine_by<uint64_t>(step->op, step->view, call, step->to, step->count);
-    }
+static void unmake(PyObject* object) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    forget(self);
+    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->linger};
+    for (PyObject* one : owned) Py_XDECREF(one);
+    PyMem_Free(self->entries);
+    PyMem_Free(self->view.areas);
+    Py_TYPE(object)->tp_free(object);
 }
 
-// Combines the slots once all have come; returns whether it is done after at most about `patience` nanoseconds.
-extern "C" int finish(const Step* step, uint64_t call, uint64_t patience) {
-    if (!have_come(step->view, call, patience)) return 0;
-    gather(step, call);
-    return 1;
+static PyObject* calls(PyObject* object, void*) {
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<Slots*>(object)->call);
 }
 
-// All of it; what is not done is left to `finish`.
-extern "C" int exchange(const Step* step, uint64_t call, uint64_t patience) {
-    arrive(step->view, call);
-    return finish(step, call, patience);
+static PyMethodDef methods[] = {{"begin", begin_method, METH_O, nullptr},
+                                {"close", close_method, METH_NOARGS, nullptr},
+                                {"ends", ends_method, METH_NOARGS, nullptr},
+                                {"finish", finish_method, METH_VARARGS, nullptr},
+                                {"follow", follow, METH_VARARGS, nullptr},
+                                {"learn", learn, METH_VARARGS, nullptr},
+                                {nullptr, nullptr, 0, nullptr}};
+static PyGetSetDef members[] = {{"calls", calls, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+static PyTypeObject slots_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "slots", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+PyMODINIT_FUNC PyInit_slots() {
+    import_array();
+    failure_name = PyUnicode_InternFromString("failure");
+    linger_name = PyUnicode_InternFromString("linger");
+    slots_type.tp_name = "slots.Slots";
+    slots_type.tp_basicsize = sizeof(Slots);
+    slots_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+    slots_type.tp_vectorcall_offset = offsetof(Slots, vectorcall);
+    slots_type.tp_call = PyVectorcall_Call;
+    slots_type.tp_new = make;
+    slots_type.tp_dealloc = unmake;
+    slots_type.tp_methods = methods;
+    slots_type.tp_getset = members;
+    PyObject* made = PyModule_Create(&module);
+    if (made == nullptr || PyType_Ready(&slots_type) < 0) return nullptr;
+    Py_INCREF(&slots_type);
+    PyModule_AddObject(made, "Slots", reinterpret_cast<PyObject*>(&slots_type));
+    return made;
 }

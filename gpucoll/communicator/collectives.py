@@ -8,7 +8,6 @@ from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scat
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, header_of
-from gpucoll.communicator.repeats import key_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import ArgumentError, GpucollError
@@ -28,6 +27,10 @@ class Collectives(Headers):
         "auto". `async_op` returns a `Work`. GPU arrays are worked on in `stream`, CuPy's current one where it is None:
         the call enqueues and returns. Raises ArgumentError and DtypeError before data moves. MPI-5.0, 6.9.6.
         """
+        if dtype is None and stream is None and not async_op and self._group is None:
+            result = self._express("all_reduce", op, 0, algorithm, x, out)
+            if result is not None:
+                return result
         return self._reduction("all_reduce", x, out, op, dtype, How(algorithm, async_op, stream))
 
     @shaped(ReducingToRoot)
@@ -119,20 +122,21 @@ class Collectives(Headers):
     def _reduction(self, name: str, x: Any, out: Any, op: Any, dtype: Any, how: How, root: Any = 0) -> Any:
         plain = dtype is None and type(op) is str and name != "exscan"
         same = (name, op, root, how.algorithm) if plain and _is_plain(how, root) else ()
-        if same and self._again(same, x, out, how.stream):
-            return out
+        result = self._again(same, x, out, how.stream) if same else None
+        if result is not None:
+            return result
         who = self._sizes(name, root)
         call = prepare(COLLECTIVES[name], x, out, who, dtype, self._space(name, x, stream=how.stream))
-        return self._run(name, call, how, self._check_op(name, op, call), who.root, key=key_of(same, x, out),
-                         arrays=(x, out))
+        return self._run(name, call, how, self._check_op(name, op, call), who.root, same, x, out)
 
     def _movement(self, name: str, x: Any, out: Any, how: How, root: Any = 0) -> Any:
         same = (name, "", root, how.algorithm) if _is_plain(how, root) else ()
-        if same and self._again(same, x, out, how.stream):
-            return out
+        result = self._again(same, x, out, how.stream) if same else None
+        if result is not None:
+            return result
         who = self._sizes(name, root)
         call: Prepared = prepare(COLLECTIVES[name], x, out, who, None, self._space(name, x, stream=how.stream))
-        return self._run(name, call, how, root=who.root, key=key_of(same, x, out), arrays=(x, out))
+        return self._run(name, call, how, root=who.root, same=same, x=x, out=out)
 
 
 def _is_plain(how: How, root: Any) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -21,7 +22,7 @@ from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op,
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
-from gpucoll.communicator.repeats import Key, Repeat, Repeats, key_of
+from gpucoll.communicator.repeats import Key, Repeat, Repeats, key_of, repeat_of, step_of
 from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
@@ -59,6 +60,8 @@ class Core:
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
         self._times = Times()
         self._repeats = Repeats()
+        self._slots: Any = None if options.emulated else self._host.slots(self._waits)
+        self._express: Callable[..., Any] = _unknown if self._slots is None else self._slots
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
 
@@ -93,27 +96,43 @@ class Core:
             self._waits.hooks.append(self._gpus[name].check)
         return self._gpus[name]
 
-    def _again(self, call: Key, x: Any, out: Any, stream: Any) -> bool:
-        """Run a call that was made before with the same arrays; return whether there was one. `call` is the rest."""
-        if self._group is not None or out is None:
-            return False
-        found = self._repeats.recall(call, x, out)
+    def _again(self, same: Key, x: Any, out: Any, stream: Any) -> Any:
+        """Run a call that was made before; return its result, None where there was none. `same` is all but the arrays.
+
+        One like it is enough for slots, others know it by the same arrays.
+        """
+        if self._group is not None:
+            return None
+        result = self._express(*same, x, out)
+        if result is not None or out is None:
+            return result
+        found = self._repeats.find(key_of(same, x, out))
         if found is None:
-            found = self._repeats.find(key_of(call, x, out))
-            if found is None:
-                return False
-            self._repeats.see(call, x, out, found)
+            return None
+        self._learn(same, x, out, found)
         self._repeat(found, *found.rows(x, out), stream)
-        return True
+        return out
+
+    def _learn(self, same: Key, x: Any, out: Any, found: Repeat) -> None:
+        """Let the slots know a call that they can do."""
+        if self._slots is not None and found.step is not None and type(x) is type(out) is numpy.ndarray:
+            self._slots.learn(*same, x, out, *found.step, found.seconds.ring)
+
+    def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
+                  seconds: Seconds) -> None:
+        """Keep a call for the next time, if it works on the memory of its arrays itself."""
+        key = key_of(same, x, out)
+        if task.input is None or task.output is None or not (key or step_of(executor, task)):
+            return
+        found = repeat_of(x, call.result, executor, task, call, seconds)
+        if found is not None and key:
+            self._repeats.keep(key, found)
+        if found is not None and (call.result is not x or out is x):
+            self._learn(same, x, call.result, found)
 
     def _repeat(self, found: Repeat, source: Any, target: Any, stream: Any) -> None:
         """Run a call once more, from the row `source` to the row `target`."""
         self._check_usable()
-        if found.quick is not None:
-            started = time.perf_counter()
-            if self._waits.hurry(found.quick, source, target, found.task.collective):
-                found.seconds.append(time.perf_counter() - started)
-                return
         call, task = found.call, found.task
         if task.device == "cpu":
             task = task.again(source, target)  # it may outlive the call, where that fails
@@ -122,20 +141,20 @@ class Core:
             task.stream = call.space.stream
         self._timed(self._operation(found.executor, task, call), task.collective, found.seconds)
 
-    def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0,
-             key: Key = (), arrays: tuple[Any, Any] = (None, None)) -> Any:
+    def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0, same: Key = (),
+             x: Any = None, out: Any = None) -> Any:
         """Resolve and run a prepared call: every collective comes through here, at least the first time.
 
-        With `key` it is kept for the next time with the same `arrays`. What has none of the user's, as a barrier of the
-        host's, takes the executor asked for if it serves the host.
+        With `same` it is kept for the next time, with the user's arrays `x` and `out`. What has none, as a barrier of
+        the host's, takes the executor asked for if it serves the host.
         """
         if how.async_op and isinstance(call.space, DeviceSpace):
             call = call._replace(space=call.space.beside())
         allowed = self._host_executor() if call is NOTHING else self.executor
         executor, task = self._resolve(COLLECTIVES[name], call, how, allowed, op, root)
         seconds = self._times.of(name, executor.name, task.algorithm, task.nbytes, task.device)
-        if key:
-            self._repeats.keep(key, *arrays, executor, task, call, seconds)
+        if same:
+            self._remember(same, x, out, executor, task, call, seconds)
         return self._start(name, self._operation(executor, task, call), call, how.async_op, seconds)
 
     def _timed(self, operation: Operation, name: str, seconds: Seconds) -> None:
@@ -234,6 +253,7 @@ class Core:
         if self.closed:
             return
         self.closed = True
+        self._express = _unknown
         together = self._say_farewell()
         self._waits.close()
         self._host.close()
@@ -275,6 +295,10 @@ class Core:
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
+
+
+def _unknown(*_: Any) -> None:
+    """The short way where there is none."""
 
 
 @functools.lru_cache(PLANS)

@@ -7,7 +7,6 @@ no array alive: on a device a task has addresses, on the host rows are made anew
 from __future__ import annotations
 
 import sys
-import weakref
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +16,6 @@ from gpucoll.arrays import Prepared, address, same_memory
 from gpucoll.communicator.times import Seconds
 from gpucoll.executors import Executor, Hasty, Task
 from gpucoll.ops import LOGICAL
-from gpucoll.waits import Quick
 
 KEPT = 256
 Key = tuple[Any, ...]
@@ -40,7 +38,7 @@ class Repeat(NamedTuple):
     task: Task
     call: Prepared
     seconds: Seconds
-    quick: Quick | None = None
+    step: tuple[int, int] | None = None
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
         """Return input and output of the task."""
@@ -50,56 +48,18 @@ class Repeat(NamedTuple):
         return (row if out is x else x.reshape(-1)), row
 
 
-class Seen(NamedTuple):
-    """The very arrays of a call on the host, which may be gone by now, and what they looked like."""
-
-    x: Any
-    out: Any
-    looks: tuple[Any, ...]
-    repeat: Repeat
-
-
-def looks_of(x: Any, out: Any) -> tuple[Any, ...]:
-    """Return what a row of an array depends on, beside where it is, and whether the result may be written."""
-    return x.shape, x.strides, x.dtype, out.shape, out.strides, out.dtype, out.flags.writeable
-
-
 class Repeats:
-    """The calls of one communicator that may come again: found by their arrays, or by where those are."""
+    """The calls of one communicator that may come again, found by where their arrays are."""
 
     def __init__(self) -> None:
         self._kept: dict[Key, Repeat] = {}
-        self._seen: dict[Key, Seen] = {}
-
-    def recall(self, call: Key, x: Any, out: Any) -> Repeat | None:
-        """Return the call with the very same arrays on the host, if it was made before; `call` is all the rest.
-
-        To ask NumPy where an array is takes longer than all that is done here.
-        """
-        seen = self._seen.get((*call, id(x), id(out)))
-        if seen is None or seen.x() is not x or seen.out() is not out or seen.looks != looks_of(x, out):
-            return None
-        return seen.repeat
-
-    def see(self, call: Key, x: Any, out: Any, found: Repeat) -> None:
-        """Let `recall` know a call."""
-        if found.task.device == "cpu":
-            if len(self._seen) == KEPT:
-                self._seen.clear()
-            again = Seen(weakref.ref(x), weakref.ref(out), looks_of(x, out), found)
-            self._seen[(*call, id(x), id(out))] = again
 
     def find(self, key: Key) -> Repeat | None:
         """Return the call that `key` stands for, if it was made before."""
         return self._kept.get(key)
 
-    def keep(self, key: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
-             seconds: Seconds) -> None:
-        """Keep a call that works on the memory of its arrays itself; others are prepared every time."""
-        whole = task.input is not None and task.output is not None
-        found = repeat_of(x, out, executor, task, call, seconds) if whole else None
-        if found is None:
-            return
+    def keep(self, key: Key, found: Repeat) -> None:
+        """Keep a call."""
         if len(self._kept) == KEPT:
             self._kept.clear()
         self._kept[key] = found
@@ -115,13 +75,13 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, call: Prepared, 
     rows = [None if row is None or not on_device else Row(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
     bare = call._replace(input=None, target=None, result=None, given=None)
-    return Repeat(executor, again, bare, seconds, _quick(executor, task))
+    return Repeat(executor, again, bare, seconds, step_of(executor, task))
 
 
-def _quick(executor: Executor, task: Task) -> Quick | None:
-    """Return how the executor does such calls at once; None where it cannot, or the op takes one step more."""
+def step_of(executor: Executor, task: Task) -> tuple[int, int] | None:
+    """Return what the executor's slots do for such calls, None where there are none, or the op takes one step more."""
     has_end = task.op is not None and (task.op.name == "avg" or task.op.name in LOGICAL)
-    return executor.quick(task) if isinstance(executor, Hasty) and not has_end else None
+    return executor.step(task) if task.device == "cpu" and isinstance(executor, Hasty) and not has_end else None
 
 
 def key_of(call: Key, x: Any, out: Any) -> Key:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-import collections
 import statistics
-from typing import TypeAlias
+from collections.abc import Iterator
+
+import numpy
 
 LAST = 32
-Seconds: TypeAlias = "collections.deque[float]"
+
+
+class Seconds:
+    """The seconds of the last LAST calls of a kind. `ring` has how many were noted, then those; others may write it."""
+
+    def __init__(self) -> None:
+        self.ring = numpy.zeros(1 + LAST)
+
+    def append(self, seconds: float) -> None:
+        """Note a call."""
+        ring = self.ring
+        ring[1 + int(ring[0]) % LAST] = seconds
+        ring[0] += 1
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.ring[1:1 + min(LAST, int(self.ring[0]))].tolist())
+
+
+UNNOTED = Seconds()  # of calls on a device: they do not wait
 
 
 class Times:
@@ -17,15 +36,15 @@ class Times:
         self._kept: dict[tuple[str, str, str, int], Seconds] = {}
 
     def of(self, collective: str, executor: str, algorithm: str, nbytes: int, device: str = "cpu") -> Seconds:
-        """Return where calls of a kind are noted: the last LAST of them; none on a device: they do not wait."""
+        """Return where calls of a kind are noted."""
         if device != "cpu":
-            return collections.deque(maxlen=0)
+            return UNNOTED
         key = (collective, executor, algorithm, nbytes.bit_length())
         if key not in self._kept:
-            self._kept[key] = collections.deque(maxlen=LAST)
+            self._kept[key] = Seconds()
         return self._kept[key]
 
     def summary(self, collective: str, executor: str, algorithm: str, nbytes: int) -> tuple[int, float | None]:
         """Return of how many calls something is known, and their median seconds."""
-        seconds = self.of(collective, executor, algorithm, nbytes)
+        seconds = list(self.of(collective, executor, algorithm, nbytes))
         return len(seconds), statistics.median(seconds) if seconds else None

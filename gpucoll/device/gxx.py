@@ -18,15 +18,15 @@ from gpucoll.errors import BackendError
 OPTIONS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 
 
-def compile_shared(source: str) -> bytes:
-    """Return the shared object that the compiler makes of `source`.
+def compile_shared(source: str, *options: str) -> bytes:
+    """Return the shared object that the compiler makes of `source`, with more `options`.
 
     Raises CompileError for a source that it refuses, BackendError where there is no compiler.
     """
     with tempfile.TemporaryDirectory(prefix="gpucoll-") as folder:
         target = Path(folder) / "kernels.so"
         # By its standard input, so that no path gets into the object or into what it complains about.
-        job = _run(*OPTIONS, "-x", "c++", "-", "-o", str(target), text=f'#line 1 "{SOURCE_NAME}"\n{source}')
+        job = _run(*OPTIONS, *options, "-x", "c++", "-", "-o", str(target), text=f'#line 1 "{SOURCE_NAME}"\n{source}')
         if job.returncode != 0:
             raise CompileError.of(_compiler()[0], job.stderr)
         return target.read_bytes()

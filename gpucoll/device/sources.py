@@ -119,17 +119,17 @@ def text(*instances: Instance) -> str:
     """Return the translation unit that holds the kernels of `instances`, each once."""
     distinct = dict.fromkeys(instances)
     known: set[str] = set()
-    files = [_inlined(instance.file, known) for instance in distinct]
+    files = [inlined(instance.file, known) for instance in distinct]
     return "".join([*files, *(instance.lines for instance in distinct)])
 
 
-def _inlined(name: str, known: set[str]) -> str:
+def inlined(name: str, known: set[str]) -> str:
     """Return the file with our headers in the place of their includes, each in the place of its first."""
     if name in known:
         return ""
     known.add(name)
     parts = _INCLUDE.split(_read(name))
-    return parts[0] + "".join(_inlined(header, known) + rest for header, rest in zip(parts[1::2], parts[2::2],
+    return parts[0] + "".join(inlined(header, known) + rest for header, rest in zip(parts[1::2], parts[2::2],
                                                                                     strict=True))
 
 

@@ -18,7 +18,7 @@ from gpucoll.chunks import Layout, Ragged
 from gpucoll.dtypes import Dtype
 from gpucoll.ops import Op
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
-from gpucoll.waits import Operation, Quick
+from gpucoll.waits import Operation
 
 PIECE = 1 << 26  # elements of at most 16 bytes
 
@@ -74,10 +74,12 @@ class Executor(Protocol):
 
 @runtime_checkable
 class Hasty(Protocol):
-    """An executor that does some calls at once."""
+    """An executor that does some calls at once by its `slots` (kernels/slots.cc), which are None if it does none."""
 
-    def quick(self, task: Task) -> Quick | None:
-        """Return how to do calls like `task`, None where that takes an operation."""
+    slots: Any
+
+    def step(self, task: Task) -> tuple[int, int] | None:
+        """Return what the slots do for calls like `task`, None where those take an operation."""
 
 
 class Span(NamedTuple):

@@ -31,8 +31,7 @@ def on_shared(test):
 
 def exchanges(comm):
     """How many calls of this rank were exchanges of slots."""
-    slots = comm._host.executors[0]._slots
-    return 0 if slots is None else slots.call
+    return 0 if comm._slots is None else comm._slots.calls
 
 
 def operands(name, op, size, count):
@@ -101,6 +100,91 @@ def each_in_its_own_way(comm, seed):
     assert exchanges(comm) == 40
 
 
+@on_shared
+def calls_that_look_alike(comm):
+    """Once a call is known, others of its shape, dtype and options are the same; whatever differs is not mistaken."""
+    def total(values):
+        return [comm.size * value for value in values]
+
+    x, out = numpy.arange(6.0), numpy.empty(6)
+    for _ in range(2):
+        assert comm.all_reduce(x, out, algorithm="one_shot").tolist() == total(range(6))
+    assert comm.all_reduce(x + 1, algorithm="one_shot").tolist() == total(range(1, 7))
+    first, second = (comm.all_reduce(x, algorithm="one_shot") for _ in range(2))
+    assert not numpy.shares_memory(first, second)
+    assert comm.all_reduce(x, x, algorithm="one_shot") is x
+    assert x.tolist() == total(range(6))
+    y = numpy.arange(6.0)
+    assert comm.all_reduce(y, out, op="max", algorithm="one_shot").tolist() == list(range(6))
+    assert comm.all_reduce(y, out, algorithm="".join(["one", "_shot"])).tolist() == total(range(6))  # another object
+    for other in (y.astype("f4"), y.astype("i8"), y.reshape(2, 3), y[:5].copy(), numpy.arange(12.0)[::2],
+                  numpy.asfortranarray(y.reshape(2, 3)), numpy.matrix(y), y.view(numpy.uint64)):
+        found, plain = comm.all_reduce(other, algorithm="one_shot"), numpy.asarray(other)
+        assert numpy.array_equal(numpy.asarray(found), plain * plain.dtype.type(comm.size)), other
+    with pytest.raises(gc.DtypeError):
+        comm.all_reduce(y.astype(y.dtype.newbyteorder()), algorithm="one_shot")
+    y.shape = (3, 2)
+    assert comm.all_reduce(y, algorithm="one_shot").shape == (3, 2)
+    return exchanges(comm)
+
+
+@on_shared
+def refusals_of_known_calls(comm):
+    """What is wrong with a call is found although one like it is known; nothing is written, and nobody is waited for."""
+    memory = numpy.zeros(20)
+    x, out = memory[:6], numpy.full(6, 7.0)
+    for _ in range(2):
+        comm.all_reduce(x, out, algorithm="one_shot")
+    before, sealed = exchanges(comm), numpy.full(6, 7.0)
+    sealed.flags.writeable = False
+    for wrong in (sealed, memory[3:9], numpy.empty(5), numpy.empty((6, 1)), numpy.empty(6, "f4"), [0.0] * 6):
+        with pytest.raises((gc.ArgumentError, gc.DtypeError)):
+            comm.all_reduce(x, wrong, algorithm="one_shot")
+    assert exchanges(comm) == before
+    assert sealed.tolist() == [7.0] * 6
+    assert comm.all_reduce(x, memory[6:12], algorithm="one_shot").tolist() == [0.0] * 6  # its neighbour in memory
+    plan = comm.plan("all_reduce", x, out, algorithm="one_shot")
+    comm.close()
+    for call in (plan, lambda: comm.all_reduce(x, out, algorithm="one_shot")):
+        with pytest.raises(gc.ClosedError):
+            call()
+
+
+@on_shared
+def in_the_order_of_calls(comm):
+    """What runs beside comes before the calls after it, and a group's calls at its end."""
+    x, out = numpy.full(3, comm.rank), numpy.empty(3, numpy.int64)
+    large, everything = numpy.full(1 << 20, 1), sum(range(comm.size))
+    for turn in range(10):
+        work = comm.all_reduce(large, async_op=True)
+        assert comm.all_reduce(x, out, algorithm="one_shot").tolist() == [everything] * 3, turn
+        assert work.wait()[-1] == comm.size
+        out[:] = -1
+        with comm.group():
+            comm.all_reduce(x, out, algorithm="one_shot")
+            assert out.tolist() == [-1] * 3
+        assert out.tolist() == [everything] * 3
+
+
+def threads_share_a_rank(mpi):
+    """The calls of a process' threads follow each other; a thread that waits does not hold up the others."""
+    import threading
+
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=60) as one, one.split(0) as two:
+        def work(comm, found):
+            x, out = numpy.full(4, comm.rank + 1), numpy.empty(4, numpy.int64)
+            for _ in range(300):
+                found.append(comm.all_reduce(x, out, algorithm="one_shot")[0])
+
+        found = [], []
+        pair = [threading.Thread(target=work, args=given) for given in zip((one, two), found, strict=True)]
+        for thread in pair if mpi.rank else reversed(pair):
+            thread.start()
+        for thread in pair:
+            thread.join()
+        assert found == ([sum(range(mpi.size + 1))] * 300,) * 2
+
+
 def somebody_stays_away(mpi):
     comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=2)
     x, out = numpy.ones(4), numpy.empty(4)
@@ -145,6 +229,22 @@ def test_the_bits_are_those_of_one_shot_anywhere(ranks):
 @pytest.mark.parametrize("seed", range(3))
 def test_ranks_need_not_call_alike(ranks, seed):
     ranks(each_in_its_own_way, 4, seed)
+
+
+def test_calls_that_look_alike(ranks):
+    assert len(set(ranks(calls_that_look_alike, 3))) == 1
+
+
+def test_a_known_call_is_refused_where_something_is_wrong_with_it(ranks):
+    ranks(refusals_of_known_calls, 3)
+
+
+def test_calls_keep_their_order(ranks):
+    ranks(in_the_order_of_calls, 3, timeout=60)
+
+
+def test_a_thread_that_waits_does_not_hold_up_the_others(ranks):
+    ranks(threads_share_a_rank, 2, timeout=60)
 
 
 def test_who_waits_for_one_that_never_comes_ends_at_the_deadline(ranks):

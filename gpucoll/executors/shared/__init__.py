@@ -26,8 +26,8 @@ from gpucoll.executors import Task
 from gpucoll.executors.shared.calls import Calls
 from gpucoll.executors.shared.neighbours import Neighbours, make_fence
 from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
-from gpucoll.executors.shared.slots import ROOM, Alone, Exchange, Slots, library
-from gpucoll.waits import Operation, Quick, Waits, keep_for_ever
+from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots, step_of
+from gpucoll.waits import Operation, Waits, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
 YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
@@ -51,8 +51,7 @@ class SharedExecutor:
         self._calls = Calls(self._near, heap)
         self._fence: Callable[[], None] | None = None
         self._has_met = False
-        self._slots: Slots | None = None
-        self._exchanges: dict[tuple[str, str, int], Exchange] = {}
+        self.slots: Any = None
         self._mark = self._near.mine.words
         self._number = 0
         self._messages: list[list[Any]] = []  # of the call under way: requests for the pieces of each
@@ -74,22 +73,16 @@ class SharedExecutor:
         waits.run(self._near.meet(self._wire), "the first call over shared memory")
         self._fence = make_fence(self._link.mpi is None)
         self._has_met = True
-        if self._near.all_able and 1 < len(self._near.all) == self._size:
-            self._slots = Slots(self._near.rank, self._near.extras())
+        if self._near.all_able and len(self._near.all) == self._size:
+            self.slots = make_slots(self._near.rank, self._near.extras())
 
-    def quick(self, task: Task) -> Quick | None:
-        """Return how to do calls like `task` at once, without an operation; None where they need one."""
+    def step(self, task: Task) -> Step | None:
+        """Return what slots do for calls like `task`, None where they are not for them; a rank alone copies."""
+        if self.slots is None:
+            return None
         if self._size == 1:
-            return Alone() if task.output is not None and task.input is not None else None
-        return self._exchange(task) if self._slots is not None and self._slots.serves(task) else None
-
-    def _exchange(self, task: Task) -> Exchange:
-        assert self._slots is not None
-        assert task.op is not None
-        key = (task.op.name, task.dtype.name, task.nbytes)
-        if key not in self._exchanges:
-            self._exchanges[key] = Exchange(self._slots, task)
-        return self._exchanges[key]
+            return (0, 0) if task.output is not None and task.input is not None else None
+        return step_of(task)
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
@@ -97,9 +90,9 @@ class SharedExecutor:
             if task.output is not None and not task.in_place:
                 copy_blocks(task.output, task.input)
             return
-        small = self._slots is not None and self._slots.serves(task)
+        step = self.step(task)
         try:
-            yield from self._exchange(task).run(task) if small else self._run(task)
+            yield from self._run(task) if step is None else exchange(self.slots, task, step)
         except BaseException as error:
             self._mark[0] = LATE if isinstance(error, CollectiveTimeout) else FAILED
             keep_for_ever((task, self._messages, self._calls))  # one that has begun may still do so, and so may MPI
@@ -163,6 +156,8 @@ class SharedExecutor:
 
     def close(self) -> None:
         """Let go of all memory."""
+        if self.slots is not None:
+            self.slots.close()
         self._calls.close()
         self._near.close()
 
@@ -191,6 +186,6 @@ def _reached(mark: Any, number: int, messages: Sequence[Sequence[Any]] = ()) -> 
 def _ended(mark: int) -> GpucollError:
     """Return the error of a call that another rank has left: the same one, whoever comes first to a deadline."""
     if mark == LATE:
-        return CollectiveTimeout("another rank of this node has waited until its deadline in this call; is every rank in "
-                                 "the same call, with the same shape, dtype and algorithm?")
+        return CollectiveTimeout("another rank of this node has waited until its deadline in this call; is every rank "
+                                 "in the same call, with the same shape, dtype and algorithm?")
     return RankFailedError("another rank of this node has failed in this call")
