@@ -120,6 +120,21 @@ def wrapped(buffer: Buffer, first: int, count: int, total: int) -> list[Slice]:
     return [head] if isinstance(over, int) and not over else [head, Slice(buffer, 0, over)]
 
 
+def in_rank_order(own: Slice, total: Slice, rank: int, size: int) -> list[Step]:
+    """Return the steps of a round that leave all ranks' contributions in `total`; this rank's is `own`.
+
+    They are combined in rank order, so that whoever does it forms the same bits. For an array of ranks they are listed
+    by distance, since none is first on all of them.
+
+    >>> [type(step).__name__ for step in in_rank_order(Slice("input", 0), Slice("output", 0), rank=1, size=3)]
+    ['Recv', 'Reduce', 'RecvReduce']
+    """
+    if not isinstance(rank, int):
+        return [Copy(own, total), *(RecvReduce(total, (rank + distance) % size) for distance in range(1, size))]
+    first = Recv(total, 0) if rank else Copy(own, total)
+    return [first, *(Reduce(own, total) if peer == rank else RecvReduce(total, peer) for peer in range(1, size))]
+
+
 def relabel(rounds: Iterable[Round], peer: Callable[[int], int]) -> Iterator[Round]:
     """Yield the same rounds with every peer renamed, e.g. from a node's ranks to the world's.
 

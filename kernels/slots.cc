@@ -32,6 +32,7 @@ struct Entry {
     Look x, out;
     uint64_t nbytes;
     Combine combine;         // null where there is one rank
+    bool parts;              // whether each rank combines a part
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
 };
 
@@ -39,7 +40,7 @@ struct Slots {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     View view;
-    uint64_t call;
+    Call call;
     PyObject *acquire, *release, *queue, *waits, *linger;  // of `gpucoll.waits`
     Entry* entries;
 };
@@ -79,19 +80,12 @@ static int is_free(Slots* self) {
     return failure == Py_None;
 }
 
-// Fills this rank's slot for its next call.
-static void begin(Slots* self, const void* from, uint64_t nbytes) {
-    self->call++;
-    std::memcpy(self->view.room(self->view.rank, self->call), from, nbytes);
-    arrive(self->view, self->call);
-}
-
 // Waits for all ranks, without holding up other threads; after PATIENCE Python looks at the deadline. False: an error.
-static bool wait(Slots* self, PyObject* name) {
-    if (is_over(self->view, self->call)) return true;
+static bool meet(Slots* self, PyObject* name) {
+    if (is_over(self->view, self->call.meeting)) return true;
     bool done;
     Py_BEGIN_ALLOW_THREADS
-    done = have_come(self->view, self->call);
+    done = have_come(self->view, self->call.meeting);
     Py_END_ALLOW_THREADS
     if (done) return true;
     PyObject* found = PyObject_CallFunctionObjArgs(self->linger, self, name, nullptr);
@@ -99,15 +93,36 @@ static bool wait(Slots* self, PyObject* name) {
     return found != nullptr;
 }
 
-static bool exchange(Slots* self, PyObject* name, Combine combine, PyArrayObject* x, PyArrayObject* out,
-                     uint64_t nbytes) {
+static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, Combine combine, bool parts) {
+    Call* call = &self->call;
+    call->to = static_cast<char*>(PyArray_DATA(out));
+    call->from = static_cast<const char*>(PyArray_DATA(x));
+    call->nbytes = static_cast<uint64_t>(PyArray_NBYTES(x));
+    call->combine = combine;
+    call->parts = parts;
+    call->begin(self->view);
+}
+
+// Goes on after a meeting; other threads may run meanwhile where it takes long.
+static bool go_on(Slots* self) {
+    if (self->call.length < LONG) return self->call.go_on(self->view);
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = self->call.go_on(self->view);
+    Py_END_ALLOW_THREADS
+    return done;
+}
+
+// Does a call; false with an error set. Another thread may change the entries meanwhile.
+static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObject* out, Combine combine, bool parts) {
     if (combine == nullptr) {
-        std::memmove(PyArray_DATA(out), PyArray_DATA(x), nbytes);
+        std::memmove(PyArray_DATA(out), PyArray_DATA(x), static_cast<size_t>(PyArray_NBYTES(x)));
         return true;
     }
-    begin(self, PyArray_DATA(x), nbytes);
-    if (!wait(self, name)) return false;
-    combine(self->view, self->call, static_cast<char*>(PyArray_DATA(out)), nbytes);
+    begin(self, x, out, combine, parts);
+    do {
+        if (!meet(self, name)) return false;
+    } while (!go_on(self));
     return true;
 }
 
@@ -115,6 +130,21 @@ static bool may_write(const Entry* entry, PyArrayObject* x, PyArrayObject* out) 
     const char *from = static_cast<char*>(PyArray_DATA(x)), *to = static_cast<char*>(PyArray_DATA(out));
     return entry->out.is_of(out) && PyArray_ISWRITEABLE(out)
            && (from == to || from + entry->nbytes <= to || to + entry->nbytes <= from);
+}
+
+// Returns the addresses in a tuple, to be freed; null with an error set.
+static char** addresses(PyObject* tuple) {
+    const Py_ssize_t count = PyTuple_GET_SIZE(tuple);
+    char** places = static_cast<char**>(PyMem_Calloc(static_cast<size_t>(count), sizeof(char*)));
+    if (places == nullptr) PyErr_NoMemory();
+    for (Py_ssize_t i = 0; places != nullptr && i < count; i++) {
+        places[i] = static_cast<char*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(tuple, i)));
+        if (PyErr_Occurred()) {
+            PyMem_Free(places);
+            return nullptr;
+        }
+    }
+    return places;
 }
 
 // (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
@@ -137,12 +167,12 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     Py_DECREF(mine);
     if (mine != Py_True) Py_RETURN_NONE;
 
-    const Combine combine = entry->combine;  // another thread may put another entry in its place
-    const uint64_t nbytes = entry->nbytes;
+    const Combine combine = entry->combine;
+    const bool parts = entry->parts;
     PyObject* seconds = Py_NewRef(reinterpret_cast<PyObject*>(entry->seconds));
     PyObject* out = given[5] == Py_None ? PyArray_NewLikeArray(x, NPY_CORDER, nullptr, 0) : Py_NewRef(given[5]);
     const double started = now();
-    if (out != nullptr && exchange(self, given[0], combine, x, array_of(out), nbytes)) {
+    if (out != nullptr && exchange(self, given[0], x, array_of(out), combine, parts)) {
         note(array_of(seconds), now() - started);
     } else {
         Py_CLEAR(out);
@@ -162,19 +192,21 @@ static void look_at(Look* look, PyArrayObject* array) {
     std::memcpy(look->shape, PyArray_DIMS(array), look->axes * sizeof(npy_intp));
 }
 
-// learn(what is called, op, root, algorithm, x, out, kind, op's place, seconds): such calls are done here from now on.
+// learn(what is called, op, root, algorithm, x, out, kind, op's place, parts, seconds): such calls are done here from
+// now on.
 static PyObject* learn(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
     PyObject *options[4], *x, *out, *seconds;
     long kind, op;
-    if (!PyArg_ParseTuple(given, "OOOOO!O!llO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
-                          &PyArray_Type, &out, &kind, &op, &PyArray_Type, &seconds))
+    int parts;
+    if (!PyArg_ParseTuple(given, "OOOOO!O!llpO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
+                          &PyArray_Type, &out, &kind, &op, &parts, &PyArray_Type, &seconds))
         return nullptr;
     const uint64_t nbytes = static_cast<uint64_t>(PyArray_NBYTES(array_of(x)));
     const Combine combine = self->view.ranks == 1 ? nullptr : combine_of(kind, op);
     if (PyArray_NDIM(array_of(x)) > MOST_AXES || PyArray_NDIM(array_of(out)) > MOST_AXES) Py_RETURN_NONE;
     if (static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) != nbytes || (self->view.ranks > 1 && combine == nullptr)
-        || (self->view.ranks > 1 && nbytes > self->view.slot) || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST)) {
+        || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST)) {
         PyErr_SetString(PyExc_ValueError, "slots do no such calls");
         return nullptr;
     }
@@ -184,37 +216,47 @@ static PyObject* learn(PyObject* object, PyObject* given) {
     look_at(&entry->out, array_of(out));
     entry->nbytes = nbytes;
     entry->combine = combine;
+    entry->parts = parts;
     Py_INCREF(seconds);
     Py_XSETREF(entry->seconds, array_of(seconds));
     Py_RETURN_NONE;
 }
 
-// begin(row): this rank has come to its next call, as an operation.
-static PyObject* begin_method(PyObject* object, PyObject* row) {
+// begin(x, out, kind, op's place, parts): this rank has come to its next call, as an operation; both arrays stay.
+static PyObject* begin_method(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    if (!PyArray_Check(row) || static_cast<uint64_t>(PyArray_NBYTES(array_of(row))) > self->view.slot) {
-        PyErr_SetString(PyExc_ValueError, "no row for a slot");
+    PyObject *x, *out;
+    long kind, op;
+    int parts;
+    if (!PyArg_ParseTuple(given, "O!O!llp", &PyArray_Type, &x, &PyArray_Type, &out, &kind, &op, &parts)) return nullptr;
+    const Combine combine = combine_of(kind, op);
+    if (combine == nullptr || PyArray_NBYTES(array_of(x)) != PyArray_NBYTES(array_of(out))) {
+        PyErr_SetString(PyExc_ValueError, "slots do no such calls");
         return nullptr;
     }
-    begin(self, PyArray_DATA(array_of(row)), static_cast<uint64_t>(PyArray_NBYTES(array_of(row))));
+    begin(self, array_of(x), array_of(out), combine, parts);
     Py_RETURN_NONE;
 }
 
-// finish(row, kind, op): returns whether all have come, and then has their result in `row`; never waits.
-static PyObject* finish_method(PyObject* object, PyObject* given) {
+// go_on(): returns whether that call is done; never waits.
+static PyObject* go_on_method(PyObject* object, PyObject*) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    PyObject* row;
-    long kind, op;
-    if (!PyArg_ParseTuple(given, "O!ll", &PyArray_Type, &row, &kind, &op)) return nullptr;
-    const Combine combine = combine_of(kind, op);
-    if (combine == nullptr) {
-        PyErr_SetString(PyExc_ValueError, "slots have no such op");
-        return nullptr;
-    }
-    if (!is_over(self->view, self->call)) Py_RETURN_FALSE;
-    combine(self->view, self->call, static_cast<char*>(PyArray_DATA(array_of(row))),
-            static_cast<uint64_t>(PyArray_NBYTES(array_of(row))));
-    Py_RETURN_TRUE;
+    while (is_over(self->view, self->call.meeting))
+        if (go_on(self)) Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
+
+// reach(bytes, bases): a slab of symmetric memory, and where each rank's is here.
+static PyObject* reach(PyObject* object, PyObject* given) {
+    View* view = &reinterpret_cast<Slots*>(object)->view;
+    unsigned long long nbytes;
+    PyObject* bases;
+    if (!PyArg_ParseTuple(given, "KO!", &nbytes, &PyTuple_Type, &bases)) return nullptr;
+    if (view->known == MOST_SLABS) Py_RETURN_NONE;  // what lies in it is copied
+    char** places = addresses(bases);
+    if (places == nullptr) return nullptr;
+    view->slabs[view->known++] = {nbytes, places};
+    Py_RETURN_NONE;
 }
 
 // ends(): returns whether all have come to the call under way, after a short wait.
@@ -222,7 +264,7 @@ static PyObject* ends_method(PyObject* object, PyObject*) {
     Slots* self = reinterpret_cast<Slots*>(object);
     bool done;
     Py_BEGIN_ALLOW_THREADS
-    done = have_come(self->view, self->call);
+    done = have_come(self->view, self->call.meeting);
     Py_END_ALLOW_THREADS
     return PyBool_FromLong(done);
 }
@@ -250,19 +292,22 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     if (!PyArg_ParseTuple(given, "KO!KKK", &rank, &PyTuple_Type, &areas, &spins, &yields, &slot)) return nullptr;
     Slots* self = reinterpret_cast<Slots*>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
+    View* view = &self->view;
     self->vectorcall = call;
-    const uint64_t ranks = static_cast<uint64_t>(PyTuple_GET_SIZE(areas));
-    char** places = static_cast<char**>(PyMem_Calloc(ranks + 1, sizeof(char*)));
+    view->ranks = static_cast<uint64_t>(PyTuple_GET_SIZE(areas));
+    view->rank = rank;
+    view->spins = spins;
+    view->yields = yields;
+    view->slot = slot;
+    view->areas = addresses(areas);
+    self->call.sources = static_cast<const char**>(PyMem_Calloc(view->ranks, sizeof(char*)));
     self->entries = static_cast<Entry*>(PyMem_Calloc(ENTRIES, sizeof(Entry)));
-    self->view = {nullptr, ranks, rank, spins, yields, slot, places};
-    if (places == nullptr || self->entries == nullptr) {
+    if (self->call.sources == nullptr || self->entries == nullptr) PyErr_NoMemory();
+    if (PyErr_Occurred()) {
         Py_DECREF(self);
-        return PyErr_NoMemory();
+        return nullptr;
     }
-    for (uint64_t i = 0; i < ranks; i++)
-        places[i] = static_cast<char*>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(areas, static_cast<Py_ssize_t>(i))));
-    self->view.line = reinterpret_cast<Line*>(places[0]);
-    if (PyErr_Occurred()) Py_CLEAR(self);
+    view->line = reinterpret_cast<Line*>(view->areas[0]);
     return reinterpret_cast<PyObject*>(self);
 }
 
@@ -287,20 +332,23 @@ static void unmake(PyObject* object) {
     PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->linger};
     for (PyObject* one : owned) Py_XDECREF(one);
     PyMem_Free(self->entries);
+    for (uint64_t slab = 0; slab < self->view.known; slab++) PyMem_Free(self->view.slabs[slab].bases);
     PyMem_Free(self->view.areas);
+    PyMem_Free(self->call.sources);
     Py_TYPE(object)->tp_free(object);
 }
 
 static PyObject* calls(PyObject* object, void*) {
-    return PyLong_FromUnsignedLongLong(reinterpret_cast<Slots*>(object)->call);
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<Slots*>(object)->call.turn);
 }
 
-static PyMethodDef methods[] = {{"begin", begin_method, METH_O, nullptr},
+static PyMethodDef methods[] = {{"begin", begin_method, METH_VARARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
                                 {"ends", ends_method, METH_NOARGS, nullptr},
-                                {"finish", finish_method, METH_VARARGS, nullptr},
+                                {"go_on", go_on_method, METH_NOARGS, nullptr},
                                 {"follow", follow, METH_VARARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
+                                {"reach", reach, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"calls", calls, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
 static PyTypeObject slots_type = {PyVarObject_HEAD_INIT(nullptr, 0)};

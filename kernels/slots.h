@@ -1,8 +1,10 @@
-// Small all-reduces between the processes of a node, on the host.
+// All-reduces between the processes of a node, on the host.
 //
-// Every rank writes its array into a slot of its own; the last one to come lets all go on, and each combines all slots
-// in rank order. A rank cannot come to the call after next before all have read this one's slots, since it needs all
-// of them for the next: two slots a rank, in turn, are enough.
+// Every rank writes its array into a slot of its own; the last one to come lets all go on. One shot: each combines all
+// slots in rank order. Two shots: each combines a part of them, in its own slot, and when all have come once more, each
+// takes all parts; where that is long and lies in memory that all ranks map, it is read there, and not copied to a slot
+// before. A rank cannot come to the call after next before all have read this one's slots, since it needs
+// all of them for the next: two slots a rank, in turn, are enough.
 #pragma once
 #include <atomic>
 #include <climits>
@@ -15,16 +17,35 @@
 #include <unistd.h>
 
 static const uint64_t PATIENCE = 1000000;  // nanoseconds that a call waits before somebody looks at its deadline
-static const uint64_t LINE = 64;
+static const uint64_t LINE = 64, BLOCK = 16384;  // bytes
+static const uint64_t LONG = 1 << 14;              // bytes from which on an array is not copied, if others reach it
+static const uint64_t SEGMENT = 1 << 22;           // bytes of an array in symmetric memory that go by at once
+static const uint64_t MOST_SLABS = 64;
 
 struct alignas(64) Line {
     std::atomic<uint64_t> count;
-    std::atomic<uint32_t> call;  // the last one to which all have come
+    std::atomic<uint32_t> meeting;  // the last one to which all have come
     std::atomic<uint32_t> sleepers;
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
+
+// Memory that all ranks map: where each rank's part of it is here.
+struct Slab {
+    uint64_t nbytes;
+    char** bases;
+};
+
+// Where an array is: the number of a slab, from 1 on, and its first byte there; 0 for one that others cannot reach.
+struct Place {
+    uint64_t slab, offset;
+};
+
+// What a rank shows of its call: where its array is, if not in its slot, and where its result will be.
+struct Sign {
+    Place from, to;
+};
 
 // How one rank sees its node; the line at the beginning of rank 0's area is everybody's.
 struct View {
@@ -32,17 +53,52 @@ struct View {
     uint64_t ranks, rank;
     uint64_t spins, yields;  // looks at the line before the rank goes to sleep
     uint64_t slot;           // bytes
-    char** areas;            // of every rank: a line, then two slots
+    char** areas;            // of every rank: a line, two signs, then two slots
+    Slab slabs[MOST_SLABS];
+    uint64_t known;          // how many of them
 
-    char* room(uint64_t of, uint64_t call) const { return areas[of] + LINE + (call & 1) * slot; }
+    char* room(uint64_t of, uint64_t turn) const { return areas[of] + 3 * LINE + (turn & 1) * slot; }
+    Sign* sign(uint64_t of, uint64_t turn) const {
+        return reinterpret_cast<Sign*>(areas[of] + (1 + (turn & 1)) * LINE);
+    }
+
+    // Returns how other ranks reach so many bytes.
+    Place find(const char* from, uint64_t nbytes) const {
+        for (uint64_t slab = 0; slab < known; slab++) {
+            const char* base = slabs[slab].bases[rank];
+            if (from >= base && from + nbytes <= base + slabs[slab].nbytes)
+                return {slab + 1, static_cast<uint64_t>(from - base)};
+        }
+        return {0, 0};
+    }
+
+    char* reach(uint64_t of, const Place& place) const { return slabs[place.slab - 1].bases[of] + place.offset; }
+
+    // Whether all ranks' arrays and results can be reached.
+    bool is_symmetric(uint64_t turn) const {
+        for (uint64_t of = 0; of < ranks; of++)
+            if (sign(of, turn)->from.slab == 0 || sign(of, turn)->to.slab == 0) return false;
+        return true;
+    }
 };
+
+struct Part {
+    uint64_t start, length;
+};
+
+// Returns the bytes of a segment that one rank combines, when each does a part: whole lines.
+static Part part_of(uint64_t rank, uint64_t ranks, uint64_t nbytes) {
+    const uint64_t most = (nbytes / ranks + LINE) / LINE * LINE;
+    const uint64_t start = rank * most < nbytes ? rank * most : nbytes;
+    return {start, nbytes - start < most ? nbytes - start : most};
+}
 
 static long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec* patience) {
     return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), what, value, patience, nullptr, 0);
 }
 
-static bool is_over(const View& view, uint64_t call) {
-    return static_cast<int32_t>(view.line->call.load(std::memory_order_acquire) - static_cast<uint32_t>(call)) >= 0;
+static bool is_over(const View& view, uint64_t meeting) {
+    return static_cast<int32_t>(view.line->meeting.load(std::memory_order_acquire) - static_cast<uint32_t>(meeting)) >= 0;
 }
 
 static void breathe() {
@@ -51,31 +107,31 @@ static void breathe() {
 #endif
 }
 
-// This rank's slot is full.
-static void arrive(const View& view, uint64_t call) {
+// This rank has come.
+static void arrive(const View& view, uint64_t meeting) {
     Line* line = view.line;
-    if (line->count.fetch_add(1, std::memory_order_acq_rel) + 1 != view.ranks * call) return;
-    line->call.store(static_cast<uint32_t>(call), std::memory_order_seq_cst);
-    if (line->sleepers.load(std::memory_order_seq_cst) != 0) futex(&line->call, FUTEX_WAKE, INT_MAX, nullptr);
+    if (line->count.fetch_add(1, std::memory_order_acq_rel) + 1 != view.ranks * meeting) return;
+    line->meeting.store(static_cast<uint32_t>(meeting), std::memory_order_seq_cst);
+    if (line->sleepers.load(std::memory_order_seq_cst) != 0) futex(&line->meeting, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
 // Returns whether all have come, waiting for them at most about `PATIENCE`.
-static bool have_come(const View& view, uint64_t call) {
+static bool have_come(const View& view, uint64_t meeting) {
     for (uint64_t look = 0; look < view.spins; look++) {
         breathe();
-        if (is_over(view, call)) return true;
+        if (is_over(view, meeting)) return true;
     }
     for (uint64_t look = 0; look < view.yields; look++) {
         sched_yield();
-        if (is_over(view, call)) return true;
+        if (is_over(view, meeting)) return true;
     }
     Line* line = view.line;
     const timespec nap = {0, static_cast<long>(PATIENCE)};
     line->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    const uint32_t seen = line->call.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(seen - static_cast<uint32_t>(call)) < 0) futex(&line->call, FUTEX_WAIT, seen, &nap);
+    const uint32_t seen = line->meeting.load(std::memory_order_seq_cst);
+    if (static_cast<int32_t>(seen - static_cast<uint32_t>(meeting)) < 0) futex(&line->meeting, FUTEX_WAIT, seen, &nap);
     line->sleepers.fetch_sub(1, std::memory_order_seq_cst);
-    return is_over(view, call);
+    return is_over(view, meeting);
 }
 
 struct Sum {
@@ -92,19 +148,31 @@ struct Greatest {
     template <class T> T operator()(T a, T b) const { return a != a || a > b ? a : b; }
 };
 
-template <class T, class Op> static void combine(const View& view, uint64_t call, char* to, uint64_t nbytes) {
+// Leaves op(a, b) in `to`, which may be one of them.
+template <class T, class Op> static void apply(const char* a, const char* b, char* to, uint64_t nbytes) {
+    const T *left = reinterpret_cast<const T*>(a), *right = reinterpret_cast<const T*>(b);
     T* out = reinterpret_cast<T*>(to);
-    const uint64_t count = nbytes / sizeof(T);
-    const T* first = reinterpret_cast<const T*>(view.room(0, call));
-    const T* second = reinterpret_cast<const T*>(view.room(1, call));
-    for (uint64_t i = 0; i < count; i++) out[i] = Op()(first[i], second[i]);
-    for (uint64_t rank = 2; rank < view.ranks; rank++) {
-        const T* more = reinterpret_cast<const T*>(view.room(rank, call));
-        for (uint64_t i = 0; i < count; i++) out[i] = Op()(out[i], more[i]);
+#pragma GCC ivdep
+    for (uint64_t i = 0; i < nbytes / sizeof(T); i++) out[i] = Op()(left[i], right[i]);
+}
+
+// Leaves the bytes from `start` on of all sources, combined in rank order, at `to`, which may be in one of them.
+template <class T, class Op>
+static void combine(const char* const* sources, uint64_t ranks, char* to, uint64_t start, uint64_t length) {
+    alignas(LINE) char sum[BLOCK];
+    const uint64_t block = ranks > 2 ? BLOCK : length;  // two go by in one stream
+    for (uint64_t done = 0; done < length; done += block, start += block) {
+        const uint64_t nbytes = length - done < block ? length - done : block;
+        const char* left = sources[0] + start;
+        for (uint64_t rank = 1; rank < ranks; rank++) {
+            char* here = rank + 1 == ranks ? to + done : sum;
+            apply<T, Op>(left, sources[rank] + start, here, nbytes);
+            left = sum;
+        }
     }
 }
 
-using Combine = void (*)(const View&, uint64_t, char*, uint64_t);
+using Combine = void (*)(const char* const*, uint64_t, char*, uint64_t, uint64_t);
 
 template <class T> static Combine combine_of(long op) {
     const Combine all[] = {combine<T, Sum>, combine<T, Product>, combine<T, Least>, combine<T, Greatest>};
@@ -123,3 +191,94 @@ static Combine combine_of(long kind, long op) {
     }
     return nullptr;
 }
+
+// The call under way. Long arrays go by in segments, which stay in the caches, each after a meeting of the ranks or
+// two. If every rank's array and result lie in symmetric memory, nothing is in slots, the arrays are shown once for
+// all segments, and there is a meeting at the end, so that no result changes while others read it.
+struct Call {
+    enum Stage { SHOWN, COMBINED, COLLECTED };  // what all have done when the meeting is over
+
+    uint64_t turn, meeting;  // of the first segment they are 1
+    const char* from;
+    char* to;
+    uint64_t nbytes;
+    Combine combine;
+    bool parts;              // whether each rank combines a part
+    Sign sign;
+    uint64_t start, length;  // of the segment
+    Stage stage;
+    bool in_place;           // whether nothing is in slots
+    const char** sources;    // of all ranks, for the segment
+
+    void begin(const View& view) {
+        const bool reached = parts && nbytes >= LONG;  // others have read it before the end
+        sign = reached ? Sign{view.find(from, nbytes), view.find(to, nbytes)} : Sign{};
+        start = 0;
+        in_place = false;
+        show(view);
+    }
+
+    // Shows this rank's segment, and comes to its first meeting.
+    void show(const View& view) {
+        turn++;
+        length = nbytes - start < view.slot ? nbytes - start : view.slot;
+        if (sign.from.slab == 0) std::memcpy(view.room(view.rank, turn), from + start, length);
+        *view.sign(view.rank, turn) = sign;
+        come(view, SHOWN);
+    }
+
+    void come(const View& view, Stage done) {
+        stage = done;
+        arrive(view, ++meeting);
+    }
+
+    // After a meeting: returns whether all is done; if not, another meeting is next.
+    bool go_on(const View& view) {
+        if (stage == COLLECTED) return true;
+        if (stage == SHOWN && parts) {
+            in_place = start == 0 && view.is_symmetric(turn);
+            combine_part(view);
+            return false;
+        }
+        stage == SHOWN ? combine_all(view) : collect(view);
+        start += length;
+        if (start < nbytes) {
+            in_place ? combine_part(view) : show(view);
+        } else if (in_place) {
+            come(view, COLLECTED);
+        }
+        return start == nbytes && !in_place;
+    }
+
+    void find_sources(const View& view) {
+        for (uint64_t rank = 0; rank < view.ranks; rank++) {
+            const Place& place = view.sign(rank, turn)->from;
+            sources[rank] = place.slab == 0 ? view.room(rank, turn) : view.reach(rank, place) + start;
+        }
+    }
+
+    void combine_all(const View& view) {
+        find_sources(view);
+        combine(sources, view.ranks, to + start, 0, length);
+    }
+
+    void combine_part(const View& view) {
+        if (in_place) length = nbytes - start < SEGMENT ? nbytes - start : SEGMENT;
+        find_sources(view);
+        const Part mine = part_of(view.rank, view.ranks, length);
+        char* here = in_place ? to + start : view.room(view.rank, turn);
+        combine(sources, view.ranks, here + mine.start, mine.start, mine.length);
+        come(view, COMBINED);
+    }
+
+    // Takes all parts from those who combined them; the next rank's comes first, so that not all read the same one.
+    void collect(const View& view) {
+        for (uint64_t distance = in_place; distance < view.ranks; distance++) {
+            const uint64_t rank = (view.rank + distance) % view.ranks;
+            const Place& place = view.sign(rank, turn)->to;
+            const char* result = in_place ? view.reach(rank, place) + start : view.room(rank, turn);
+            const Part part = part_of(rank, view.ranks, length);
+            std::memcpy(to + start + part.start, result + part.start, part.length);
+        }
+    }
+};

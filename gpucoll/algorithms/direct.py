@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice
+from gpucoll.schedule import Copy, Recv, Round, Send, Slice, in_rank_order
 
 # One round of P - 1 messages of N / P bytes each way.
 EXCHANGE = {"chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
@@ -66,18 +66,16 @@ def direct_all_to_all(rank: int, size: int) -> Iterator[Round]:
 @algorithm("reduce_scatter_v", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
 @algorithm("reduce_scatter", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
 def direct_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
-    """Leave block `rank`, reduced over all inputs, on every rank; each rank adds up in an order of its own."""
-    own, others = Slice("output", 0), _others(rank, size)
-    yield (*(Send(Slice("input", peer), peer) for peer in others), Copy(Slice("input", rank), own),
-           *(RecvReduce(own, peer) for peer in others))
+    """Leave block `rank`, reduced over all inputs in rank order, on every rank."""
+    yield (*(Send(Slice("input", peer), peer) for peer in _others(rank, size)),
+           *in_rank_order(Slice("input", rank), Slice("output", 0), rank, size))
 
 
 @phase("reduce_scatter")
 def collect(rank: int, size: int) -> Iterator[Round]:
-    """Leave block `rank` of output reduced."""
-    own, others = Slice("output", rank), _others(rank, size)
-    yield (*(Send(Slice("input", peer), peer) for peer in others), Copy(Slice("input", rank), own),
-           *(RecvReduce(own, peer) for peer in others))
+    """Leave block `rank` of output reduced, in rank order."""
+    yield (*(Send(Slice("input", peer), peer) for peer in _others(rank, size)),
+           *in_rank_order(Slice("input", rank), Slice("output", rank), rank, size))
 
 
 @phase("all_gather")

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice
+from gpucoll.schedule import Round, Send, Slice, in_rank_order
 
 ALL = "(P - 1) * N"
 
@@ -25,18 +23,10 @@ ALL = "(P - 1) * N"
 def one_shot_all_reduce(rank: int, size: int) -> Iterator[Round]:
     """Leave the reduction of all inputs, in rank order, on every rank.
 
-    For an array of ranks the same contributions are listed by distance, since none is first on all of them.
-
     >>> [steps] = one_shot_all_reduce(rank=1, size=3)
     >>> [type(step).__name__ for step in steps]
     ['Send', 'Send', 'Recv', 'Reduce', 'RecvReduce']
     """
     own, total = Slice("input", 0), Slice("output", 0)
-    others = [(rank + distance) % size for distance in range(1, size)]
-    sends = [Send(own, peer) for peer in others]
-    if numpy.ndim(rank):
-        yield (*sends, Copy(own, total), *(RecvReduce(total, peer) for peer in others))
-    else:
-        first = Recv(total, 0) if rank else Copy(own, total)
-        yield (*sends, first, *(Reduce(own, total) if peer == rank else RecvReduce(total, peer)
-                                for peer in range(1, size)))
+    sends = [Send(own, (rank + distance) % size) for distance in range(1, size)]
+    yield (*sends, *in_rank_order(own, total, rank, size))

@@ -18,7 +18,7 @@ from gpucoll.calibration.fit import Probe, fit
 from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.operands import call_of
 from gpucoll.communicator import Communicator
-from gpucoll.tuner.model import moved, partners
+from gpucoll.tuner.model import SLOTS, moved, partners
 from gpucoll.tuner.table import Curve, Link
 
 SECONDS = 0.15  # for each size
@@ -27,8 +27,9 @@ BLOCK, LONG_BLOCK = 1 << 16, 1 << 20  # bytes
 # Collective, algorithm, and bytes for each rank of a block, or of the whole.
 PROBES = (("barrier", "dissemination", 0), ("all_reduce", "recursive_doubling", 8), ("all_gather", "direct", 8),
           ("all_gather", "ring", BLOCK), ("all_gather", "ring", LONG_BLOCK), ("reduce_scatter", "ring", BLOCK),
-          ("reduce_scatter", "ring", LONG_BLOCK), ("all_reduce", "two_shot", BLOCK),
+          ("reduce_scatter", "ring", LONG_BLOCK), ("all_reduce", "circulant", BLOCK),
           ("all_reduce", "recursive_doubling", LONG_BLOCK))
+SLOT_PROBES = tuple(("all_reduce", algorithm, nbytes) for algorithm in SLOTS for nbytes in (8, BLOCK, LONG_BLOCK))
 NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 
 
@@ -40,13 +41,13 @@ def links(comm: Communicator, executor: str, device: str) -> list[Link]:
     found = []
     for name, color in (("node", comm.node), ("network", 0 if comm.local_rank == 0 else None)):
         part = comm.split(color)
-        constants = None
+        constants: list[dict[str, float]] = []
         if part is not None:
             with part:
-                constants = _measured(part, executor, device) if part.size > 1 else None
+                constants = _measured(part, executor, device) if part.size > 1 else []
         everyone = [one for one in _gathered(comm, constants) if one]
-        if everyone:
-            found.append(Link(executor, name, **max(everyone, key=lambda one: one["alpha"])))
+        for kind, rows in zip((executor, "slots"), zip(*everyone, strict=True), strict=False):
+            found.append(Link(kind, name, **max(rows, key=lambda one: one["alpha"])))
     return found
 
 
@@ -58,13 +59,15 @@ def _gathered(comm: Communicator, value: Any) -> list[Any]:
     return list(comm.mpi.allgather(value))
 
 
-def _measured(part: Communicator, executor: str, device: str) -> dict[str, float]:
+def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
+    """Return the constants of an executor, and for `shared` those of its slots."""
+    kinds = (PROBES, SLOT_PROBES) if (executor, device) == ("shared", "cpu") else (PROBES,)
     with Communicator.from_mpi(part.mpi, executor=executor) as comm:
-        return fit([*_probes(comm, device)])
+        return [fit([*_probes(comm, device, kind)]) for kind in kinds]
 
 
-def _probes(comm: Communicator, device: str) -> Iterator[Probe]:
-    for collective, algorithm, block in PROBES:
+def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]]) -> Iterator[Probe]:
+    for collective, algorithm, block in rows:
         nbytes = block * (comm.size if collective in ("all_gather", "reduce_scatter") else 1)
         call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
         seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from gpucoll.arrays.symmetric import Heap
+from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Executor, Hasty, Task
 from gpucoll.links import Link
@@ -78,6 +78,17 @@ class HostBackend:
             return None
         first.slots.follow(*waits.gate(), waits)
         return first.slots
+
+    def has_slots(self, task: Task) -> bool:
+        """Return whether slots, where there are some, would serve a task of this dtype and op by some algorithm."""
+        first = self.executors[0]
+        return isinstance(first, Hasty) and first.takes(task)
+
+    def reach(self, slab: Slab, keys: Sequence[int]) -> None:
+        """Let the executor for small calls know a new slab of the heap; `keys` are those of all ranks' slabs."""
+        first = self.executors[0]
+        if isinstance(first, Hasty):
+            first.reach(slab, keys)
 
     def close(self) -> None:
         """Give back what the executors hold."""

@@ -193,7 +193,8 @@ class Core:
         except (CollectiveTimeout, BackendError) as error:  # ranks that did not meet have left messages behind
             self._waits.failure = error
             raise
-        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, executors, task.device)
+        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, executors, task.device,
+                                    self._slots is not None and self._host.has_slots(task))
         task.algorithm = choice.algorithm
         if choice.algorithm != "native":
             task.plan = make_plan(task.collective, choice, self._link.place, task.root, call.cut, task.in_place)

@@ -71,7 +71,7 @@ class Symmetric(Headers):
         error = None
         try:
             slab = heap.grow(shape, dtype)
-            told = {"slab": _told(slab)} if shared is not None else {}
+            told = {"slab": _told(slab) if shared is not None else slab.key}
         except (OSError, ValueError, OverflowError) as reason:
             error = BackendError(f"{name}: the system gives this rank no memory for {shape} {dtype}: {reason}",
                                  code="GC-MEMORY")
@@ -84,6 +84,8 @@ class Symmetric(Headers):
             raise
         if shared is not None:
             shared.reach(slab.key, [one["slab"] for one in everyone])
+        elif heap is self._host.heap:
+            self._host.reach(slab, [one["slab"] for one in everyone])
 
     def _where(self, name: str, device: Any) -> str:
         """Return which kind of memory is asked for: cpu, emulated or cuda."""

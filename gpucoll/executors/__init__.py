@@ -10,7 +10,7 @@ needs to know of a round: what may be received in place, and what must wait for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -78,7 +78,13 @@ class Hasty(Protocol):
 
     slots: Any
 
-    def step(self, task: Task) -> tuple[int, int] | None:
+    def reach(self, slab: Any, keys: Sequence[int]) -> None:
+        """Let them read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
+
+    def takes(self, task: Task) -> bool:
+        """Return whether slots do such calls by some algorithm."""
+
+    def step(self, task: Task) -> tuple[int, int, bool] | None:
         """Return what the slots do for calls like `task`, None where those take an operation."""
 
 

@@ -14,16 +14,18 @@ from gpucoll.tuner.segments import segments
 from gpucoll.tuner.table import Curve, Link, Shape, Table, built_in
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
-IN_MEMORY = ("shared", "peer")
+IN_MEMORY = ("shared", "peer", "slots")
+SLOTS = ("one_shot", "two_shot")  # all-reduces that `shared` does by slots, where those take dtype and op
 AT_ONCE = ("one_shot", "two_shot", "direct", "linear")  # who reads everything where it is first made
 SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
 
 
 class World(NamedTuple):
-    """Who takes part: the node of every rank, and the device of their arrays."""
+    """Who takes part: the node of every rank, the device of their arrays, and whether slots serve these."""
 
     nodes: tuple[int, ...]
     device: str = "cpu"
+    slots: bool = False
 
     @property
     def size(self) -> int:
@@ -83,7 +85,10 @@ class Model:
         curve = self._curve(collective, executor, name)
         if executor == "native":
             return self._native(collective, nbytes, curve)
-        topology = self.topology(executor)
+        by_slots = (executor, collective) == ("shared", "all_reduce") and name in SLOTS
+        if by_slots and not self.world.slots:
+            curve = None  # is of slots
+        topology = self.topology("slots" if by_slots and self.world.slots else executor)
         if topology is None:
             return []
         try:

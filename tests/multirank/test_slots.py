@@ -1,16 +1,22 @@
 """Small all-reduces in one exchange of slots: the bits of one_shot, whoever comes when, and nobody waits for ever."""
 
 import functools
+import itertools
 import os
+import re
 
 import numpy
 import pytest
 
 import gpucoll as gc
 import oracle
+from gpucoll.device.sources import inlined
 from gpucoll.executors.shared.slots import KINDS, SLOT, library
 
 COUNTS = (1, 2, 3, 17, 1000)
+SHOTS = ("one_shot", "two_shot")
+LONG, MAPPED = (1 << int(re.search(rf" {name} = 1 << (\d+);", inlined("slots.cc", set()))[1])
+                for name in ("LONG", "SEGMENT"))  # bytes
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ def on_shared(test):
 
 
 def exchanges(comm):
-    """How many calls of this rank were exchanges of slots."""
+    """How many segments of arrays this rank has shown to the others."""
     return 0 if comm._slots is None else comm._slots.calls
 
 
@@ -39,7 +45,7 @@ def operands(name, op, size, count):
 
 
 @on_shared
-def every_op_and_dtype(comm):
+def every_op_and_dtype(comm, algorithm):
     calls = 0
     for name in KINDS:
         for op in ("sum", "prod", "min", "max", "avg"):
@@ -48,13 +54,48 @@ def every_op_and_dtype(comm):
                     everyone = operands(name, op, comm.size, count)
                     x, out = everyone[comm.rank], numpy.empty_like(everyone[0])
                     for _ in range(3):  # the first as an operation, the others at once
-                        found = comm.all_reduce(x, out, op=op, algorithm="one_shot")
+                        found = comm.all_reduce(x, out, op=op, algorithm=algorithm)
                         assert oracle.same_bits(found, oracle.reduced(op, name, everyone)), (name, op, count)
                         calls += 1
     assert exchanges(comm) == calls
-    comm.all_reduce(numpy.ones(SLOT + 1, numpy.uint8), algorithm="one_shot")  # too long, and of another dtype
-    comm.all_reduce(numpy.ones(2), op="max", algorithm="two_shot")
+    comm.all_reduce(numpy.ones(5, numpy.uint8), algorithm=algorithm)
+    comm.all_reduce(numpy.ones(5), op="max", algorithm="ring")
     assert exchanges(comm) == calls
+
+
+@on_shared
+def long_arrays(comm, algorithm):
+    """In segments, of ordinary and symmetric memory, in place and not, alike on all ranks or not."""
+    width, rank = 8, comm.rank
+    for count in (LONG // width - 1, LONG // width, SLOT // width, SLOT // width + 1, 3 * SLOT // width + 7,
+                  MAPPED // width + 9):
+        everyone = [numpy.arange(count, dtype=numpy.int64) * (other + 1) + other for other in range(comm.size)]
+        expected = sum(everyone)
+        for here, there in itertools.product(("ordinary", "symmetric", "mixed"), repeat=2):
+            x = comm.zeros(count, numpy.int64) if here != "ordinary" else numpy.zeros(count, numpy.int64)
+            out = comm.zeros(count, numpy.int64) if there != "ordinary" else numpy.zeros(count, numpy.int64)
+            x = numpy.zeros_like(x) if here == "mixed" and rank % 2 else x
+            out = numpy.zeros_like(out) if there == "mixed" and rank == 0 else out
+            for turn in range(2):  # at first as an operation, then at once
+                x[:] = everyone[rank]
+                comm.all_reduce(x, out, algorithm=algorithm)
+                assert oracle.same_bits(out, expected), (count, here, there, turn)
+                assert oracle.same_bits(x, everyone[rank])
+                out[:] = -1  # no rank reads it any more
+                comm.all_reduce(x, x, algorithm=algorithm)
+                assert oracle.same_bits(x, expected), (count, here, turn)
+
+
+@on_shared
+def results_change_at_once(comm):
+    """Whoever is first overwrites what others have just read: nobody may still be reading then."""
+    x, out = comm.zeros(LONG, numpy.int64), comm.zeros(LONG, numpy.int64)
+    for turn in range(200):
+        x[:] = comm.rank + turn
+        comm.all_reduce(x, out, algorithm="two_shot")
+        expected = comm.size * turn + comm.size * (comm.size - 1) // 2
+        assert (out == expected).all(), turn
+        out[:] = -turn
 
 
 @on_shared
@@ -64,9 +105,9 @@ def the_bits_of_messages(comm):
     with gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:
         for name in ("float32", "float64"):
             x = random.standard_normal(301).astype(name) * 10.0 ** random.integers(-20, 20, 301)
-            for op in ("sum", "prod", "min", "max"):
-                expected = messages.all_reduce(x.astype(name), op=op, algorithm="one_shot")
-                assert oracle.same_bits(comm.all_reduce(x.astype(name), op=op, algorithm="one_shot"), expected)
+            for op, algorithm in itertools.product(("sum", "prod", "min", "max"), SHOTS):
+                expected = messages.all_reduce(x.astype(name), op=op, algorithm=algorithm)
+                assert oracle.same_bits(comm.all_reduce(x.astype(name), op=op, algorithm=algorithm), expected)
         x[comm.rank] = numpy.nan
         for op in ("sum", "min", "max"):
             found = comm.all_reduce(x, op=op, algorithm="one_shot")
@@ -130,7 +171,7 @@ def calls_that_look_alike(comm):
 
 @on_shared
 def refusals_of_known_calls(comm):
-    """What is wrong with a call is found although one like it is known; nothing is written, and nobody is waited for."""
+    """What is wrong with a call is found although one like it is known: nothing is written, nobody is waited for."""
     memory = numpy.zeros(20)
     x, out = memory[:6], numpy.full(6, 7.0)
     for _ in range(2):
@@ -218,12 +259,24 @@ def no_compiler_on_one(mpi):
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_every_op_and_dtype(ranks, size):
-    ranks(every_op_and_dtype, size, timeout=120)
+@pytest.mark.parametrize("algorithm", SHOTS)
+def test_every_op_and_dtype(ranks, size, algorithm):
+    ranks(every_op_and_dtype, size, algorithm, timeout=120)
 
 
-def test_the_bits_are_those_of_one_shot_anywhere(ranks):
-    assert ranks(the_bits_of_messages, 5) == [11] * 5
+@pytest.mark.parametrize("algorithm", SHOTS)
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_long_arrays(ranks, size, algorithm):
+    ranks(long_arrays, size, algorithm, timeout=120)
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_results_may_change_at_once(ranks, size):
+    ranks(results_change_at_once, size, timeout=60)
+
+
+def test_the_bits_are_those_of_messages(ranks):
+    assert ranks(the_bits_of_messages, 5) == [19] * 5
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -261,6 +261,7 @@ ALIKE = {"all_reduce": ["ring", "bidirectional_ring", "circulant", "torus", "two
          "reduce_scatter": ["ring", "circulant", "direct", "hierarchical"],
          "all_gather": ["ring", "circulant", "bruck", "direct", "hierarchical"],
          "all_to_all": ["pairwise", "bruck", "direct", "hierarchical"], "barrier": ["dissemination"]}
+IN_RANK_ORDER = [("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "direct")]
 HYPERCUBE = {"all_reduce": ["recursive_doubling", "halving_doubling", "swing"],
              "reduce_scatter": ["recursive_halving"], "all_gather": ["recursive_doubling"]}
 
@@ -275,7 +276,7 @@ def test_ranks_may_be_an_array():
     assert all_ranks("all_reduce", "swing", size=6) is None
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), [row for row in ROWS if row != ("all_reduce", "one_shot")])
+@pytest.mark.parametrize(("collective", "algorithm"), [row for row in ROWS if row not in IN_RANK_ORDER])
 def test_made_at_once_is_made_one_by_one(collective, algorithm):
     for size, segments in itertools.product((*range(2, 10), 12, 16, 31, 32), (1, 2)):
         together = all_ranks(collective, algorithm, size=size, segments=segments)
@@ -285,17 +286,20 @@ def test_made_at_once_is_made_one_by_one(collective, algorithm):
             assert together.chunks == alone.chunks
 
 
-def test_one_shot_made_at_once_is_the_same_but_for_the_order():
+@pytest.mark.parametrize(("collective", "algorithm"), IN_RANK_ORDER)
+def test_who_adds_in_rank_order_does_the_same_made_at_once_but_for_the_order(collective, algorithm):
     """No rank is the first on all ranks: the array lists by distance, what one rank does is in rank order."""
     for size in range(2, 9):
-        together = all_ranks("all_reduce", "one_shot", size=size)
+        together = all_ranks(collective, algorithm, size=size)
         for rank in range(size):
-            [made], [alone] = of_rank(together, rank), schedule("all_reduce", "one_shot", rank=rank, size=size)
+            (made, *rest) = of_rank(together, rank)
+            (alone, *same) = schedule(collective, algorithm, rank=rank, size=size)
+            assert rest == same
             sends, others = ([step for step in steps if isinstance(step, Send)] for steps in (made, alone))
             assert sends == others
-            peers, others = ({step.peer for step in steps if isinstance(step, Recv | RecvReduce)}
+            peers, others = ([step.peer for step in steps if isinstance(step, Recv | RecvReduce)]
                              for steps in (made, alone))
-            assert peers == others == {*range(size)} - {rank}
+            assert sorted(peers) == others == [peer for peer in range(size) if peer != rank]
             assert len(made) == len(alone)
 
 

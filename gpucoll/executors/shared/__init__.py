@@ -20,13 +20,15 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpucoll.arrays.symmetric import Heap
+from gpucoll.arrays import address
+from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RankFailedError
 from gpucoll.executors import Task
+from gpucoll.executors.shared import slots
 from gpucoll.executors.shared.calls import Calls
 from gpucoll.executors.shared.neighbours import Neighbours, make_fence
 from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
-from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots, step_of
+from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots
 from gpucoll.waits import Operation, Waits, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
@@ -76,13 +78,24 @@ class SharedExecutor:
         if self._near.all_able and len(self._near.all) == self._size:
             self.slots = make_slots(self._near.rank, self._near.extras())
 
+    def reach(self, slab: Slab, keys: Sequence[int]) -> None:
+        """Let slots read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
+        if self.slots is not None:
+            self.slots.reach(slab.nbytes, tuple(
+                slab.start if rank == self._near.rank else address(self._near.attached(rank, keys[rank]))
+                for rank in sorted(self._near.all)))
+
+    def takes(self, task: Task) -> bool:
+        """Return whether slots do such calls by some algorithm."""
+        return self.slots is not None and self._size > 1 and slots.takes(task)
+
     def step(self, task: Task) -> Step | None:
         """Return what slots do for calls like `task`, None where they are not for them; a rank alone copies."""
         if self.slots is None:
             return None
         if self._size == 1:
-            return (0, 0) if task.output is not None and task.input is not None else None
-        return step_of(task)
+            return (0, 0, False) if task.output is not None and task.input is not None else None
+        return slots.step_of(task)
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""

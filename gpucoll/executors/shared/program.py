@@ -143,10 +143,11 @@ class Binder:
         if len(mapped) == len(operands) and not copies and dst.nbytes <= BLOCK:
             return functools.partial(combine, dst, mapped[0], mapped[1:])
         groups = [others] if len(mapped) == len(operands) or self._to.together else [[one] for one in others]
-        rooms = 0 if len(mapped) == len(operands) else 1 + len(groups[0])
+        rooms = 1 + (0 if len(mapped) == len(operands) else 1 + len(groups[0]))
         room = self._to.room("fetched", rooms * BLOCK)
-        return functools.partial(_blockwise, combine, dst, base, groups, copies, [
-            room[index * BLOCK:(index + 1) * BLOCK].view(dst.dtype) for index in range(rooms)])
+        total, *fetched = [room[index * BLOCK:(index + 1) * BLOCK].view(dst.dtype) for index in range(rooms)]
+        late = any(not isinstance(one, Away) and address(one) == address(dst) for one in others)
+        return functools.partial(_blockwise, combine, dst, base, groups, copies, fetched, total if late else None)
 
 
 def copy_blocks(dst: Array, source: Array) -> None:
@@ -164,16 +165,19 @@ def _fetching(source: Away, dst: Array) -> Callable[[], None]:
 
 
 def _blockwise(combine: Combine, dst: Array, base: Memory, groups: list[list[Memory]], copies: list[Memory],
-               rooms: list[Array]) -> None:
-    """Form `dst` block by block, and write each to the `copies`."""
+               rooms: list[Array], aside: Array | None) -> None:
+    """Form `dst` block by block, `aside` where it is an operand beside the first, and write each to the `copies`."""
     per_block = BLOCK // dst.itemsize
     for start in range(0, len(dst), per_block):
         block = slice(start, min(start + per_block, len(dst)))
-        total, piece = _piece(base, block, dst.itemsize, rooms, 0), dst[block]
+        total = _piece(base, block, dst.itemsize, rooms, 0)
+        piece = dst[block] if aside is None else aside[:block.stop - block.start]
         for group in groups:
             combine(piece, total, [_piece(one, block, dst.itemsize, rooms, index + 1)
                                    for index, one in enumerate(group)])
             total = piece
+        if aside is not None:
+            numpy.copyto(dst[block], piece)
         for copy in copies:
             if isinstance(copy, Away):
                 copy.copier.write(copy.process, copy.start + start * dst.itemsize, address(piece), piece.nbytes)

@@ -1,6 +1,6 @@
-"""Small all-reduces of a node in one exchange of slots: C++ that calls nothing of ours, where the host can compile it.
+"""All-reduces of a node by slots, `one_shot` and `two_shot`: C++ that calls nothing of ours, where it can be compiled.
 
-All ranks come, the last one wakes the others, and each combines all slots in rank order: as `one_shot` does. A call
+All ranks come, the last one wakes the others, and each combines all slots in rank order, or a part of them. A call
 like one that was made before is done without a step in Python. It takes a compiler, and Python's and NumPy's headers.
 """
 
@@ -22,23 +22,25 @@ from gpucoll.device.sources import inlined
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError
 from gpucoll.executors import Task
+from gpucoll.ops import Op
 from gpucoll.waits import Operation
 
-SLOT = 1 << 13  # bytes; larger arrays are read where they are
+SLOT = 1 << 18  # bytes; longer arrays go by in segments
 LINE = 64
-ROOM = LINE + 2 * SLOT  # bytes of each rank's part of the shared memory
+ROOM = 3 * LINE + 2 * SLOT  # bytes of each rank's part of the shared memory
 KINDS = ("float32", "float64", "int32", "int64", "uint32", "uint64")  # as kernels/slots.h has them
 OPS = ("sum", "prod", "min", "max")
-SPINS, YIELDS = 2000, 8  # looks before a rank goes to sleep
+SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
 CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
-Step = tuple[int, int]  # places in KINDS and OPS
+SHOTS = ("one_shot", "two_shot")
+Step = tuple[int, int, bool]  # places in KINDS and OPS, and whether each rank combines a part
 
 
 @functools.cache
 def library() -> Any:
     """Return the compiled module, None where there is no compiler, or one that cannot."""
     source = inlined("slots.cc", set())
-    options = [f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include())]
+    options = ["-O3", *(f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include()))]
     try:
         made_by = "\n".join([recipe(), *options, sys.version, numpy.__version__])
         build = functools.partial(compile_shared, source, *options)
@@ -66,18 +68,26 @@ def make_slots(rank: int, areas: Sequence[int]) -> Any:
     return None if found is None else found.Slots(rank, tuple(areas), *looks, SLOT)
 
 
+def takes(task: Task) -> bool:
+    """Return whether slots combine such arrays: the same on every rank."""
+    op = task.op
+    return (task.collective == "all_reduce" and task.device == "cpu" and task.nbytes > 0 and task.dtype.name in KINDS
+            and op is not None and op.factor is None and _combined(op) in OPS)
+
+
 def step_of(task: Task) -> Step | None:
-    """Return what an exchange of slots combines for a task, None where it takes another way: the same on every rank."""
-    op, name = task.op, task.dtype.name
-    if (task.algorithm != "one_shot" or task.collective != "all_reduce" or not 0 < task.nbytes <= SLOT
-            or name not in KINDS or op is None or op.factor is not None):
+    """Return what slots do for a task, None where it takes another way: the same on every rank."""
+    if task.algorithm not in SHOTS or task.op is None or not takes(task):
         return None
-    combined = "sum" if op.name == "avg" else op.name
-    return (KINDS.index(name), OPS.index(combined)) if combined in OPS else None
+    return KINDS.index(task.dtype.name), OPS.index(_combined(task.op)), task.algorithm == "two_shot"
+
+
+def _combined(op: Op) -> str:
+    return "sum" if op.name == "avg" else op.name
 
 
 def exchange(slots: Any, task: Task, step: Step) -> Operation:
     """Do a call as an operation, which never blocks."""
-    slots.begin(task.input)
-    if not slots.finish(task.output, *step):
-        yield lambda: bool(slots.finish(task.output, *step))
+    slots.begin(task.input, task.output, *step)
+    if not slots.go_on():
+        yield slots.go_on
