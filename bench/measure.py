@@ -1,8 +1,10 @@
 """The clock: contestants in turn within one run, so that whatever disturbs the machine disturbs them all.
 
-A repetition lets every contestant do the test once out of place and once in place, each time after a barrier, in an
-order that rotates from repetition to repetition. Before it each call gets fresh data and an output that is wrong
-everywhere, after it the result is checked; the clock runs between the two only.
+A repetition lets every contestant do the test out of place and in place, each time after a barrier, in an order that
+rotates from repetition to repetition. Short calls are timed in bursts, one after the other, as programs make them: what
+one of them takes alone and after something else is mostly the processor's caches. Before a burst each call gets fresh
+data in arrays of its own and an output that is wrong everywhere, after it every result is checked; the clock runs
+between the two only.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from .summary import Array
 ITERATIONS = 20  # nccl-tests' default of -n
 FEWEST = 5
 SECONDS = 2.0  # that the repetitions of one size may take where -n does not say how many there are
+BURST, BURST_BYTES = 64, 1 << 22  # calls in a row, at most, and what they move
 WAIT_EACH, BARRIER_EACH, WAIT_LAST = 2, 1, 3  # nccl-tests' -z
 
 
@@ -48,6 +51,13 @@ class Measured(NamedTuple):
 
     seconds: Array
     wrong: tuple[int | None, ...]
+
+
+def burst(options: Options, device: str, nbytes: int) -> int:
+    """Return how many calls, or groups of calls (-m), of `nbytes` are timed in a row."""
+    if options.launches or options.flags.overlap or device == "emulated":  # whose calls take long
+        return 1
+    return max(1, min(BURST, BURST_BYTES // max(1, nbytes * options.flags.agg_iters)))
 
 
 def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list[Measured]:
@@ -129,8 +139,8 @@ class Trial:
         call, blocking = self.contestant.call, self.bench.options.flags.blocking
         if blocking in (BARRIER_EACH, WAIT_EACH):
             return functools.partial(_one_by_one, self.bench, call, arguments, blocking)
-        if len(arguments) > 1 and not self.contestant.peer:
-            return functools.partial(_grouped, self.bench.comm, call, arguments)
+        if self.bench.options.flags.agg_iters > 1 and not self.contestant.peer:
+            return functools.partial(_grouped, self.bench, call, arguments)
         return lambda: [call(*given) for given in arguments]
 
     def wrong(self) -> int:
@@ -166,6 +176,10 @@ def _one_by_one(bench: Bench, call: Callable[..., Any], arguments: Sequence[tupl
     return found
 
 
-def _grouped(comm: Communicator, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    with comm.group():
-        return [call(*given) for given in arguments]
+def _grouped(bench: Bench, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+    found: list[Any] = []
+    together = bench.options.flags.agg_iters
+    for first in range(0, len(arguments), together):
+        with bench.comm.group():
+            found += [call(*given) for given in arguments[first:first + together]]
+    return found

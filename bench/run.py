@@ -17,7 +17,7 @@ from .contestants import Field, every_case, field, meet
 from .data import Data, check_works
 from .devices import of
 from .findings import CROWDED_NOISE, slow_links, slow_memory, slow_ranks
-from .measure import Bench, Measured, measure
+from .measure import Bench, Measured, burst, measure
 from .overlap import measure_overlap
 from .pairs import measure_pairs
 from .progress import SMALL, Progress
@@ -126,9 +126,10 @@ class Run:
                      table.titles(self.options, self.several))
 
     def _data(self, case: Case, nbytes: int) -> Data:
-        flags = self.options.flags
-        return Data(case, self.comm.rank, case.count(nbytes), self.bench.device, calls=flags.agg_iters,
-                    shift=flags.unalign, fixed=bool(self.options.launches))
+        flags, device = self.options.flags, self.bench.device
+        calls = flags.agg_iters * burst(self.options, device.name, nbytes)
+        return Data(case, self.comm.rank, case.count(nbytes), device, calls=calls, shift=flags.unalign,
+                    fixed=bool(self.options.launches))
 
     def _lines(self, case: Case, found: Field, nbytes: int) -> None:
         """Measure one size of one case: a line for each algorithm."""
