@@ -1,11 +1,10 @@
 """Kernels of the peer executor on the emulated device, made before ranks ask for them: at once, on every core."""
 
-import concurrent.futures
 import functools
-import os
 
 import oracle
-from gpucoll.device import emulated, sources
+from compiled import compile_all
+from gpucoll.device import sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
 
@@ -23,5 +22,4 @@ def make(pairs):
     """All kernels of these ops and dtypes, and those that only move elements; they stay in the user's cache."""
     made = dict.fromkeys(maker(OPS[op], DTYPES[name]) for op, name in pairs for maker in MAKERS)
     moves = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "int32", "int64", "complex128")]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(emulated.compiled, [*made, *moves]))
+    compile_all(sources.text(instance) for instance in (*made, *moves))

@@ -14,13 +14,14 @@ import peer_direct
 import peer_made
 import peer_mutants
 import peer_schedules
+from compiled import compile_all
 from gpucoll.algorithms import algorithms
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
-from grids import batches, in_pairs, naming, sampled
+from grids import batches, in_pairs, naming
 from oracle import kind
 from peer_schedules import Case
 from peer_world import ALL, Fault, World, library
@@ -83,8 +84,15 @@ def kernels_of(op, name):
     return sources.text(*peer_direct.instances(op, name), sources.steps(OPS[op], DTYPES[name]))
 
 
-@pytest.mark.parametrize(("op", "name"), sampled(peer_made.PAIRS, keep=12, seed=11))
-def test_ops_and_dtypes(op, name):
+@pytest.mark.parametrize("pairs", batches(peer_made.PAIRS, 12, keep=12, seed=11))
+def test_ops_and_dtypes(pairs):
+    compile_all(kernels_of(*pair) for pair in pairs)
+    for pair in pairs:
+        with naming(pair):
+            check_op_on_dtype(*pair)
+
+
+def check_op_on_dtype(op, name):
     made = library(kernels_of(op, name))
     for count, threads in ((1, 4), (33, 4), (1000, 64)):
         peer_direct.run((made, made), op, name, ranks=3, count=count, threads=threads)
@@ -184,9 +192,15 @@ def test_the_host_ends_a_wait(both):
 # ---------------------------------------------------------------- faults that the checks must notice
 
 
+@pytest.fixture(scope="module")
+def mutants():
+    """All of them compiled."""
+    compile_all(map(peer_mutants.changed, peer_mutants.MUTANTS.values()))
+
+
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", peer_mutants.MUTANTS)
-def test_a_mutant_is_noticed(name):
+def test_a_mutant_is_noticed(mutants, name):
     assert peer_mutants.is_noticed(peer_mutants.MUTANTS[name])
 
 
