@@ -1,8 +1,6 @@
 """The peer kernels compile for GPUs and keep what they work on in registers; needs NVRTC, and no GPU."""
 
 import importlib
-import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -11,7 +9,7 @@ from gpucoll.device import nvrtc, sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
 from gpucoll.ops import OPS
-from grids import naming, sampled
+from grids import batches
 
 gate = importlib.import_module("test_compile")  # beside the kernels' other tests, to which peer_world has made a way
 pytestmark = pytest.mark.kernel
@@ -46,22 +44,16 @@ def core(number):
             for place, make in enumerate(MAKERS.values())]
 
 
-def check(instances, arch):
-    with naming((arch, [instance.entry for instance in instances])):
-        gate.check(sources.text(*instances), {instance.entry for instance in instances}, arch)
-
-
 def test_every_kernel_compiles_for_every_line_of_gpus(library):
-    known = [arch for arch in gate.ARCHS if int(arch.removeprefix("sm_")) in library]
-    assert gate.ARCH in known
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # NVRTC lets go of Python meanwhile
-        list(pool.map(check, map(core, range(len(known))), known))
+    archs = gate.known(library)
+    gate.check_all(map(core, range(len(archs))), archs)
 
 
 def test_copies_compile():
     gate.check(sources.text(*WIDTHS), {instance.entry for instance in WIDTHS}, gate.ARCH)
 
 
-@pytest.mark.parametrize(("kernel", "op", "name"), sampled(CASES, keep=20, seed=2))
-def test_every_op_and_dtype_compiles(kernel, op, name):
-    check([MAKERS[kernel](OPS[op], DTYPES[name])], gate.ARCH)
+@pytest.mark.parametrize("cases", batches(CASES, 25, keep=20, seed=2))
+def test_every_op_and_dtype_compiles(cases):
+    made = [[MAKERS[kernel](OPS[op], DTYPES[name])] for kernel, op, name in cases]
+    gate.check_all(made, [gate.ARCH] * len(made))
