@@ -119,7 +119,8 @@ UNITS = {"moves": moves(), **{f"cast {row.name}": casts(row) for row in REAL},
          "scale": list(itertools.chain.from_iterable(map(scales, DTYPES.values())))}
 
 
-@pytest.mark.parametrize("units", [list(UNITS)[first::4] for first in range(4)], ids=" ".join)
+@pytest.mark.parametrize("units", [pytest.param(list(UNITS)[first::4], marks=pytest.mark.slow if first else ())
+                                   for first in range(4)], ids=" ".join)
 def test_every_kernel_compiles_without_spills(units):
     check_all([UNITS[unit] for unit in units], [ARCH] * len(units))
 

@@ -107,7 +107,7 @@ def check_ratios(output, record):
     assert dict(zip(words[::2], map(float, words[1::2]), strict=True)) == pytest.approx(means, abs=1e-3)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_every_test_by_every_algorithm(ranks, size):
     most = 1000 if size == 8 else 5000  # so many ranks take their time where there are fewer cores
     line = f"all -b 1000 -e {most} -i 4000 -n 2 -c 2 -d int -r {size - 1} --algorithm all --against mpi"
