@@ -1,6 +1,5 @@
 """What the tests share: ranks to run programs on, and the mark of the tests that need them."""
 
-import concurrent.futures
 import functools
 import os
 import shutil
@@ -67,12 +66,12 @@ def emulated_kernels():
     compiler = os.environ.get("CXX", "g++").split()[0]
     if shutil.which(compiler) is None:
         pytest.skip(f"the emulated device needs a C++ compiler, and there is no {compiler}")
-    from gpucoll.device import emulated, sources
+    from compiled import compile_all
+    from gpucoll.device import sources
     from gpucoll.dtypes import DTYPES
     from gpucoll.ops import OPS
 
     reductions = {sources.reduce(op, dtype) for op in OPS.values() for dtype in DTYPES.values()
                   if dtype.kind in op.kinds}
     moves = {make(width) for make in (sources.copy, sources.pack, sources.unpack) for width in sources.UNITS}
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(emulated.compiled, [*reductions, *moves]))
+    compile_all(sources.text(instance) for instance in (*reductions, *moves))

@@ -1,5 +1,7 @@
-"""Large parameter grids: a sample always runs, the rest is marked slow."""
+"""Large parameter grids: a sample always runs, more of it is marked slow; many small cases make one test."""
 
+import contextlib
+import itertools
 import random
 
 import pytest
@@ -34,3 +36,54 @@ def with_news(cases, order):
         if not values <= seen:
             yield index
         seen |= values
+
+
+def in_pairs(cases, seed):
+    """So few of the cases, in order, that every two values that are together in one of all are so in one of these.
+
+    >>> len(in_pairs(list(itertools.product("abcd", (1, 2, 3, 4), (True, False))), seed=1))
+    16
+    """
+    left = {index: pairs(cases[index]) for index in random.Random(seed).sample(range(len(cases)), len(cases))}
+    chosen = []
+    while left:
+        best = max(left, key=lambda index: len(left[index]))
+        news = left.pop(best)
+        if not news:
+            break
+        chosen.append(best)
+        for others in left.values():
+            others -= news
+    return [cases[index] for index in sorted(chosen)]
+
+
+def pairs(case):
+    """All pairs of the values of a case, with their places in it."""
+    return set(itertools.combinations(enumerate(map(repr, case)), 2))
+
+
+def batches(cases, size, keep, seed):
+    """Lists of up to `size` cases, one list for one test: `keep` cases always run, lists of the others are slow.
+
+    >>> [(case.values, bool(case.marks)) for case in batches("abcde", 2, keep=3, seed=2)]
+    [((['a', 'd'],), False), ((['e'],), False), ((['b', 'c'],), True)]
+    """
+    kept = drawn(cases, keep, seed)
+    often = [case for index, case in enumerate(cases) if index in kept]
+    seldom = [case for index, case in enumerate(cases) if index not in kept]
+    return [*listed(often, size, "often", ()), *listed(seldom, size, "seldom", pytest.mark.slow)]
+
+
+def listed(cases, size, name, marks):
+    return [pytest.param(cases[first:first + size], id=f"{name}{first // size}", marks=marks)
+            for first in range(0, len(cases), size)]
+
+
+@contextlib.contextmanager
+def naming(case):
+    """An error inside says which case of its test it comes from."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"in case {case!r}")
+        raise

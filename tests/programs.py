@@ -9,6 +9,7 @@ import numpy
 import gpucoll as gc
 import oracle
 from gpucoll.algorithms import registry
+from gpucoll.collectives import COLLECTIVES
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v")
 MOVEMENTS = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v",
@@ -42,6 +43,19 @@ def inputs(op, name, size, shape):
 
 def counts(size):
     return sorted({0, 1, size - 1, size, size + 1, 1000})
+
+
+def long_count(name):
+    """So many elements that they are more than 64 KiB, from which on MPIs send in other ways."""
+    return (1 << 16) // oracle.kind(name).itemsize + 1
+
+
+SHARES = 3
+
+
+def share_of(size):
+    """Of the ops and dtypes the third that ranks of this number try: other numbers try the others."""
+    return oracle.SIZES.index(size) % SHARES
 
 
 def check(found, expected, *context):
@@ -85,23 +99,26 @@ def expected_reduction(comm, collective, op, name, everyone, rows):
 
 
 @program
-def every_op_and_dtype(comm, collective, algorithm):
-    for op, name in itertools.product(oracle.OPS, oracle.DTYPES):
-        if oracle.legal(op, name):
-            reduction(comm, collective, algorithm, op, name, 13, in_place=(len(op) + len(name)) % 2 == 0)
+def every_op_and_dtype(comm, collective, algorithm, share=None):
+    """All ops on all dtypes; of a third of these pairs, which `share` numbers, each op and each dtype is one."""
+    pairs = [pair for pair in itertools.product(oracle.OPS, oracle.DTYPES) if oracle.legal(*pair)]
+    for op, name in pairs if share is None else pairs[share::SHARES]:
+        reduction(comm, collective, algorithm, op, name, 13, in_place=(len(op) + len(name)) % 2 == 0)
 
 
 @program
 def every_count(comm, collective, algorithm):
+    apart = collective.startswith("reduce_scatter")  # no call of it is in place
     for count in (*counts(comm.size), 65537):
-        for in_place in (False, True):
+        for in_place in (False,) if apart else (False, True):
             reduction(comm, collective, algorithm, "sum", "int32", count, in_place)
 
 
 @program
 def copies(comm, collective, algorithm):
-    for name, count in itertools.product(("uint8", "bfloat16", "complex128"), (*counts(comm.size), 65537)):
-        for root in {0, comm.size // 2, comm.size - 1}:
+    roots = {0, comm.size // 2, comm.size - 1} if COLLECTIVES[collective].rooted else {0}
+    for name in ("uint8", "bfloat16", "complex128"):
+        for count, root in itertools.product((*counts(comm.size), long_count(name)), roots):
             MOVED[collective](comm, algorithm, name, count, root)
 
 

@@ -3,10 +3,10 @@
 import ctypes
 import functools
 import mmap
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 
+from compiled import compile_all
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels
 from gpucoll.device.sources import text
@@ -29,9 +29,9 @@ def shared_object(source):
 
 
 def shared_objects(sources):
-    """All of them, two compilers at a time."""
-    with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(shared_object, sources))
+    """All of them, a compiler on every core."""
+    compile_all(sources)
+    return [shared_object(source) for source in sources]
 
 
 def run(library, entry, blocks, threads, arguments):

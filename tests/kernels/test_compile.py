@@ -5,7 +5,9 @@ these kernels.
 """
 
 import itertools
+import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +16,7 @@ from gpucoll.device import nvrtc, sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
 from gpucoll.ops import OPS, elementwise_op
+from grids import naming
 
 MOST_REGISTERS = 128  # of 65536 on a multiprocessor, for a block of 512 threads
 ARCH = "sm_90"  # for which everything is compiled; the others are
@@ -79,8 +82,17 @@ def complaints(log, entries):
 
 def check(source, entries, arch):
     _, log = nvrtc.compile_cubin(source, arch)
-    found = list(complaints(log, entries))
-    assert found == []
+    with naming(arch):
+        assert list(complaints(log, entries)) == []
+
+
+def check_all(instances, archs):
+    """Lists of kernels, each for an architecture, on every core: NVRTC lets go of Python meanwhile."""
+    def one(some, arch):
+        check(sources.text(*some), {instance.entry for instance in some}, arch)
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(one, instances, archs))
 
 
 # ---------------------------------------------------------------- every kernel
@@ -107,9 +119,10 @@ UNITS = {"moves": moves(), **{f"cast {row.name}": casts(row) for row in REAL},
          "scale": list(itertools.chain.from_iterable(map(scales, DTYPES.values())))}
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_every_kernel_compiles_without_spills(unit):
-    check(sources.text(*UNITS[unit]), {instance.entry for instance in UNITS[unit]}, ARCH)
+@pytest.mark.parametrize("units", [pytest.param(list(UNITS)[first::4], marks=pytest.mark.slow if first else ())
+                                   for first in range(4)], ids=" ".join)
+def test_every_kernel_compiles_without_spills(units):
+    check_all([UNITS[unit] for unit in units], [ARCH] * len(units))
 
 
 def test_nothing_is_left_out():
@@ -140,11 +153,16 @@ CORE = [
 ]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-def test_core_compiles_for_every_line_of_gpus(arch, library):
-    if int(arch.removeprefix("sm_")) not in library:
-        pytest.skip(f"this NVRTC does not know {arch}")
-    check(sources.text(*CORE), {instance.entry for instance in CORE}, arch)
+def known(library):
+    """The lines of GPUs for which this NVRTC can compile."""
+    archs = [arch for arch in ARCHS if int(arch.removeprefix("sm_")) in library]
+    assert ARCH in archs
+    return archs
+
+
+def test_core_compiles_for_every_line_of_gpus(library):
+    archs = known(library)
+    check_all([CORE] * len(archs), archs)
 
 
 # ---------------------------------------------------------------- what the check must not let pass

@@ -27,7 +27,7 @@ LARGE = 1_100_000  # elements of four bytes: more than are staged at a time
 @pytest.fixture(scope="module")
 def kernels(emulated_kernels):
     """Nobody makes kernels while ranks die."""
-    peer_made.make(["sum", "max"], ["float32"])
+    peer_made.make([("sum", "float32"), ("max", "float32")])
 
 
 @pytest.fixture

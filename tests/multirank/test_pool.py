@@ -1,7 +1,6 @@
 """The pool of ranks keeps its promises: results in order, and an error with evidence for whatever goes wrong."""
 
 import ctypes
-import itertools
 import os
 import re
 import subprocess
@@ -12,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from grids import sampled
 from ranks import JobTimeout, RankDied, RankError, RankException, RankPool, RanksHung, job_members
 
 SIZES = (1, 2, 3, 8)
@@ -406,21 +404,3 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-# Grids
-
-
-def test_a_sample_has_the_stated_size_and_every_value_and_is_the_same_each_time():
-    grid = list(itertools.product(range(8), "abc", (True, False)))
-    cases = sampled(grid, keep=12, seed=1)
-    kept = [case.values for case in cases if not case.marks]
-    assert [case.values for case in cases] == grid
-    assert len(kept) == 12
-    assert [set(values) for values in zip(*kept, strict=True)] == [set(range(8)), set("abc"), {True, False}]
-    assert kept == [case.values for case in sampled(grid, keep=12, seed=1) if not case.marks]
-    assert kept != [case.values for case in sampled(grid, keep=12, seed=2) if not case.marks]
-
-
-def test_a_small_grid_is_kept_whole():
-    assert not any(case.marks for case in sampled([1, 2, 3], keep=60, seed=1))

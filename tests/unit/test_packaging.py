@@ -391,12 +391,18 @@ def test_time_limit_ends_a_program():
     assert environment.run(["sleep", "60"], signal.SIGTERM, limit=0.1) == environment.TIMED_OUT
 
 
+def heeding_interrupts():
+    """A shell lets what it runs in the background ignore Ctrl-C, and so all that these tests start from there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted_launcher_ends_its_program(tmp_path):
     """A program that a script has started does not outlive it, and neither of them says a word."""
     main = f"environment.run(['sh', '-c', 'echo $$ > {tmp_path}/pid; exec sleep 60'], 15)"
     command = [sys.executable, "-c", f"import environment; environment.start(lambda: {main})"]
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
-    script = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    script = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              preexec_fn=heeding_interrupts)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert script.poll() is None
     script.send_signal(signal.SIGINT)

@@ -9,21 +9,22 @@ from gpucoll.device import nvrtc, sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
 from gpucoll.ops import OPS
-from grids import sampled
+from grids import batches
 
 gate = importlib.import_module("test_compile")  # beside the kernels' other tests, to which peer_world has made a way
 pytestmark = pytest.mark.kernel
 
-CASES = [(op.name, dtype.name) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds]
 MAKERS = {
     "packets": sources.packets,
     "one_shot": lambda op, dtype: sources.shots("one_shot", op, dtype),
     "two_shot": lambda op, dtype: sources.shots("two_shot", op, dtype),
     "steps": sources.steps,
 }
-CORE = [MAKERS[kernel](OPS["sum"], DTYPES[name]) for kernel, name in (
-    ("packets", "float32"), ("packets", "bfloat16"), ("one_shot", "float16"), ("two_shot", "float8_e4m3fn"),
-    ("two_shot", "complex128"), ("steps", "bfloat16"), ("steps", "float8_e5m2"))]
+# One kernel of each pair of op and dtype; they take turns, so that every op and nearly every dtype has each of them.
+CASES = [(list(MAKERS)[(row + column) % len(MAKERS)], op.name, dtype.name)
+         for row, op in enumerate(OPS.values()) for column, dtype in enumerate(DTYPES.values())
+         if dtype.kind in op.kinds]
+NAMES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "complex128", "float8_e5m2", "int8")
 WIDTHS = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "float32", "float64", "complex128")]
 
 
@@ -37,18 +38,22 @@ def library():
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("arch", gate.ARCHS)
-def test_the_core_compiles_for_every_line_of_gpus(arch, library):
-    if int(arch.removeprefix("sm_")) not in library:
-        pytest.skip(f"this NVRTC does not know {arch}")
-    gate.check(sources.text(*CORE), {instance.entry for instance in CORE}, arch)
+def core(number):
+    """Every kernel, each of another dtype for another number."""
+    return [make(OPS["sum"], DTYPES[NAMES[(number + place) % len(NAMES)]])
+            for place, make in enumerate(MAKERS.values())]
+
+
+def test_every_kernel_compiles_for_every_line_of_gpus(library):
+    archs = gate.known(library)
+    gate.check_all(map(core, range(len(archs))), archs)
 
 
 def test_copies_compile():
     gate.check(sources.text(*WIDTHS), {instance.entry for instance in WIDTHS}, gate.ARCH)
 
 
-@pytest.mark.parametrize(("op", "name"), sampled(CASES, keep=10, seed=2))
-def test_every_op_and_dtype_compiles(op, name):
-    made = [make(OPS[op], DTYPES[name]) for make in MAKERS.values()]
-    gate.check(sources.text(*made), {instance.entry for instance in made}, gate.ARCH)
+@pytest.mark.parametrize("cases", batches(CASES, 25, keep=20, seed=2))
+def test_every_op_and_dtype_compiles(cases):
+    made = [[MAKERS[kernel](OPS[op], DTYPES[name])] for kernel, op, name in cases]
+    gate.check_all(made, [gate.ARCH] * len(made))

@@ -1,5 +1,6 @@
 """The kernels for memory that ranks share: in every order of their threads NumPy's bits, and every fault is noticed."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -10,23 +11,25 @@ import numpy
 import pytest
 
 import peer_direct
+import peer_made
 import peer_mutants
 import peer_schedules
+from compiled import compile_all
 from gpucoll.algorithms import algorithms
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
-from grids import sampled
-from oracle import DTYPES as NAMES
-from oracle import kind, legal
+from grids import batches, in_pairs, naming
+from oracle import kind
 from peer_schedules import Case
 from peer_world import ALL, Fault, World, library
 
 TESTS = Path(__file__).parents[1]
 SIZES = (2, 3, 4, 8)
 SCHEDULES = 10  # random ones; 200 where there is time
+SEEDS = batches([(seed,) for seed in range(200)], 50, keep=SCHEDULES, seed=0)
 
 pytestmark = pytest.mark.kernel
 
@@ -38,47 +41,65 @@ def both():
     return made, made
 
 
-def seeds():
-    return [*range(SCHEDULES), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(SCHEDULES, 200))]
+def in_turns(seeds, run, **options):
+    """Run with all blocks under way at once, or with one of each rank: in turns."""
+    for number, (seed,) in enumerate(seeds):
+        residency = (ALL, 1)[number % 2]
+        with naming((seed, residency)):
+            run(seed=seed, residency=residency, **options)
 
 
 # ---------------------------------------------------------------- direct all-reduces
 
 
-@pytest.mark.parametrize("residency", [ALL, 1], ids=["all blocks", "one block"])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("seed", seeds())
-def test_direct_operations_back_to_back(both, size, seed, residency):
-    peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=size, seed=seed, blocks=3, residency=residency)
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_direct_operations_back_to_back(both, size, seeds):
+    in_turns(seeds, functools.partial(peer_direct.run, both, peer_mutants.OP, peer_mutants.NAME), ranks=size, blocks=3)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_more_than_there_is_room_for(both, size, seed):
+def test_more_than_there_is_room_for(both, size):
     """What the ranks do not share is staged section by section."""
-    count = (33, 100)[seed % 2]
-    peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=size, seed=seed, count=count, sections=2 + seed % 3)
-
-
-CASES = [(op, name) for name in NAMES for op in OPS if legal(op, name)]
-
-
-@pytest.mark.parametrize(("op", "name"), sampled(CASES, keep=12, seed=11))
-def test_direct_operations_of_every_dtype(op, name):
-    made = library(sources.text(*peer_direct.instances(op, name)))
-    for count, threads in ((1, 4), (33, 4), (1000, 64)):
-        peer_direct.run((made, made), op, name, ranks=3, count=count, threads=threads)
-    step = kind(name).itemsize // (2 if name.startswith("complex") else 1)
-    peer_direct.run((made, made), op, name, ranks=4, count=131, threads=8, misaligned=step)
+    for seed in range(SCHEDULES):
+        with naming(seed):
+            peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=size, seed=seed, count=(33, 100)[seed % 2],
+                            sections=2 + seed % 3)
 
 
 def test_many_threads_and_blocks(both):
     peer_direct.run(both, peer_mutants.OP, peer_mutants.NAME, ranks=4, count=20_000, blocks=4, threads=128)
 
 
-@pytest.mark.parametrize("seed", range(SCHEDULES))
-def test_one_way_operations_between_packets(both, seed):
-    peer_mutants.check_between(both, seed)
+def test_one_way_operations_between_packets(both):
+    for seed in range(SCHEDULES):
+        with naming(seed):
+            peer_mutants.check_between(both, seed)
+
+
+# ---------------------------------------------------------------- ops and dtypes
+
+
+def kernels_of(op, name):
+    return sources.text(*peer_direct.instances(op, name), sources.steps(OPS[op], DTYPES[name]))
+
+
+@pytest.mark.parametrize("pairs", batches(peer_made.PAIRS, 12, keep=12, seed=11))
+def test_ops_and_dtypes(pairs):
+    compile_all(kernels_of(*pair) for pair in pairs)
+    for pair in pairs:
+        with naming(pair):
+            check_op_on_dtype(*pair)
+
+
+def check_op_on_dtype(op, name):
+    made = library(kernels_of(op, name))
+    for count, threads in ((1, 4), (33, 4), (1000, 64)):
+        peer_direct.run((made, made), op, name, ranks=3, count=count, threads=threads)
+    step = kind(name).itemsize // (2 if name.startswith("complex") else 1)
+    peer_direct.run((made, made), op, name, ranks=4, count=131, threads=8, misaligned=step)
+    for algorithm in ("ring", "one_shot", "recursive_doubling"):
+        peer_schedules.run((made, made), Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
 
 
 # ---------------------------------------------------------------- schedules
@@ -90,11 +111,13 @@ WALKS = [(*case, size, shape, False) for case in ALIKE for size in (1, 2, 3, 4, 
 WALKS += [(*walk[:4], True) for walk in WALKS if walk[0] in IN_PLACE]
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size", "shape", "in_place"), sampled(WALKS, keep=160, seed=3))
-def test_every_schedule(both, collective, algorithm, size, shape, in_place):
-    segments, count, channels, seed = shape
-    case = Case(collective, algorithm, size, count, segments=segments, root=size // 2, in_place=in_place)
-    peer_schedules.run(both, case, channels=channels, seed=seed)
+@pytest.mark.parametrize("walks", batches(in_pairs(WALKS, 3), 25, keep=150, seed=3))
+def test_every_schedule(both, walks):
+    for walk in walks:
+        collective, algorithm, size, (segments, count, channels, seed), in_place = walk
+        case = Case(collective, algorithm, size, count, segments=segments, root=size // 2, in_place=in_place)
+        with naming(walk):
+            peer_schedules.run(both, case, channels=channels, seed=seed)
 
 
 RAGGED = [(row.name, name, size, channels) for row in COLLECTIVES.values() if row.ragged
@@ -107,23 +130,18 @@ def test_blocks_that_are_not_alike(both, collective, algorithm, size, channels):
     peer_schedules.run(both, case, channels=channels, seed=1)
 
 
-@pytest.mark.parametrize("residency", [ALL, 1], ids=["all blocks", "one block"])
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("seed", seeds())
-def test_schedules_back_to_back(both, size, seed, residency):
-    """What is left in the slots, and the counters, go on from one to the next."""
+def back_to_back(libraries, size, seed, residency):
     cases = [Case("all_reduce", "ring", size, 67, segments=2), Case("broadcast", "chain", size, 40, root=1, segments=3),
              Case("reduce", "tree", size, 33), Case("all_to_all", "direct", size, 21),
              Case("broadcast", "binomial", size, 50), Case("all_reduce", "recursive_doubling", size, 29)]
-    peer_schedules.run(both, *cases, channels=3, depth=1 + seed % 3, seed=seed, residency=residency)
+    peer_schedules.run(libraries, *cases, channels=3, depth=1 + seed % 3, seed=seed, residency=residency)
 
 
-@pytest.mark.parametrize(("op", "name"), sampled(CASES, keep=10, seed=5))
-def test_schedules_of_every_dtype(op, name):
-    made = library(sources.text(sources.steps(OPS[op], DTYPES[name])))
-    for algorithm in ("ring", "one_shot", "recursive_doubling"):
-        case = Case("all_reduce", algorithm, 3, 100, op=op, name=name)
-        peer_schedules.run((made, made), case, slot=64, threads=16)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_schedules_back_to_back(both, size, seeds):
+    """What is left in the slots, and the counters, go on from one to the next."""
+    in_turns(seeds, functools.partial(back_to_back, both), size=size)
 
 
 @pytest.mark.parametrize("name", ["int8", "float16", "float64", "complex128"])
@@ -174,9 +192,15 @@ def test_the_host_ends_a_wait(both):
 # ---------------------------------------------------------------- faults that the checks must notice
 
 
+@pytest.fixture(scope="module")
+def mutants():
+    """All of them compiled."""
+    compile_all(map(peer_mutants.changed, peer_mutants.MUTANTS.values()))
+
+
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", peer_mutants.MUTANTS)
-def test_a_mutant_is_noticed(name):
+def test_a_mutant_is_noticed(mutants, name):
     assert peer_mutants.is_noticed(peer_mutants.MUTANTS[name])
 
 

@@ -15,6 +15,7 @@ from gpucoll.analysis.verify import prove, verify
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice, relabel
+from grids import naming
 
 SIZES = [*range(1, 18), 31, 32, 33, 64]
 ROWS = sorted(registry())
@@ -24,12 +25,17 @@ def roots(collective, size):
     return {0, size // 2, size - 1} if COLLECTIVES[collective].rooted else {0}
 
 
-@pytest.mark.parametrize("size", SIZES)
+FEW = (*range(1, 10), 16, 17)  # the other numbers of ranks are proved where there is time
+
+
+@pytest.mark.parametrize("sizes", [pytest.param(FEW, id="few"), pytest.param(
+    [size for size in SIZES if size not in FEW], id="many", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("collective", "algorithm"), ROWS)
-def test_every_schedule_is_proved(collective, algorithm, size):
-    for root in roots(collective, size):
-        for segments in (1, 3):
-            verify(collective, algorithm, size, root=root, segments=segments)
+def test_every_schedule_is_proved(collective, algorithm, sizes):
+    for size in sizes:
+        for root, segments in itertools.product(roots(collective, size), (1, 3)):
+            with naming((size, root, segments)):
+                verify(collective, algorithm, size, root=root, segments=segments)
 
 
 def test_the_seeds_costs():

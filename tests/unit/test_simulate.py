@@ -1,6 +1,7 @@
 """Virtual time: by hand, against a slow simulator that knows nothing of arrays, and against the registry's formulas."""
 
 import functools
+import itertools
 import json
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.analysis.simulate.sweep import Crossover, crossovers, sweep
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
+from grids import sampled
 
 ROWS = sorted(registry())
 SIZES = (1, 2, 3, 4, 5, 7, 8, 12, 16)
@@ -264,9 +266,9 @@ def agrees(collective, algorithm, size, where, *, root=0, segments=1):
                                              nodes=nodes)
 
 
-@pytest.mark.parametrize("where", TOPOLOGIES)
-@pytest.mark.parametrize(("collective", "algorithm"), ROWS)
-def test_the_slow_simulator_agrees(collective, algorithm, where):
+@pytest.mark.parametrize(("row", "where"), sampled(list(itertools.product(ROWS, TOPOLOGIES)), keep=180, seed=4))
+def test_the_slow_simulator_agrees(row, where):
+    collective, algorithm = row
     if where == "slow network" and algorithm == "one_shot":
         return  # for all ranks at once its own operand counts as one that came
     for size, segments in ((2, 1), (7, 2), (12, 1)):

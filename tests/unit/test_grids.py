@@ -1,0 +1,58 @@
+"""Samples of large grids: of the stated size, the same in every session, with all that they promise."""
+
+import doctest
+import itertools
+
+import pytest
+
+import grids
+from grids import batches, in_pairs, naming, sampled
+
+GRID = list(itertools.product(range(8), "abc", (True, False)))
+
+
+def test_doctests():
+    assert doctest.testmod(grids).failed == 0
+
+
+def test_a_sample_has_the_stated_size_and_every_value_and_is_the_same_each_time():
+    cases = sampled(GRID, keep=12, seed=1)
+    kept = [case.values for case in cases if not case.marks]
+    assert [case.values for case in cases] == GRID
+    assert len(kept) == 12
+    assert [set(values) for values in zip(*kept, strict=True)] == [set(range(8)), set("abc"), {True, False}]
+    assert kept == [case.values for case in sampled(GRID, keep=12, seed=1) if not case.marks]
+    assert kept != [case.values for case in sampled(GRID, keep=12, seed=2) if not case.marks]
+
+
+def test_a_small_grid_is_kept_whole():
+    assert not any(case.marks for case in sampled([1, 2, 3], keep=60, seed=1))
+
+
+def together(cases, *places):
+    return {tuple(case[place] for place in places) for case in cases}
+
+
+def test_every_pair_of_values_is_kept_and_few_cases():
+    """Of a grid with holes, as where an algorithm is of one collective only."""
+    holed = [case for case in GRID if case[0] % 3 or case[1] == "a"]
+    kept = in_pairs(holed, seed=1)
+    assert kept == [case for case in holed if case in kept] == in_pairs(holed, seed=1)
+    assert len(kept) < len(holed) * 3 // 4
+    for places in itertools.combinations(range(3), 2):
+        assert together(kept, *places) == together(holed, *places)
+
+
+def test_batches_hold_every_case_once():
+    found = batches(GRID, 5, keep=12, seed=1)
+    lists = [case.values[0] for case in found]
+    assert sorted(itertools.chain(*lists)) == sorted(GRID)
+    assert max(map(len, lists)) == 5
+    often = [case for one in found if not one.marks for case in one.values[0]]
+    assert often == [case.values for case in sampled(GRID, keep=12, seed=1) if not case.marks]
+
+
+def test_an_error_names_its_case():
+    with pytest.raises(ZeroDivisionError) as found, naming(("ring", 3)):
+        _ = 1 / 0
+    assert found.value.__notes__ == ["in case ('ring', 3)"]
