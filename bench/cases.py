@@ -126,8 +126,9 @@ def bus_factor(test: str, ranks: int) -> float:
 
 
 # The least bytes that all ranks' memories together read and write, N being the larger of input and output: each
-# input is read once and each output written once; of broadcast, in place, the root writes nothing.
-TRAFFIC = {"all_reduce": "2 * P", "reduce": "P + 1", "broadcast": "P", "all_gather": "P + 1", "gather": "2",
+# input is read once and each output written once; of broadcast, in place, the root writes nothing. In an all_reduce
+# each rank, moreover, reads what the others have reduced.
+TRAFFIC = {"all_reduce": "3 * P", "reduce": "P + 1", "broadcast": "P", "all_gather": "P + 1", "gather": "2",
            "scatter": "2", "reduce_scatter": "P + 1", "all_to_all": "2 * P", "scan": "2 * P", "exscan": "2 * P",
            "sendrecv": "2 * P", "hypercube": "P + 1", "barrier": "0"}
 

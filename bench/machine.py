@@ -62,7 +62,7 @@ def bound(case: Case, count: int, copy: Copy) -> float | None:
     It is memory's bound: between nodes the network sets a lower one, and data in a cache can be faster.
 
     >>> bound(Case("all_reduce", "float32", "sum", 0, 2), 1 << 20, Copy(40.0, 0, ()))
-    10.0
+    6.666666666666667
     """
     traffic = least_traffic(case.test, case.ranks) * case.nbytes(count)
     return copy.bandwidth * case.moved(count) * case.factor / traffic if traffic else None
