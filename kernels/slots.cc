@@ -26,13 +26,19 @@ struct Look {
     }
 };
 
+// What a call is, whatever its arrays.
+struct Kind {
+    What what;
+    uint64_t root;
+    Combine combine;  // null where nothing is reduced
+    uint64_t nbytes;  // of a block
+};
+
 // A call that was checked. The objects are told apart by identity: equal ones that are not the same are Python's.
 struct Entry {
     PyObject* options[4];  // what is called, op, root, algorithm
     Look x, out;
-    uint64_t nbytes;
-    Combine combine;         // null where there is one rank
-    bool parts;              // whether each rank combines a part
+    Kind kind;
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
 };
 
@@ -93,13 +99,14 @@ static bool meet(Slots* self, PyObject* name) {
     return found != nullptr;
 }
 
-static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, Combine combine, bool parts) {
+static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, const Kind& kind) {
     Call* call = &self->call;
-    call->to = static_cast<char*>(PyArray_DATA(out));
     call->from = static_cast<const char*>(PyArray_DATA(x));
-    call->nbytes = static_cast<uint64_t>(PyArray_NBYTES(x));
-    call->combine = combine;
-    call->parts = parts;
+    call->to = static_cast<char*>(PyArray_DATA(out));
+    call->what = kind.what;
+    call->root = kind.root;
+    call->combine = kind.combine;
+    call->nbytes = kind.nbytes;
     call->begin(self->view);
 }
 
@@ -114,22 +121,37 @@ static bool go_on(Slots* self) {
 }
 
 // Does a call; false with an error set. Another thread may change the entries meanwhile.
-static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObject* out, Combine combine, bool parts) {
-    if (combine == nullptr) {
+static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObject* out, Kind kind) {
+    if (self->view.ranks == 1) {
         std::memmove(PyArray_DATA(out), PyArray_DATA(x), static_cast<size_t>(PyArray_NBYTES(x)));
         return true;
     }
-    begin(self, x, out, combine, parts);
+    begin(self, x, out, kind);
     do {
         if (!meet(self, name)) return false;
     } while (!go_on(self));
     return true;
 }
 
+// Whether a result may be written: arrays that share memory otherwise than as one are Python's.
 static bool may_write(const Entry* entry, PyArrayObject* x, PyArrayObject* out) {
     const char *from = static_cast<char*>(PyArray_DATA(x)), *to = static_cast<char*>(PyArray_DATA(out));
+    const npy_intp given = PyArray_NBYTES(x), taken = PyArray_NBYTES(out);
     return entry->out.is_of(out) && PyArray_ISWRITEABLE(out)
-           && (from == to || from + entry->nbytes <= to || to + entry->nbytes <= from);
+           && ((from == to && given == taken) || from + given <= to || to + taken <= from);
+}
+
+// Returns the array for the result, which is given or new, null with an error set; None where the call is Python's.
+static PyObject* result_of(Slots* self, const Entry* entry, PyArrayObject* x, PyObject* out) {
+    if (entry->kind.what == BROADCAST) {
+        const bool ready = out == Py_None && (entry->kind.root == self->view.rank || PyArray_ISWRITEABLE(x));
+        return Py_NewRef(ready ? reinterpret_cast<PyObject*>(x) : Py_None);
+    }
+    if (out == Py_None) {
+        Py_INCREF(entry->out.dtype);
+        return PyArray_Empty(entry->out.axes, entry->out.shape, entry->out.dtype, 0);
+    }
+    return Py_NewRef(is_array(out) && may_write(entry, x, array_of(out)) ? out : Py_None);
 }
 
 // Returns the addresses in a tuple, to be freed; null with an error set.
@@ -154,25 +176,26 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
         PyErr_SetString(PyExc_TypeError, "slots take six arguments, once they have a gate");
         return nullptr;
     }
-    if (!is_array(given[4]) || !(given[5] == Py_None || is_array(given[5]))) Py_RETURN_NONE;
+    if (!is_array(given[4])) Py_RETURN_NONE;
     PyArrayObject* x = array_of(given[4]);
     const Entry* entry = entry_for(self, given, x);
     if (std::memcmp(entry->options, given, sizeof entry->options) != 0 || !entry->x.is_of(x)) Py_RETURN_NONE;
-    if (given[5] == Py_None ? !entry->out.is_of(x) : !may_write(entry, x, array_of(given[5]))) Py_RETURN_NONE;
-
     const int free = is_free(self);
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
+    PyObject* out = result_of(self, entry, x, given[5]);
+    if (out == nullptr || out == Py_None) return out;
     PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
-    if (mine == nullptr) return nullptr;
+    if (mine != Py_True) {  // another thread is in a call, or there is an error
+        Py_DECREF(out);
+        if (mine == nullptr) return nullptr;
+        Py_DECREF(mine);
+        Py_RETURN_NONE;
+    }
     Py_DECREF(mine);
-    if (mine != Py_True) Py_RETURN_NONE;
 
-    const Combine combine = entry->combine;
-    const bool parts = entry->parts;
     PyObject* seconds = Py_NewRef(reinterpret_cast<PyObject*>(entry->seconds));
-    PyObject* out = given[5] == Py_None ? PyArray_NewLikeArray(x, NPY_CORDER, nullptr, 0) : Py_NewRef(given[5]);
     const double started = now();
-    if (out != nullptr && exchange(self, given[0], x, array_of(out), combine, parts)) {
+    if (exchange(self, given[0], x, array_of(out), entry->kind)) {
         note(array_of(seconds), now() - started);
     } else {
         Py_CLEAR(out);
@@ -185,6 +208,22 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     return out;
 }
 
+// Leaves in `found` what a call of these arrays is; false with an error set for one that slots do not do.
+static bool kind_of(const Slots* self, PyArrayObject* x, PyArrayObject* out, int what, long dtype, long op,
+                    unsigned long long root, Kind* found) {
+    const uint64_t ranks = self->view.ranks, given = static_cast<uint64_t>(PyArray_NBYTES(x)),
+                   taken = static_cast<uint64_t>(PyArray_NBYTES(out));
+    const bool reduces = what == ONE_SHOT || what == TWO_SHOT || what == REDUCE_SCATTER;
+    const uint64_t more = what == ALL_GATHER ? ranks : 1, fewer = what == REDUCE_SCATTER ? ranks : 1;
+    *found = {static_cast<What>(what), root, reduces ? combine_of(dtype, op) : nullptr,
+              what == ALL_TO_ALL ? given / ranks : given < taken ? given : taken};
+    if (what >= 0 && what <= COPY && (what != COPY || ranks == 1) && given * more == taken * fewer
+        && (!reduces || found->combine != nullptr || ranks == 1) && root < ranks)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "slots do no such calls");
+    return false;
+}
+
 static void look_at(Look* look, PyArrayObject* array) {
     Py_INCREF(PyArray_DESCR(array));
     Py_XSETREF(look->dtype, PyArray_DESCR(array));
@@ -192,49 +231,45 @@ static void look_at(Look* look, PyArrayObject* array) {
     std::memcpy(look->shape, PyArray_DIMS(array), look->axes * sizeof(npy_intp));
 }
 
-// learn(what is called, op, root, algorithm, x, out, kind, op's place, parts, seconds): such calls are done here from
-// now on.
+// learn(what is called, op, root, algorithm, x, out, What, dtype's and op's places, seconds): such calls are done here
+// from now on.
 static PyObject* learn(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
     PyObject *options[4], *x, *out, *seconds;
-    long kind, op;
-    int parts;
-    if (!PyArg_ParseTuple(given, "OOOOO!O!llpO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
-                          &PyArray_Type, &out, &kind, &op, &parts, &PyArray_Type, &seconds))
+    int what;
+    long dtype, op;
+    Kind kind;
+    if (!PyArg_ParseTuple(given, "OOOOO!O!illO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
+                          &PyArray_Type, &out, &what, &dtype, &op, &PyArray_Type, &seconds))
         return nullptr;
-    const uint64_t nbytes = static_cast<uint64_t>(PyArray_NBYTES(array_of(x)));
-    const Combine combine = self->view.ranks == 1 ? nullptr : combine_of(kind, op);
-    if (PyArray_NDIM(array_of(x)) > MOST_AXES || PyArray_NDIM(array_of(out)) > MOST_AXES) Py_RETURN_NONE;
-    if (static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) != nbytes || (self->view.ranks > 1 && combine == nullptr)
-        || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST)) {
-        PyErr_SetString(PyExc_ValueError, "slots do no such calls");
-        return nullptr;
-    }
+    const unsigned long long root = PyLong_AsUnsignedLongLong(options[2]);
+    if (PyErr_Occurred() || !kind_of(self, array_of(x), array_of(out), what, dtype, op, root, &kind)) return nullptr;
+    if (PyArray_NDIM(array_of(x)) > MOST_AXES || PyArray_NDIM(array_of(out)) > MOST_AXES
+        || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST))
+        Py_RETURN_NONE;
     Entry* entry = entry_for(self, options, array_of(x));
     for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
     look_at(&entry->x, array_of(x));
     look_at(&entry->out, array_of(out));
-    entry->nbytes = nbytes;
-    entry->combine = combine;
-    entry->parts = parts;
+    entry->kind = kind;
     Py_INCREF(seconds);
     Py_XSETREF(entry->seconds, array_of(seconds));
     Py_RETURN_NONE;
 }
 
-// begin(x, out, kind, op's place, parts): this rank has come to its next call, as an operation; both arrays stay.
+// begin(x, out, What, dtype's and op's places, root): this rank has come to its next call, as an operation; both
+// arrays stay.
 static PyObject* begin_method(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
     PyObject *x, *out;
-    long kind, op;
-    int parts;
-    if (!PyArg_ParseTuple(given, "O!O!llp", &PyArray_Type, &x, &PyArray_Type, &out, &kind, &op, &parts)) return nullptr;
-    const Combine combine = combine_of(kind, op);
-    if (combine == nullptr || PyArray_NBYTES(array_of(x)) != PyArray_NBYTES(array_of(out))) {
-        PyErr_SetString(PyExc_ValueError, "slots do no such calls");
+    int what;
+    long dtype, op;
+    unsigned long long root;
+    Kind kind;
+    if (!PyArg_ParseTuple(given, "O!O!illK", &PyArray_Type, &x, &PyArray_Type, &out, &what, &dtype, &op, &root))
         return nullptr;
-    }
-    begin(self, array_of(x), array_of(out), combine, parts);
+    if (!kind_of(self, array_of(x), array_of(out), what, dtype, op, root, &kind)) return nullptr;
+    begin(self, array_of(x), array_of(out), kind);
     Py_RETURN_NONE;
 }
 

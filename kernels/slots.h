@@ -1,10 +1,11 @@
-// All-reduces between the processes of a node, on the host.
+// Collectives between the processes of a node, on the host.
 //
-// Every rank writes its array into a slot of its own; the last one to come lets all go on. One shot: each combines all
-// slots in rank order. Two shots: each combines a part of them, in its own slot, and when all have come once more, each
-// takes all parts; where that is long and lies in memory that all ranks map, it is read there, and not copied to a slot
-// before. A rank cannot come to the call after next before all have read this one's slots, since it needs
-// all of them for the next: two slots a rank, in turn, are enough.
+// Every rank writes its array into a slot of its own; the last one to come lets all go on, and each takes from the
+// others' slots what is for it. A rank cannot come to the call after next before all have read this one's slots, since
+// it needs all of them for the next: two slots a rank, in turn, are enough. An all-reduce in one shot combines all
+// slots in rank order; in two shots each rank combines a part, in its own slot, and when all have come once more, takes
+// all parts. Long arrays go by in segments, which stay in the caches. What lies in memory that all ranks map is read
+// there, and not copied to a slot before.
 #pragma once
 #include <atomic>
 #include <climits>
@@ -73,13 +74,6 @@ struct View {
     }
 
     char* reach(uint64_t of, const Place& place) const { return slabs[place.slab - 1].bases[of] + place.offset; }
-
-    // Whether all ranks' arrays and results can be reached.
-    bool is_symmetric(uint64_t turn) const {
-        for (uint64_t of = 0; of < ranks; of++)
-            if (sign(of, turn)->from.slab == 0 || sign(of, turn)->to.slab == 0) return false;
-        return true;
-    }
 };
 
 struct Part {
@@ -192,39 +186,87 @@ static Combine combine_of(long kind, long op) {
     return nullptr;
 }
 
-// The call under way. Long arrays go by in segments, which stay in the caches, each after a meeting of the ranks or
-// two. If every rank's array and result lie in symmetric memory, nothing is in slots, the arrays are shown once for
-// all segments, and there is a meeting at the end, so that no result changes while others read it.
+// What a call does; Python has the same numbers.
+enum What { ONE_SHOT, TWO_SHOT, ALL_GATHER, BROADCAST, ALL_TO_ALL, REDUCE_SCATTER, COPY };
+
+// The call under way: a segment after each meeting of the ranks, of two shots after two of them. If all ranks' arrays
+// are read where they are, they are shown once, and all is one segment; of two shots results must be reached as well,
+// and segments remain. A meeting at the end makes sure that nobody reads an array any more.
 struct Call {
-    enum Stage { SHOWN, COMBINED, COLLECTED };  // what all have done when the meeting is over
+    enum Stage { SHOWN, COMBINED, DONE };  // what all ranks have done when the meeting is over
 
     uint64_t turn, meeting;  // of the first segment they are 1
+    What what;
     const char* from;
     char* to;
-    uint64_t nbytes;
+    uint64_t nbytes;         // of a block: what one rank gives, or what it gets, of each
+    uint64_t root;
     Combine combine;
-    bool parts;              // whether each rank combines a part
     Sign sign;
-    uint64_t start, length;  // of the segment
+    uint64_t start, length;  // of the segment, in every block
     Stage stage;
     bool in_place;           // whether nothing is in slots
+    bool read;               // whether some rank's array is read where it is
     const char** sources;    // of all ranks, for the segment
 
     void begin(const View& view) {
-        const bool reached = parts && nbytes >= LONG;  // others have read it before the end
-        sign = reached ? Sign{view.find(from, nbytes), view.find(to, nbytes)} : Sign{};
+        const bool reached = nbytes >= LONG && what != ONE_SHOT && (from != to || what == TWO_SHOT || what == BROADCAST);
+        sign = reached ? Sign{view.find(from, given(view)), what == TWO_SHOT ? view.find(to, nbytes) : Place{}} : Sign{};
         start = 0;
-        in_place = false;
+        in_place = read = false;
         show(view);
     }
+
+    // After a meeting: returns whether all is done; if not, another meeting is next.
+    bool go_on(const View& view) {
+        if (stage == DONE) return true;
+        if (stage == SHOWN && start == 0) look(view);
+        if (stage == SHOWN && what == TWO_SHOT) {
+            combine_part(view);
+            return false;
+        }
+        stage == SHOWN ? take(view) : collect(view);
+        start += length;
+        if (start < nbytes) {
+            in_place ? combine_part(view) : show(view);
+        } else if (read) {
+            come(view, DONE);
+        }
+        return start == nbytes && !read;
+    }
+
+  private:
+    // Whether this rank gives a block to each rank.
+    bool has_blocks() const { return what == ALL_TO_ALL || what == REDUCE_SCATTER; }
+
+    uint64_t given(const View& view) const { return has_blocks() ? view.ranks * nbytes : nbytes; }
+
+    // How many bytes of a slot are for one rank.
+    uint64_t pitch(const View& view) const { return has_blocks() ? view.slot / view.ranks / LINE * LINE : view.slot; }
 
     // Shows this rank's segment, and comes to its first meeting.
     void show(const View& view) {
         turn++;
-        length = nbytes - start < view.slot ? nbytes - start : view.slot;
-        if (sign.from.slab == 0) std::memcpy(view.room(view.rank, turn), from + start, length);
+        length = nbytes - start < pitch(view) ? nbytes - start : pitch(view);
+        if (sign.from.slab == 0) fill(view);
         *view.sign(view.rank, turn) = sign;
         come(view, SHOWN);
+    }
+
+    // Copies to the slot what others read there.
+    void fill(const View& view) {
+        char* room = view.room(view.rank, turn);
+        const Part mine = part_of(view.rank, view.ranks, length);
+        const uint64_t after = mine.start + mine.length;
+        if (what == TWO_SHOT) {
+            std::memcpy(room, from + start, mine.start);
+            std::memcpy(room + after, from + start + after, length - after);
+        } else if (has_blocks()) {
+            for (uint64_t block = 0; block < view.ranks; block++)
+                if (block != view.rank) std::memcpy(room + block * pitch(view), from + block * nbytes + start, length);
+        } else if (what != BROADCAST || view.rank == root) {
+            std::memcpy(room, from + start, length);
+        }
     }
 
     void come(const View& view, Stage done) {
@@ -232,36 +274,46 @@ struct Call {
         arrive(view, ++meeting);
     }
 
-    // After a meeting: returns whether all is done; if not, another meeting is next.
-    bool go_on(const View& view) {
-        if (stage == COLLECTED) return true;
-        if (stage == SHOWN && parts) {
-            in_place = start == 0 && view.is_symmetric(turn);
-            combine_part(view);
-            return false;
+    // Sees what all ranks have shown.
+    void look(const View& view) {
+        uint64_t shown = 0, reached = 0;
+        for (uint64_t rank = what == BROADCAST ? root : 0; rank < (what == BROADCAST ? root + 1 : view.ranks); rank++) {
+            const Sign* found = view.sign(rank, turn);
+            shown++;
+            read = read || (found->from.slab != 0 && what != TWO_SHOT);
+            reached += found->from.slab != 0 && (what != TWO_SHOT || found->to.slab != 0);
         }
-        stage == SHOWN ? combine_all(view) : collect(view);
-        start += length;
-        if (start < nbytes) {
-            in_place ? combine_part(view) : show(view);
-        } else if (in_place) {
-            come(view, COLLECTED);
-        }
-        return start == nbytes && !in_place;
+        in_place = reached == shown;
+        read = read || in_place;
+        if (in_place && what != TWO_SHOT) length = nbytes;
     }
 
     void find_sources(const View& view) {
+        const uint64_t block = has_blocks() ? view.rank : 0;
         for (uint64_t rank = 0; rank < view.ranks; rank++) {
             const Place& place = view.sign(rank, turn)->from;
-            sources[rank] = place.slab == 0 ? view.room(rank, turn) : view.reach(rank, place) + start;
+            sources[rank] = place.slab == 0 ? view.room(rank, turn) + block * pitch(view)
+                                            : view.reach(rank, place) + block * nbytes + start;
+        }
+        sources[view.rank] = from + block * nbytes + start;
+    }
+
+    void take(const View& view) {
+        find_sources(view);
+        if (what == ONE_SHOT || what == REDUCE_SCATTER) {
+            combine(sources, view.ranks, to + start, 0, length);
+        } else if (what == BROADCAST) {
+            if (view.rank != root) std::memcpy(to + start, sources[root], length);
+        } else {
+            for (uint64_t distance = 1; distance <= view.ranks; distance++) {  // not all read the same one at first
+                const uint64_t rank = (view.rank + distance) % view.ranks;
+                char* here = to + rank * nbytes + start;
+                if (here != sources[rank]) std::memcpy(here, sources[rank], length);
+            }
         }
     }
 
-    void combine_all(const View& view) {
-        find_sources(view);
-        combine(sources, view.ranks, to + start, 0, length);
-    }
-
+    // Of two shots, the first.
     void combine_part(const View& view) {
         if (in_place) length = nbytes - start < SEGMENT ? nbytes - start : SEGMENT;
         find_sources(view);
@@ -271,7 +323,7 @@ struct Call {
         come(view, COMBINED);
     }
 
-    // Takes all parts from those who combined them; the next rank's comes first, so that not all read the same one.
+    // And the second: takes all parts from those who combined them.
     void collect(const View& view) {
         for (uint64_t distance = in_place; distance < view.ranks; distance++) {
             const uint64_t rank = (view.rank + distance) % view.ranks;

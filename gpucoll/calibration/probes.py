@@ -29,7 +29,8 @@ PROBES = (("barrier", "dissemination", 0), ("all_reduce", "recursive_doubling", 
           ("all_gather", "ring", BLOCK), ("all_gather", "ring", LONG_BLOCK), ("reduce_scatter", "ring", BLOCK),
           ("reduce_scatter", "ring", LONG_BLOCK), ("all_reduce", "circulant", BLOCK),
           ("all_reduce", "recursive_doubling", LONG_BLOCK))
-SLOT_PROBES = tuple(("all_reduce", algorithm, nbytes) for algorithm in SLOTS for nbytes in (8, BLOCK, LONG_BLOCK))
+SLOT_PROBES = tuple((*way, nbytes) for way in SLOTS if way[0] in ("all_reduce", "all_gather")
+                    for nbytes in (8, BLOCK, LONG_BLOCK))
 NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 
 

@@ -121,13 +121,13 @@ class Core:
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
                   seconds: Seconds) -> None:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
-        key = key_of(same, x, out)
-        if task.input is None or task.output is None or not (key or step_of(executor, task)):
+        key, overwrites = key_of(same, x, out), task.collective == "broadcast"
+        if task.output is None or (task.input is None and not overwrites) or not (key or step_of(executor, task)):
             return
         found = repeat_of(x, call.result, executor, task, call, seconds)
         if found is not None and key:
             self._repeats.keep(key, found)
-        if found is not None and (call.result is not x or out is x):
+        if found is not None and (call.result is not x or out is x or overwrites):
             self._learn(same, x, call.result, found)
 
     def _repeat(self, found: Repeat, source: Any, target: Any, stream: Any) -> None:

@@ -84,7 +84,7 @@ class Hasty(Protocol):
     def takes(self, task: Task) -> bool:
         """Return whether slots do such calls by some algorithm."""
 
-    def step(self, task: Task) -> tuple[int, int, bool] | None:
+    def step(self, task: Task) -> tuple[int, int, int] | None:
         """Return what the slots do for calls like `task`, None where those take an operation."""
 
 

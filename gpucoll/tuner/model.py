@@ -15,7 +15,9 @@ from gpucoll.tuner.table import Curve, Link, Shape, Table, built_in
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
 IN_MEMORY = ("shared", "peer", "slots")
-SLOTS = ("one_shot", "two_shot")  # all-reduces that `shared` does by slots, where those take dtype and op
+# What `shared` does by slots, where those take dtype and op; and how often the ranks meet for it.
+SLOTS = {("all_reduce", "one_shot"): 1, ("all_reduce", "two_shot"): 2, ("all_gather", "direct"): 1,
+         ("broadcast", "linear"): 1, ("all_to_all", "direct"): 1, ("reduce_scatter", "direct"): 1}
 AT_ONCE = ("one_shot", "two_shot", "direct", "linear")  # who reads everything where it is first made
 SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
 
@@ -85,14 +87,15 @@ class Model:
         curve = self._curve(collective, executor, name)
         if executor == "native":
             return self._native(collective, nbytes, curve)
-        by_slots = (executor, collective) == ("shared", "all_reduce") and name in SLOTS
-        if by_slots and not self.world.slots:
-            curve = None  # is of slots
-        topology = self.topology("slots" if by_slots and self.world.slots else executor)
+        meetings = SLOTS.get((collective, name)) if executor == "shared" else None
+        if meetings and not self.world.slots:
+            curve = meetings = None  # which is one of slots
+        topology = self.topology("slots" if meetings else executor)
         if topology is None:
             return []
         try:
-            row = _predicted(collective, name, nbytes, topology, self.world)
+            row = _predicted(collective, name, nbytes, topology, self.world) if meetings is None else \
+                _by_slots(collective, name, nbytes, topology, self.world, meetings)
         except ArgumentError:  # more than can be simulated
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
@@ -188,6 +191,15 @@ def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, wor
     further = partners(collective, name, world.nodes).further
     return Prediction(collective, name, world.size, nbytes, pieces, cost["rounds"] * level.alpha + further * level.gap,
                       moved(cost, topology.name) * level.beta, cost["reduced"] * level.gamma)
+
+
+def _by_slots(collective: str, name: str, nbytes: int, topology: Topology, world: World,
+              meetings: int) -> Prediction:
+    """Return what slots take: ranks meet, and then each reads what it gets."""
+    level, cost = topology.levels[-1], find(collective, name).cost.price(world.size, nbytes, 1, world.nodes)
+    further = meetings * max(0, world.size - 2)
+    return Prediction(collective, name, world.size, nbytes, 1, meetings * level.alpha + further * level.gap,
+                      cost["received"] * level.beta, cost["reduced"] * level.gamma)
 
 
 def moved(cost: Mapping[str, float], executor: str) -> float:

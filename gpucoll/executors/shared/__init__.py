@@ -94,7 +94,7 @@ class SharedExecutor:
         if self.slots is None:
             return None
         if self._size == 1:
-            return (0, 0, False) if task.output is not None and task.input is not None else None
+            return slots.alone(task)
         return slots.step_of(task)
 
     def run(self, task: Task) -> Operation:

@@ -1,7 +1,7 @@
-"""All-reduces of a node by slots, `one_shot` and `two_shot`: C++ that calls nothing of ours, where it can be compiled.
+"""Collectives of a node by slots: C++ that calls nothing of ours, where it can be compiled.
 
-All ranks come, the last one wakes the others, and each combines all slots in rank order, or a part of them. A call
-like one that was made before is done without a step in Python. It takes a compiler, and Python's and NumPy's headers.
+All ranks come, the last one wakes the others, and each takes what is for it from the slots of all. A call like one that
+was made before is done without a step in Python. It takes a compiler, and Python's and NumPy's headers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ KINDS = ("float32", "float64", "int32", "int64", "uint32", "uint64")  # as kerne
 OPS = ("sum", "prod", "min", "max")
 SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
 CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
-SHOTS = ("one_shot", "two_shot")
-Step = tuple[int, int, bool]  # places in KINDS and OPS, and whether each rank combines a part
+WHATS = {("all_reduce", "one_shot"): 0, ("all_reduce", "two_shot"): 1, ("all_gather", "direct"): 2,
+         ("broadcast", "linear"): 3, ("all_to_all", "direct"): 4, ("reduce_scatter", "direct"): 5}
+COPY = 6  # of a rank alone, which has no others' slots
+COLLECTIVES = {collective for collective, _ in WHATS}
+Step = tuple[int, int, int]  # what, and places in KINDS and OPS, which count where it reduces
 
 
 @functools.cache
@@ -69,17 +72,24 @@ def make_slots(rank: int, areas: Sequence[int]) -> Any:
 
 
 def takes(task: Task) -> bool:
-    """Return whether slots combine such arrays: the same on every rank."""
-    op = task.op
-    return (task.collective == "all_reduce" and task.device == "cpu" and task.nbytes > 0 and task.dtype.name in KINDS
-            and op is not None and op.factor is None and _combined(op) in OPS)
+    """Return whether slots do such calls on such arrays, by some algorithm: the same on every rank."""
+    return (task.collective in COLLECTIVES and task.device == "cpu" and task.nbytes > 0
+            and (task.op is None or (task.dtype.name in KINDS and task.op.factor is None
+                                     and _combined(task.op) in OPS)))
 
 
 def step_of(task: Task) -> Step | None:
     """Return what slots do for a task, None where it takes another way: the same on every rank."""
-    if task.algorithm not in SHOTS or task.op is None or not takes(task):
+    what = WHATS.get((task.collective, task.algorithm))
+    if what is None or not takes(task):
         return None
-    return KINDS.index(task.dtype.name), OPS.index(_combined(task.op)), task.algorithm == "two_shot"
+    return (what, 0, 0) if task.op is None else (what, KINDS.index(task.dtype.name), OPS.index(_combined(task.op)))
+
+
+def alone(task: Task) -> Step | None:
+    """Return what slots do for a rank that is the only one."""
+    what = WHATS["broadcast", "linear"] if task.collective == "broadcast" else COPY
+    return (what, 0, 0) if task.input is not None and task.output is not None else None
 
 
 def _combined(op: Op) -> str:
@@ -88,6 +98,6 @@ def _combined(op: Op) -> str:
 
 def exchange(slots: Any, task: Task, step: Step) -> Operation:
     """Do a call as an operation, which never blocks."""
-    slots.begin(task.input, task.output, *step)
+    slots.begin(task.output if task.input is None else task.input, task.output, *step, task.root)
     if not slots.go_on():
         yield slots.go_on
