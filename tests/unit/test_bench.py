@@ -92,7 +92,7 @@ def test_ragged_blocks_differ_and_every_rank_moves_as_much(collective, ranks):
 
 
 @pytest.mark.parametrize(("collective", "traffic"), [
-    ("all_reduce", 8), ("reduce", 5), ("broadcast", 4), ("all_gather", 5), ("reduce_scatter", 5), ("gather", 2),
+    ("all_reduce", 12), ("reduce", 5), ("broadcast", 4), ("all_gather", 5), ("reduce_scatter", 5), ("gather", 2),
     ("scatter", 2), ("all_to_all", 8), ("scan", 8), ("exscan", 8), ("sendrecv", 8), ("hypercube", 5),
     ("all_to_all_v", 8), ("gather_v", 2), ("barrier", 0)])
 def test_the_least_bytes_that_memory_moves_on_four_ranks(collective, traffic):

@@ -202,9 +202,9 @@ def test_ratios_are_the_peers_time_over_ours():
 
 def test_shares_are_busbw_over_the_bound():
     case = Case("all_reduce", "float32", "sum", 0, 2)
-    assert bound(case, 1 << 20, COPY) == pytest.approx(10.0)  # 2P times N bytes at 40 GB/s, factor 1
+    assert bound(case, 1 << 20, COPY) == pytest.approx(40 / 6)  # 3P times N bytes at 40 GB/s, factor 1
     found = result(milliseconds=1.0, count=1 << 20)
-    assert found["share"] == pytest.approx((4 << 20) / 1e-3 / 1e9 / 10.0)
+    assert found["share"] == pytest.approx((4 << 20) / 1e-3 / 1e9 / (40 / 6))
     assert result(case=Case("barrier", "float32", "sum", 0, 2), count=0)["share"] is None
 
 

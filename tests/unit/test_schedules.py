@@ -267,7 +267,8 @@ ALIKE = {"all_reduce": ["ring", "bidirectional_ring", "circulant", "torus", "two
          "reduce_scatter": ["ring", "circulant", "direct", "hierarchical"],
          "all_gather": ["ring", "circulant", "bruck", "direct", "hierarchical"],
          "all_to_all": ["pairwise", "bruck", "direct", "hierarchical"], "barrier": ["dissemination"]}
-IN_RANK_ORDER = [("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "direct")]
+IN_RANK_ORDER = [("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduce_scatter", "direct"),
+                 ("reduce_scatter_v", "direct")]
 HYPERCUBE = {"all_reduce": ["recursive_doubling", "halving_doubling", "swing"],
              "reduce_scatter": ["recursive_halving"], "all_gather": ["recursive_doubling"]}
 
