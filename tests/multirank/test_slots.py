@@ -1,4 +1,4 @@
-"""Small all-reduces in one exchange of slots: the bits of one_shot, whoever comes when, and nobody waits for ever."""
+"""Calls by slots: their results and bits, whoever comes when and changes what; and nobody waits for ever."""
 
 import functools
 import itertools
@@ -10,8 +10,10 @@ import pytest
 
 import gpucoll as gc
 import oracle
+import slots_mutants
 from gpucoll.device.sources import inlined
 from gpucoll.executors.shared.slots import KINDS, SLOT, library
+from ranks import RankError
 
 COUNTS = (1, 2, 3, 17, 1000)
 SHOTS = ("one_shot", "two_shot")
@@ -226,6 +228,78 @@ def threads_share_a_rank(mpi):
         assert found == ([sum(range(mpi.size + 1))] * 300,) * 2
 
 
+@on_shared
+def inputs_change_at_once(comm):
+    """Whoever is first changes its input, or makes its next call, while others still take what it gave."""
+    for count in (3, LONG):
+        for memory in (numpy.zeros, comm.zeros):
+            x, blocks = memory(count, numpy.int64), memory((comm.size, count), numpy.int64)
+            for turn in range(12):
+                x[:], blocks[:] = comm.rank + turn, comm.rank - turn
+                total = comm.size * turn + comm.size * (comm.size - 1) // 2
+                assert (comm.all_reduce(x, algorithm="one_shot") == total).all()
+                gathered = comm.all_gather(x, algorithm="direct")
+                x[:] = -1
+                assert (gathered == turn + numpy.arange(comm.size)[:, None]).all(), (count, turn)
+                swapped = comm.all_to_all(blocks, algorithm="direct")
+                blocks[:] = -1
+                assert (swapped == numpy.arange(comm.size)[:, None] - turn).all(), (count, turn)
+
+
+@on_shared
+def movements(comm):
+    """Every call of slots that has blocks or a root, of any dtype, in segments, in place, into arrays that it makes."""
+    rank, size = comm.rank, comm.size
+    for count, name, memory in itertools.product(
+            (1, 7, LONG // 2, SLOT + 3), ("int16", "complex128"), (numpy.zeros, comm.zeros)):
+        def values(*key, count=count, name=name):
+            return (numpy.arange(count) * 3 + sum(1000 ** place * one for place, one in enumerate(key))).astype(name)
+
+        x, blocks, root = memory(count, name), memory((size, count), name), size - 1
+        out, into = memory((size, count), name), memory((size, count), name)
+        for turn in range(3):
+            x[:] = values(rank, turn)
+            everyone = numpy.stack([values(other, turn) for other in range(size)])
+            for found in (comm.all_gather(x, out, algorithm="direct"), comm.all_gather(x, algorithm="direct")):
+                assert oracle.same_bits(found, everyone), (count, name, turn)
+            assert comm.broadcast(x, root, algorithm="linear") is x
+            assert oracle.same_bits(x, values(root, turn)), (count, name, turn)
+            blocks[:] = [values(rank, other, turn) for other in range(size)]
+            swapped = numpy.stack([values(other, rank, turn) for other in range(size)])
+            for found in (comm.all_to_all(blocks, into, algorithm="direct"),
+                          comm.all_to_all(blocks, blocks, algorithm="direct")):
+                assert oracle.same_bits(found, swapped), (count, name, turn)
+    return exchanges(comm)
+
+
+@on_shared
+def reduced_blocks(comm):
+    """In rank order, as by messages; broadcast leaves a root's read-only array alone, and refuses others'."""
+    with gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:
+        for name, count, memory in itertools.product(("float32", "int64"), (1, 1000, SLOT // 3),
+                                                     (numpy.zeros, comm.zeros)):
+            x = memory((comm.size, count), name)
+            x[:] = numpy.random.default_rng(comm.rank).standard_normal((comm.size, count)) * 1000
+            for op in ("sum", "min", "avg") if name == "float32" else ("sum", "max"):
+                expected = messages.reduce_scatter(x, op=op, algorithm="direct")
+                for _ in range(2):
+                    assert oracle.same_bits(comm.reduce_scatter(x, op=op, algorithm="direct"), expected), (name, op)
+    sealed = numpy.arange(5.0)
+    sealed.flags.writeable = comm.rank != 0
+    for _ in range(3):
+        assert comm.broadcast(sealed, 0, algorithm="linear").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    before = exchanges(comm)
+    if comm.rank == 0:
+        with pytest.raises(gc.ArgumentError):
+            comm.broadcast(sealed, 1, algorithm="linear")
+    assert exchanges(comm) == before
+
+
+def on_mutant(mpi, changes, body, arguments):
+    with slots_mutants.planted(changes):
+        return globals()[body](mpi, *arguments)
+
+
 def somebody_stays_away(mpi):
     comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=2)
     x, out = numpy.ones(4), numpy.empty(4)
@@ -290,6 +364,31 @@ def test_calls_that_look_alike(ranks):
 
 def test_a_known_call_is_refused_where_something_is_wrong_with_it(ranks):
     ranks(refusals_of_known_calls, 3)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_movements(ranks, size):
+    assert ranks(movements, size, timeout=120)[0] > 0
+    ranks(reduced_blocks, size, timeout=60)
+
+
+def test_inputs_may_change_at_once(ranks):
+    ranks(inputs_change_at_once, 4, timeout=60)
+
+
+@pytest.mark.slow
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", slots_mutants.MUTANTS)
+def test_mutants_are_caught(ranks, name):
+    changes, body, arguments, size = slots_mutants.MUTANTS[name]
+    with pytest.raises(RankError):
+        ranks(on_mutant, size, changes, body, arguments, timeout=60)
+
+
+@pytest.mark.slow
+def test_late_ranks_are_harmless(ranks):
+    for body in ("results_change_at_once", "inputs_change_at_once"):
+        ranks(on_mutant, 3, slots_mutants.SOUND.changes, body, (), timeout=120)
 
 
 def test_calls_keep_their_order(ranks):

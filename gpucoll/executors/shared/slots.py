@@ -47,12 +47,13 @@ def library() -> Any:
     try:
         made_by = "\n".join([recipe(), *options, sys.version, numpy.__version__])
         build = functools.partial(compile_shared, source, *options)
-        return _imported(str(user_store().path(source, ".so", build, flags=made_by)))
+        return imported(str(user_store().path(source, ".so", build, flags=made_by)))
     except (BackendError, ImportError, OSError):
         return None
 
 
-def _imported(path: str) -> Any:
+def imported(path: str) -> Any:
+    """Return the compiled module at `path`."""
     loader = importlib.machinery.ExtensionFileLoader("slots", path)
     spec = importlib.util.spec_from_loader("slots", loader)
     assert spec is not None

@@ -1,0 +1,68 @@
+"""Faults planted in kernels/slots.h, each of which a test of slots must find; late ranks make the races certain."""
+
+import contextlib
+import functools
+import sysconfig
+from typing import NamedTuple
+
+import numpy
+
+from gpucoll.device.gxx import compile_shared, recipe
+from gpucoll.device.sources import inlined
+from gpucoll.device.store import user_store
+from gpucoll.executors import shared
+from gpucoll.executors.shared import slots
+
+# Rank 1 is late where it takes what the others have shown, and so are their next steps.
+LATE = tuple((f"    void {name}(const View& view) {{\n", f"    void {name}(const View& view) {{\n"
+              "        if (view.rank == 1) usleep(1500);\n") for name in ("take", "collect"))
+
+
+class Mutant(NamedTuple):
+    """What is changed, and the function of test_slots, with its arguments, that must fail on it."""
+
+    changes: tuple[tuple[str, str], ...]
+    body: str
+    arguments: tuple[object, ...] = ()
+    ranks: int = 3
+
+
+MUTANTS = {
+    "no meeting at the end": Mutant((("} else if (read) {", "} else if (false) {"), ("nbytes && !read;", "nbytes;"),
+                                     *LATE), "results_change_at_once"),
+    "no meeting after reading in place": Mutant(
+        (("read = read || (found", "read = false && (found"),
+         ("read = read || in_place;", "read = in_place && what == TWO_SHOT;"), *LATE), "inputs_change_at_once"),
+    "one slot for all calls": Mutant((("(turn & 1) * slot", "0 * turn"), *LATE), "inputs_change_at_once"),
+    "a meeting of all but one": Mutant((("+ 1 != view.ranks * meeting) return;", "+ 2 < view.ranks * meeting) return;"),
+                                        *LATE), "inputs_change_at_once"),
+    "another order": Mutant((("sources[rank] + start, here", "sources[ranks - rank] + start, here"),),
+                            "the_bits_of_messages"),
+    "parts that leave something out": Mutant((("(nbytes / ranks + LINE) / LINE", "(nbytes / ranks) / LINE"),),
+                                             "long_arrays", ("two_shot",)),
+    "the first segment again": Mutant(((" place) + block * nbytes + start;", " place) + block * nbytes;"),),
+                                      "long_arrays", ("two_shot",)),
+    "shown once for all": Mutant((("        *view.sign(view.rank, turn) = sign;\n",
+                                   "        if (turn < 2) *view.sign(view.rank, turn) = sign;\n"),),
+                                 "long_arrays", ("two_shot",)),
+    "another rank's block": Mutant((("block = has_blocks() ? view.rank : 0;", "block = 0;"),), "movements"),
+}
+SOUND = Mutant(LATE, "")  # late ranks alone must be harmless
+
+
+@contextlib.contextmanager
+def planted(changes):
+    """Let communicators that are made in the block use slots with these changes."""
+    source = inlined("slots.cc", set())
+    for old, new in changes:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    options = [f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include())]
+    path = user_store().path(source, ".so", functools.partial(compile_shared, source, *options), flags=recipe())
+    found = slots.imported(str(path))
+    before = slots.library, shared.library
+    slots.library = shared.library = lambda: found
+    try:
+        yield
+    finally:
+        slots.library, shared.library = before
