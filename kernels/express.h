@@ -1,0 +1,244 @@
+// The short way of small calls on the host. One that looks like a call that Python has checked before, by its options
+// and by the shapes and dtypes of its arrays, is done here from its beginning to its end; all others are Python's.
+#pragma once
+#define PY_SSIZE_T_CLEAN
+#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
+#include <Python.h>
+#include <numpy/arrayobject.h>
+
+#include <cstddef>
+
+#include "slots.h"
+
+static const int MOST_AXES = 6;
+static const uint64_t ENTRIES = 128;
+static const uint64_t LAST = 32;  // times kept of each kind of call
+
+// An array as far as a call depends on it, beside where it is.
+struct Look {
+    PyArray_Descr* dtype;
+    int axes;
+    npy_intp shape[MOST_AXES];
+
+    bool is_of(PyArrayObject* array) const {
+        return PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == axes
+               && std::memcmp(PyArray_DIMS(array), shape, axes * sizeof(npy_intp)) == 0
+               && PyArray_CHKFLAGS(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
+    }
+};
+
+// What a call is, whatever its arrays.
+struct Kind {
+    What what;
+    uint64_t root;
+    Combine combine;  // null where nothing is reduced
+    uint64_t nbytes;  // of a block
+};
+
+// A call that was checked. The objects are told apart by identity: equal ones that are not the same are Python's.
+struct Entry {
+    PyObject* options[4];  // what is called, op, root, algorithm
+    Look x, out;
+    Kind kind;
+    PyArrayObject* seconds;  // how many were noted, and the last LAST of them
+};
+
+struct Slots {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    View view;
+    Call call;
+    PyObject *acquire, *release, *queue, *waits, *linger;  // of `gpucoll.waits`
+    Entry* entries;
+};
+
+static PyObject *failure_name, *linger_name;
+
+static bool is_array(PyObject* object) { return Py_TYPE(object) == &PyArray_Type; }
+
+static PyArrayObject* array_of(PyObject* object) { return reinterpret_cast<PyArrayObject*>(object); }
+
+static Entry* entry_for(Slots* self, PyObject* const* options, PyArrayObject* x) {
+    uint64_t hash = static_cast<uint64_t>(PyArray_SIZE(x));
+    for (int i = 0; i < 4; i++) hash = (hash ^ (reinterpret_cast<uintptr_t>(options[i]) >> 4)) * 0x9e3779b97f4a7c15u;
+    hash = (hash ^ (reinterpret_cast<uintptr_t>(PyArray_DESCR(x)) >> 4)) * 0x9e3779b97f4a7c15u;
+    return self->entries + (hash >> 32) % ENTRIES;
+}
+
+static double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+static void note(PyArrayObject* seconds, double elapsed) {
+    double* kept = static_cast<double*>(PyArray_DATA(seconds));
+    kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = elapsed;
+    kept[0] += 1;
+}
+
+// Whether nothing is under way that a call must follow, and nothing has failed; -1 with an error set.
+static int is_free(Slots* self) {
+    const Py_ssize_t waiting = PyObject_Size(self->queue);
+    if (waiting != 0) return waiting < 0 ? -1 : 0;
+    PyObject* failure = PyObject_GetAttr(self->waits, failure_name);
+    if (failure == nullptr) return -1;
+    Py_DECREF(failure);
+    return failure == Py_None;
+}
+
+// Waits for all ranks, without holding up other threads; after PATIENCE Python looks at the deadline. False: an error.
+static bool meet(Slots* self, PyObject* name) {
+    if (is_over(self->view, self->call.meeting)) return true;
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = have_come(self->view, self->call.meeting);
+    Py_END_ALLOW_THREADS
+    if (done) return true;
+    PyObject* found = PyObject_CallFunctionObjArgs(self->linger, self, name, nullptr);
+    Py_XDECREF(found);
+    return found != nullptr;
+}
+
+static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, const Kind& kind) {
+    Call* call = &self->call;
+    call->from = static_cast<const char*>(PyArray_DATA(x));
+    call->to = static_cast<char*>(PyArray_DATA(out));
+    call->what = kind.what;
+    call->root = kind.root;
+    call->combine = kind.combine;
+    call->nbytes = kind.nbytes;
+    call->begin(self->view);
+}
+
+// Goes on after a meeting; other threads may run meanwhile where it takes long.
+static bool go_on(Slots* self) {
+    if (self->call.length < LONG) return self->call.go_on(self->view);
+    bool done;
+    Py_BEGIN_ALLOW_THREADS
+    done = self->call.go_on(self->view);
+    Py_END_ALLOW_THREADS
+    return done;
+}
+
+// Does a call; false with an error set. Another thread may change the entries meanwhile.
+static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObject* out, Kind kind) {
+    if (self->view.ranks == 1) {
+        std::memmove(PyArray_DATA(out), PyArray_DATA(x), static_cast<size_t>(PyArray_NBYTES(x)));
+        return true;
+    }
+    begin(self, x, out, kind);
+    do {
+        if (!meet(self, name)) return false;
+    } while (!go_on(self));
+    return true;
+}
+
+// Whether a result may be written: arrays that share memory otherwise than as one are Python's.
+static bool may_write(const Entry* entry, PyArrayObject* x, PyArrayObject* out) {
+    const char *from = static_cast<char*>(PyArray_DATA(x)), *to = static_cast<char*>(PyArray_DATA(out));
+    const npy_intp given = PyArray_NBYTES(x), taken = PyArray_NBYTES(out);
+    return entry->out.is_of(out) && PyArray_ISWRITEABLE(out)
+           && ((from == to && given == taken) || from + given <= to || to + taken <= from);
+}
+
+// Returns the array for the result, which is given or new, null with an error set; None where the call is Python's.
+static PyObject* result_of(Slots* self, const Entry* entry, PyArrayObject* x, PyObject* out) {
+    if (entry->kind.what == BROADCAST) {
+        const bool ready = out == Py_None && (entry->kind.root == self->view.rank || PyArray_ISWRITEABLE(x));
+        return Py_NewRef(ready ? reinterpret_cast<PyObject*>(x) : Py_None);
+    }
+    if (out == Py_None) {
+        Py_INCREF(entry->out.dtype);
+        return PyArray_Empty(entry->out.axes, entry->out.shape, entry->out.dtype, 0);
+    }
+    return Py_NewRef(is_array(out) && may_write(entry, x, array_of(out)) ? out : Py_None);
+}
+
+// (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
+static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || self->waits == nullptr) {
+        PyErr_SetString(PyExc_TypeError, "slots take six arguments, once they have a gate");
+        return nullptr;
+    }
+    if (!is_array(given[4])) Py_RETURN_NONE;
+    PyArrayObject* x = array_of(given[4]);
+    const Entry* entry = entry_for(self, given, x);
+    if (std::memcmp(entry->options, given, sizeof entry->options) != 0 || !entry->x.is_of(x)) Py_RETURN_NONE;
+    const int free = is_free(self);
+    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
+    PyObject* out = result_of(self, entry, x, given[5]);
+    if (out == nullptr || out == Py_None) return out;
+    PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
+    if (mine != Py_True) {  // another thread is in a call, or there is an error
+        Py_DECREF(out);
+        if (mine == nullptr) return nullptr;
+        Py_DECREF(mine);
+        Py_RETURN_NONE;
+    }
+    Py_DECREF(mine);
+
+    PyObject* seconds = Py_NewRef(reinterpret_cast<PyObject*>(entry->seconds));
+    const double started = now();
+    if (exchange(self, given[0], x, array_of(out), entry->kind)) {
+        note(array_of(seconds), now() - started);
+    } else {
+        Py_CLEAR(out);
+    }
+    Py_DECREF(seconds);
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_XDECREF(PyObject_CallNoArgs(self->release));
+    PyErr_Restore(kind, value, trace);
+    return out;
+}
+
+// Leaves in `found` what a call of these arrays is; false with an error set for one that slots do not do.
+static bool kind_of(const Slots* self, PyArrayObject* x, PyArrayObject* out, int what, long dtype, long op,
+                    unsigned long long root, Kind* found) {
+    const uint64_t ranks = self->view.ranks, given = static_cast<uint64_t>(PyArray_NBYTES(x)),
+                   taken = static_cast<uint64_t>(PyArray_NBYTES(out));
+    const bool reduces = what == ONE_SHOT || what == TWO_SHOT || what == REDUCE_SCATTER;
+    const uint64_t more = what == ALL_GATHER ? ranks : 1, fewer = what == REDUCE_SCATTER ? ranks : 1;
+    *found = {static_cast<What>(what), root, reduces ? combine_of(dtype, op) : nullptr,
+              what == ALL_TO_ALL ? given / ranks : given < taken ? given : taken};
+    if (what >= 0 && what <= COPY && (what != COPY || ranks == 1) && given * more == taken * fewer
+        && (!reduces || found->combine != nullptr || ranks == 1) && root < ranks)
+        return true;
+    PyErr_SetString(PyExc_ValueError, "slots do no such calls");
+    return false;
+}
+
+static void look_at(Look* look, PyArrayObject* array) {
+    Py_INCREF(PyArray_DESCR(array));
+    Py_XSETREF(look->dtype, PyArray_DESCR(array));
+    look->axes = PyArray_NDIM(array);
+    std::memcpy(look->shape, PyArray_DIMS(array), look->axes * sizeof(npy_intp));
+}
+
+// learn(what is called, op, root, algorithm, x, out, What, dtype's and op's places, seconds): such calls are done here
+// from now on.
+static PyObject* learn(PyObject* object, PyObject* given) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    PyObject *options[4], *x, *out, *seconds;
+    int what;
+    long dtype, op;
+    Kind kind;
+    if (!PyArg_ParseTuple(given, "OOOOO!O!illO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
+                          &PyArray_Type, &out, &what, &dtype, &op, &PyArray_Type, &seconds))
+        return nullptr;
+    const unsigned long long root = PyLong_AsUnsignedLongLong(options[2]);
+    if (PyErr_Occurred() || !kind_of(self, array_of(x), array_of(out), what, dtype, op, root, &kind)) return nullptr;
+    if (PyArray_NDIM(array_of(x)) > MOST_AXES || PyArray_NDIM(array_of(out)) > MOST_AXES
+        || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST))
+        Py_RETURN_NONE;
+    Entry* entry = entry_for(self, options, array_of(x));
+    for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
+    look_at(&entry->x, array_of(x));
+    look_at(&entry->out, array_of(out));
+    entry->kind = kind;
+    Py_INCREF(seconds);
+    Py_XSETREF(entry->seconds, array_of(seconds));
+    Py_RETURN_NONE;
+}
