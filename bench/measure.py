@@ -1,10 +1,10 @@
 """The clock: contestants in turn within one run, so that whatever disturbs the machine disturbs them all.
 
 A repetition lets every contestant do the test out of place and in place, each time after a barrier, in an order that
-rotates from repetition to repetition. Short calls are timed in bursts, one after the other, as programs make them: what
-one of them takes alone and after something else is mostly the processor's caches. Before a burst each call gets fresh
-data in arrays of its own and an output that is wrong everywhere, after it every result is checked; the clock runs
-between the two only.
+rotates from repetition to repetition. Short calls are made in bursts, one after the other, as programs make them, of
+which the first is not timed: what one takes alone and after something else is mostly the processor's caches. Before a
+burst each call gets fresh data in arrays of its own and an output that is wrong everywhere, after it every result is
+checked; the clock runs between the two only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .summary import Array
 ITERATIONS = 20  # nccl-tests' default of -n
 FEWEST = 5
 SECONDS = 2.0  # that the repetitions of one size may take where -n does not say how many there are
-BURST, BURST_BYTES = 64, 1 << 22  # calls in a row, at most, and what they move
+BURST, BURST_BYTES = 16, 1 << 22  # timed calls in a row, at most, and what they move
 WAIT_EACH, BARRIER_EACH, WAIT_LAST = 2, 1, 3  # nccl-tests' -z
 
 
@@ -54,10 +54,12 @@ class Measured(NamedTuple):
 
 
 def burst(options: Options, device: str, nbytes: int) -> int:
-    """Return how many calls, or groups of calls (-m), of `nbytes` are timed in a row."""
-    if options.launches or options.flags.overlap or device == "emulated":  # whose calls take long
+    """Return how many calls, or groups of calls (-m), of `nbytes` are made in a row; of several the first is not timed.
+    """
+    timed = min(BURST, BURST_BYTES // max(1, nbytes * options.flags.agg_iters))
+    if timed < 2 or options.launches or options.flags.overlap or device == "emulated":  # whose calls take long
         return 1
-    return max(1, min(BURST, BURST_BYTES // max(1, nbytes * options.flags.agg_iters)))
+    return 1 + timed
 
 
 def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list[Measured]:
@@ -111,11 +113,16 @@ class Trial:
     def time(self) -> float:
         """Return the seconds of one call; the ranks begin together."""
         self.prepare()
-        call, divisor = self._work(), len(self.calls)
+        arguments = [self.data.arguments(turn) for turn in self.calls]
+        together = self.bench.options.flags.agg_iters
+        untimed = together if len(arguments) > together else 0
+        first = self._work(arguments[:untimed])()
+        call, divisor = self._work(arguments[untimed:]), len(arguments) - untimed
         if self.bench.options.launches:
             call = self.bench.device.captured(call, self.bench.options.launches)
             divisor *= self.bench.options.launches
-        seconds, self.found = self._timed(call)
+        seconds, found = self._timed(call)
+        self.found = [*first, *found]
         return seconds / divisor
 
     def prepare(self) -> None:
@@ -133,9 +140,8 @@ class Trial:
             return device.host_timed(functools.partial(_completed, device, call))
         return device.timed(call)
 
-    def _work(self) -> Callable[[], list[Any]]:
-        """Return what is timed."""
-        arguments = [self.data.arguments(turn) for turn in self.calls]
+    def _work(self, arguments: Sequence[tuple[Any, ...]]) -> Callable[[], list[Any]]:
+        """Return the calls with those arguments, one after the other."""
         call, blocking = self.contestant.call, self.bench.options.flags.blocking
         if blocking in (BARRIER_EACH, WAIT_EACH):
             return functools.partial(_one_by_one, self.bench, call, arguments, blocking)
@@ -149,7 +155,7 @@ class Trial:
             return 0
         if self.bench.options.launches > 1:  # in place, the replays have worked on their own results
             self.prepare()
-            self.found = self._work()()
+            self.found = self._work([self.data.arguments(turn) for turn in self.calls])()
         self.bench.device.synchronize()
         return sum(self.data.wrong(turn, found, expected)
                    for turn, found, expected in zip(self.calls, self.found, self.expected, strict=True))

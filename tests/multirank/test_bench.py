@@ -296,10 +296,10 @@ def throttle(comm):
 def test_one_wrong_element_on_one_rank_is_counted(ranks):
     found = ranks(bench, 3, "all_reduce -b 4 -e 400 -f 100 -n 1 -c 2 --algorithm ring,tree", corrupt)
     assert [code for code, *_ in found] == [1] * 3
-    each, none = (3 * BURST, 3 * BURST), (0, 0)
+    each, none = (3 * (1 + BURST), 3 * (1 + BURST)), (0, 0)
     assert [(row["wrong"], row["in_wrong"]) for row in parse(found[0][1])] == [none, none, each, each]
-    assert starting(found[0][1], f"# Out of bounds values : {12 * BURST} FAILED")
-    assert found[0][2]["out_of_bounds"] == {"count": 12 * BURST, "okay": "false"}
+    assert starting(found[0][1], f"# Out of bounds values : {12 * (1 + BURST)} FAILED")
+    assert found[0][2]["out_of_bounds"] == {"count": 12 * (1 + BURST), "okay": "false"}
 
 
 @pytest.mark.mutant
@@ -307,7 +307,7 @@ def test_a_collective_that_does_nothing_is_all_wrong(ranks):
     found = ranks(bench, 2, "all_gather -b 128 -e 128 -n 1 --algorithm ring --against mpi", forget)
     assert [code for code, *_ in found] == [1, 1]
     result = found[0][2]["results"][0]
-    assert result["out_of_place"]["nwrong"] == 2 * 2 * 32 * BURST
+    assert result["out_of_place"]["nwrong"] == 2 * 2 * 32 * (1 + BURST)
     assert result["against"]["mpi"]["out_of_place"]["nwrong"] == 0
 
 
