@@ -77,6 +77,7 @@ class EmulatedDevice:
             before = self._ended
             if not self._advance():
                 yield lambda before=before: self._advance() or self._ended != before  # type: ignore[misc]
+        stream.raise_error()
 
     def _advance(self) -> bool:
         """Let every stream go on as far as it can; return whether anything has ended."""
@@ -100,6 +101,7 @@ class EmulatedStream:
     def __init__(self, device: EmulatedDevice) -> None:
         self.queue: collections.deque[Action] = collections.deque()
         self._device = device
+        self._error: MismatchError | None = None
 
     def enqueue(self, call: Callable[[], object]) -> None:
         """Do `call` when its turn comes."""
@@ -127,9 +129,15 @@ class EmulatedStream:
     def _first_ends(self) -> bool:
         try:
             return self.queue[0]()
-        except MismatchError:  # of a message, which has ended
-            self.queue.popleft()
-            raise
+        except MismatchError as error:  # of a message, which has ended
+            self._error = error
+            return True
+
+    def raise_error(self) -> None:
+        """Raise what was wrong with a message in this stream: whoever waits for it is told, whoever has run it."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def wait_event(self, event: EmulatedEvent) -> None:
         self.enqueue_action(event.mark.awaited)
