@@ -32,6 +32,7 @@ def machine() -> Findings:
     found.look("shm", _shared_memory)
     found.look("limits", lambda: {name: _limit(kind) for name, kind in LIMITS.items()})
     found.look("clock", _clock)
+    found.look("slots", _slots)
     found.look("rdma", lambda: sorted(path.name for path in RDMA.iterdir()) if RDMA.is_dir() else [])
     return found
 
@@ -74,6 +75,13 @@ def _numa() -> list[dict[str, Any]]:
 def _shared_memory() -> dict[str, int]:
     found = os.statvfs(SHARED)
     return {"size": found.f_frsize * found.f_blocks, "free": found.f_frsize * found.f_bavail}
+
+
+def _slots() -> bool:
+    """Return that short calls on the host can be compiled; raise what says why not."""
+    from gpucoll.executors.shared.slots import built
+
+    return built() is not None
 
 
 def _limit(kind: int) -> dict[str, int | str]:

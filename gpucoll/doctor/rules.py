@@ -167,6 +167,12 @@ def _files(host: Report, size: int) -> Iterator[Remark]:
                      f"connection is one: ulimit -n {wanted}", hosts=(host["name"],))
 
 
+def _compiler(host: Report, size: int) -> Iterator[Remark]:
+    if not host["slots"]:
+        yield Remark(False, "GC-COMPILER", f"{host['name']} cannot compile what makes short calls on the host fast: "
+                     "install g++ and Python's headers (python3-dev), or name a compiler in CXX", hosts=(host["name"],))
+
+
 def _memory_limits(host: Report, size: int) -> Iterator[Remark]:
     if host["rdma"] and _limit(host, "memlock") < float("inf"):
         yield Remark(False, "GC-MEMLOCK", f"{host['name']} has an RDMA network ({', '.join(host['rdma'])}), but may "
@@ -244,4 +250,4 @@ def named(ranks: Sequence[int]) -> str:
 
 
 HOST_RULES: tuple[Callable[[Report, int], Iterator[Remark]], ...] = (
-    _shared_memory, _files, _memory_limits, _cores, _clock, _gpus, _peers)
+    _shared_memory, _files, _compiler, _memory_limits, _cores, _clock, _gpus, _peers)

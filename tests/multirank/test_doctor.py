@@ -17,7 +17,7 @@ from gpucoll.doctor import findings, links, mpi, run, selftest
 KEYS = ["advice", "differing", "exit_code", "hosts", "links", "missing", "mpi", "problems", "ranks", "schema",
         "self_test", "verdict", "versions"]
 HOST_KEYS = {"name", "ranks", "cores", "usable_cores", "quota_cores", "affinity", "numa", "shm", "limits", "clock",
-             "rdma", "gpus", "p2p", "paths", "devices", "missing"}
+             "slots", "rdma", "gpus", "p2p", "paths", "devices", "missing"}
 
 
 def alone(*arguments, env=None, script=None):

@@ -348,7 +348,8 @@ def rank_facts(rank, node=0, name="a", **changed):
                "cuda_driver": None, "nvidia_driver": None, "nvidia_ml_py": None}
     limit = {"soft": "unlimited", "hard": "unlimited"}
     host = {"cores": 8, "affinity": "0-7", "quota_cores": None, "numa": [{"node": 0, "cores": "0-7"}],
-            "shm": {"size": 64 * GIB, "free": 60 * GIB}, "limits": {"memlock": limit, "nofile": limit, "stack": limit},
+            "slots": True, "shm": {"size": 64 * GIB, "free": 60 * GIB},
+            "limits": {"memlock": limit, "nofile": limit, "stack": limit},
             "clock": {"source": "tsc", "resolution_ns": 1, "step_ns": 40}, "rdma": [], "gpus": None, "p2p": None,
             "paths": None}
     return {"rank": rank, "node": node, "name": name, "versions": {**numbers, **changed.pop("versions", {})},
@@ -405,6 +406,7 @@ BAD_FAULT = {"calls": 3, "collectives": 3, "seconds": 0.1,
     (alike(machine={**soft("memlock", 8 << 20), "rdma": ["mlx5_0"]}), "GC-MEMLOCK", False, "mlx5_0"),
     (alike(machine={"shm": {"size": 64 << 20, "free": 60 << 20}}), "GC-SHM", False, "60 MiB free for ranks 0-3"),
     (alike(machine={"shm": {"size": 64 << 20, "free": 1 << 20}}), "GC-SHM", True, "1 MiB free"),
+    (alike(machine={"slots": None}, missing={"slots": "no compiler"}), "GC-COMPILER", False, "python3-dev"),
     (alike(machine={"shm": None}, missing={"shm": "No such file"}), "GC-SHM", True, "No such file"),
     (alike(cores=[0, 1]), "GC-CORES", False, "4 ranks share 2 cores of a"),
     (alike(machine={"quota_cores": 1.5}), "GC-CORES", False, "4 ranks share 1.5 cores of a"),

@@ -42,14 +42,19 @@ Step = tuple[int, int, int]  # what, and places in KINDS and OPS, which count wh
 @functools.cache
 def library() -> Any:
     """Return the compiled module, None where there is no compiler, or one that cannot."""
-    source = inlined("slots.cc", set())
-    options = ["-O3", *(f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include()))]
     try:
-        made_by = "\n".join([recipe(), *options, sys.version, numpy.__version__])
-        build = functools.partial(compile_shared, source, *options)
-        return imported(str(user_store().path(source, ".so", build, flags=made_by)))
+        return built()
     except (BackendError, ImportError, OSError):
         return None
+
+
+def built() -> Any:
+    """Return the compiled module; raise BackendError, ImportError or OSError, which say what is lacking."""
+    source = inlined("slots.cc", set())
+    options = ["-O3", *(f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include()))]
+    made_by = "\n".join([recipe(), *options, sys.version, numpy.__version__])
+    build = functools.partial(compile_shared, source, *options)
+    return imported(str(user_store().path(source, ".so", build, flags=made_by)))
 
 
 def imported(path: str) -> Any:
