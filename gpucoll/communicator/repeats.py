@@ -101,5 +101,6 @@ def place_of(x: Any) -> Key:
 
 
 def _is_plain(x: Any, row: Any) -> bool:
-    """Return whether an executor works on the memory of `x` itself, in the dtype of `x`."""
-    return x.flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
+    """Return whether an executor works on the memory of `x` itself, in the dtype of `x`; not for another library's."""
+    flags = getattr(x, "flags", None)
+    return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)

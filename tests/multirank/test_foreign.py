@@ -41,6 +41,8 @@ def wrapped(mpi, kind):
         assert (out.memory == total).all()
         assert comm.all_reduce(x, out=x) is x
         assert (memory == total).all()
+        plan = comm.plan("all_reduce", kind(numpy.full(2, 1.5)))
+        assert [plan().tolist() for _ in range(2)] == [[1.5 * comm.size] * 2] * 2
         told = kind(numpy.full(3, comm.rank))
         assert comm.broadcast(told, root=1) is told
         assert (told.memory == 1).all()
