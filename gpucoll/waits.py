@@ -39,6 +39,13 @@ def keep_for_ever(memory: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
 
 
+def _leave(operation: Operation, error: BaseException) -> None:
+    """Tell an operation that it has failed: it calls back its messages, and keeps what cannot be called back."""
+    if isinstance(operation, Generator):
+        with contextlib.suppress(BaseException):
+            operation.throw(error)
+
+
 class Waits:
     """Deadline, abort and hooks of one communicator; also the order of its operations.
 
@@ -100,14 +107,17 @@ class Waits:
 
     def linger(self, call: Lasting, name: str) -> None:
         """Wait for the end of such a call that takes longer; raise CollectiveTimeout at its deadline."""
-        self._owner = threading.get_ident()
-        try:
-            self.until(call.ends, name, time.monotonic() + self.timeout)
-        except BaseException as error:
+        self.until(call.ends, name, time.monotonic() + self.timeout)
+
+    def broken(self, error: BaseException, name: str) -> None:
+        """Note that such a call has broken down, unless it is known."""
+        if self.failure is None:
             self._failed(error, iter(()), name)
-            raise
-        finally:
-            self._owner = None
+
+    def mismatch(self, name: str, ranks: list[int]) -> None:
+        """Raise MismatchError: these ranks make another call than rank 0, which all ranks have found out."""
+        raise MismatchError(f"{name}: ranks {ranks} make another call than rank 0, by collective, length, dtype, op or "
+                            "root; nothing was moved", ranks=tuple(ranks))
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
@@ -115,6 +125,8 @@ class Waits:
         while not done():
             for hook in self.hooks:
                 hook()
+            if self._alone and self._owner == threading.get_ident():
+                self._advance_alone()
             now = time.monotonic()
             if now > deadline:
                 raise self.late(name)
@@ -143,15 +155,14 @@ class Waits:
 
         Raises BackendError for what the transport has raised.
         """
-        if isinstance(error, MismatchError):  # of a message that has ended: nothing is under way
+        if isinstance(error, MismatchError):  # of what has ended: nothing is under way
+            _leave(operation, error)
             return
         if isinstance(error, self._foreign):
             self.failure = BackendError(f"{name}: {error}")
             raise self.failure from error
         self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
-        if isinstance(operation, Generator):
-            with contextlib.suppress(BaseException):
-                operation.throw(error)  # it calls back its messages, and keeps what cannot be called back
+        _leave(operation, error)
 
     def submit(self, work: Work) -> Work:
         """Run `work` after those submitted before it, while the caller goes on."""
@@ -176,12 +187,15 @@ class Waits:
         if not self._stepping.acquire(blocking=False):
             return
         try:
-            for work in [work for work in self._alone if self._step(work)]:
-                self._alone.remove(work)
+            self._advance_alone()
             while self._queue and self._step(self._queue[0]):
                 self._queue.popleft()
         finally:
             self._stepping.release()
+
+    def _advance_alone(self) -> None:
+        for work in [work for work in self._alone if self._step(work)]:
+            self._alone.remove(work)
 
     def _step(self, work: Work) -> bool:
         try:

@@ -33,6 +33,7 @@ struct Kind {
     uint64_t root;
     Combine combine;  // null where nothing is reduced
     uint64_t nbytes;  // of a block
+    uint64_t tag;     // tells it from others
 };
 
 // A call that was checked. The objects are told apart by identity: equal ones that are not the same are Python's.
@@ -48,11 +49,13 @@ struct Slots {
     vectorcallfunc vectorcall;
     View view;
     Call call;
-    PyObject *acquire, *release, *queue, *waits, *linger;  // of `gpucoll.waits`
+    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.waits`
+    PyObject* watch;                              // looks after other ranks' failures, or tells them of this rank's
+    bool closed;
     Entry* entries;
 };
 
-static PyObject *failure_name, *linger_name;
+static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *mismatch_name;
 
 static bool is_array(PyObject* object) { return Py_TYPE(object) == &PyArray_Type; }
 
@@ -87,17 +90,56 @@ static int is_free(Slots* self) {
     return failure == Py_None;
 }
 
-// Waits for all ranks, without holding up other threads; after PATIENCE Python looks at the deadline. False: an error.
+// Tells Python, and the other ranks, that a call has broken down, whose error is set and stays.
+static void spoil(Slots* self, PyObject* name) {
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, broken_name, error, name, nullptr));
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(self->waits);
+    Py_XDECREF(PyObject_CallOneArg(self->watch, error));
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(self->watch);
+    PyErr_Restore(kind, error, trace);
+}
+
+// Waits on in Python, which looks at the deadline; whatever a signal does there meanwhile. False: an error.
+static bool linger(Slots* self, PyObject* name) {
+    PyObject* thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    const bool owned = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
+    PyObject* found = owned ? PyObject_CallMethodObjArgs(self->waits, linger_name, self, name, nullptr) : nullptr;
+    Py_XDECREF(thread);
+    if (found == nullptr) spoil(self, name);
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyObject_SetAttr(self->waits, owner_name, Py_None);
+    PyErr_Restore(kind, error, trace);
+    Py_XDECREF(found);
+    return found != nullptr;
+}
+
+// Waits for all ranks, without holding up other threads; after PATIENCE in Python. False: an error.
 static bool meet(Slots* self, PyObject* name) {
     if (is_over(self->view, self->call.meeting)) return true;
     bool done;
     Py_BEGIN_ALLOW_THREADS
     done = have_come(self->view, self->call.meeting);
     Py_END_ALLOW_THREADS
-    if (done) return true;
-    PyObject* found = PyObject_CallFunctionObjArgs(self->linger, self, name, nullptr);
-    Py_XDECREF(found);
-    return found != nullptr;
+    return done || linger(self, name);
+}
+
+// Raises that ranks make different calls, and returns null; all of them do, and may go on.
+static PyObject* mismatch(Slots* self, PyObject* name) {
+    const View& view = self->view;
+    PyObject* ranks = PyList_New(0);
+    for (uint64_t rank = 0; ranks != nullptr && rank < view.ranks; rank++) {
+        if (view.sign(rank, self->call.turn)->tag == view.sign(0, self->call.turn)->tag) continue;
+        PyObject* number = PyLong_FromUnsignedLongLong(rank);
+        if (number == nullptr || PyList_Append(ranks, number) < 0) Py_CLEAR(ranks);
+        Py_XDECREF(number);
+    }
+    if (ranks != nullptr) Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, mismatch_name, name, ranks, nullptr));
+    Py_XDECREF(ranks);
+    return nullptr;
 }
 
 static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, const Kind& kind) {
@@ -108,12 +150,13 @@ static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, const Kind&
     call->root = kind.root;
     call->combine = kind.combine;
     call->nbytes = kind.nbytes;
+    call->tag = kind.tag;
     call->begin(self->view);
 }
 
 // Goes on after a meeting; other threads may run meanwhile where it takes long.
 static bool go_on(Slots* self) {
-    if (self->call.length < LONG) return self->call.go_on(self->view);
+    if (self->call.nbytes < LONG) return self->call.go_on(self->view);
     bool done;
     Py_BEGIN_ALLOW_THREADS
     done = self->call.go_on(self->view);
@@ -124,14 +167,19 @@ static bool go_on(Slots* self) {
 // Does a call; false with an error set. Another thread may change the entries meanwhile.
 static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObject* out, Kind kind) {
     if (self->view.ranks == 1) {
-        std::memmove(PyArray_DATA(out), PyArray_DATA(x), static_cast<size_t>(PyArray_NBYTES(x)));
+        void *from = PyArray_DATA(x), *to = PyArray_DATA(out);
+        const size_t nbytes = static_cast<size_t>(PyArray_NBYTES(x));
+        if (from == to) return true;
+        Py_BEGIN_ALLOW_THREADS
+        std::memcpy(to, from, nbytes);
+        Py_END_ALLOW_THREADS
         return true;
     }
     begin(self, x, out, kind);
     do {
         if (!meet(self, name)) return false;
     } while (!go_on(self));
-    return true;
+    return !self->call.differs || mismatch(self, name) != nullptr;
 }
 
 // Whether a result may be written: arrays that share memory otherwise than as one are Python's.
@@ -145,7 +193,8 @@ static bool may_write(const Entry* entry, PyArrayObject* x, PyArrayObject* out) 
 // Returns the array for the result, which is given or new, null with an error set; None where the call is Python's.
 static PyObject* result_of(Slots* self, const Entry* entry, PyArrayObject* x, PyObject* out) {
     if (entry->kind.what == BROADCAST) {
-        const bool ready = out == Py_None && (entry->kind.root == self->view.rank || PyArray_ISWRITEABLE(x));
+        const bool given = out == Py_None || out == reinterpret_cast<PyObject*>(x);
+        const bool ready = given && (entry->kind.root == self->view.rank || PyArray_ISWRITEABLE(x));
         return Py_NewRef(ready ? reinterpret_cast<PyObject*>(x) : Py_None);
     }
     if (out == Py_None) {
@@ -162,7 +211,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
         PyErr_SetString(PyExc_TypeError, "slots take six arguments, once they have a gate");
         return nullptr;
     }
-    if (!is_array(given[4])) Py_RETURN_NONE;
+    if (self->closed || !is_array(given[4])) Py_RETURN_NONE;
     PyArrayObject* x = array_of(given[4]);
     const Entry* entry = entry_for(self, given, x);
     if (std::memcmp(entry->options, given, sizeof entry->options) != 0 || !entry->x.is_of(x)) Py_RETURN_NONE;
@@ -202,7 +251,9 @@ static bool kind_of(const Slots* self, PyArrayObject* x, PyArrayObject* out, int
     const bool reduces = what == ONE_SHOT || what == TWO_SHOT || what == REDUCE_SCATTER;
     const uint64_t more = what == ALL_GATHER ? ranks : 1, fewer = what == REDUCE_SCATTER ? ranks : 1;
     *found = {static_cast<What>(what), root, reduces ? combine_of(dtype, op) : nullptr,
-              what == ALL_TO_ALL ? given / ranks : given < taken ? given : taken};
+              what == ALL_TO_ALL ? given / ranks : given < taken ? given : taken, 0};
+    found->tag = ((found->nbytes * 8 + static_cast<uint64_t>(what)) * 64 + static_cast<uint64_t>(dtype * 8 + op)) * 4096
+                 + root;
     if (what >= 0 && what <= COPY && (what != COPY || ranks == 1) && given * more == taken * fewer
         && (!reduces || found->combine != nullptr || ranks == 1) && root < ranks)
         return true;

@@ -17,11 +17,11 @@ static PyObject* begin_method(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// go_on(): returns whether that call is done; never waits.
-static PyObject* go_on_method(PyObject* object, PyObject*) {
+// go_on(name): returns whether that call is done; never waits.
+static PyObject* go_on_method(PyObject* object, PyObject* name) {
     Slots* self = reinterpret_cast<Slots*>(object);
     while (is_over(self->view, self->call.meeting))
-        if (go_on(self)) Py_RETURN_TRUE;
+        if (go_on(self)) return self->call.differs ? mismatch(self, name) : Py_NewRef(Py_True);
     Py_RETURN_FALSE;
 }
 
@@ -60,21 +60,24 @@ static PyObject* ends_method(PyObject* object, PyObject*) {
     Py_BEGIN_ALLOW_THREADS
     done = have_come(self->view, self->call.meeting);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(done);
+    if (done) Py_RETURN_TRUE;
+    PyObject* found = PyObject_CallOneArg(self->watch, Py_None);
+    if (found == nullptr) return nullptr;
+    Py_DECREF(found);
+    Py_RETURN_FALSE;
 }
 
-// follow(acquire, release, queue, waits): what calls here must keep to; see `Waits.gate`.
+// follow(acquire, release, queue, waits, watch): what calls here must keep to (see `Waits.gate`), and a function that
+// raises if another rank has failed, or given an error tells the others of it.
 static PyObject* follow(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    PyObject *acquire, *release, *queue, *waits;
-    if (!PyArg_ParseTuple(given, "OOOO", &acquire, &release, &queue, &waits)) return nullptr;
-    PyObject* linger = PyObject_GetAttr(waits, linger_name);
-    if (linger == nullptr) return nullptr;
-    Py_XSETREF(self->linger, linger);
+    PyObject *acquire, *release, *queue, *waits, *watch;
+    if (!PyArg_ParseTuple(given, "OOOOO", &acquire, &release, &queue, &waits, &watch)) return nullptr;
     Py_XSETREF(self->acquire, Py_NewRef(acquire));
     Py_XSETREF(self->release, Py_NewRef(release));
     Py_XSETREF(self->queue, Py_NewRef(queue));
     Py_XSETREF(self->waits, Py_NewRef(waits));
+    Py_XSETREF(self->watch, Py_NewRef(watch));
     Py_RETURN_NONE;
 }
 
@@ -116,14 +119,16 @@ static void forget(Slots* self) {
 
 // close(): no call is known here any more; the ranks' memory may go.
 static PyObject* close_method(PyObject* object, PyObject*) {
-    forget(reinterpret_cast<Slots*>(object));
+    Slots* self = reinterpret_cast<Slots*>(object);
+    self->closed = true;
+    forget(self);
     Py_RETURN_NONE;
 }
 
 static void unmake(PyObject* object) {
     Slots* self = reinterpret_cast<Slots*>(object);
     forget(self);
-    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->linger};
+    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->watch};
     for (PyObject* one : owned) Py_XDECREF(one);
     PyMem_Free(self->entries);
     for (uint64_t slab = 0; slab < self->view.known; slab++) PyMem_Free(self->view.slabs[slab].bases);
@@ -139,19 +144,23 @@ static PyObject* calls(PyObject* object, void*) {
 static PyMethodDef methods[] = {{"begin", begin_method, METH_VARARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
                                 {"ends", ends_method, METH_NOARGS, nullptr},
-                                {"go_on", go_on_method, METH_NOARGS, nullptr},
+                                {"go_on", go_on_method, METH_O, nullptr},
                                 {"follow", follow, METH_VARARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"reach", reach, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
-static PyGetSetDef members[] = {{"calls", calls, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+static PyGetSetDef members[] = {{"calls", calls, nullptr, nullptr, nullptr},
+                                {nullptr, nullptr, nullptr, nullptr, nullptr}};
 static PyTypeObject slots_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "slots", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
 PyMODINIT_FUNC PyInit_slots() {
     import_array();
     failure_name = PyUnicode_InternFromString("failure");
+    owner_name = PyUnicode_InternFromString("_owner");
     linger_name = PyUnicode_InternFromString("linger");
+    broken_name = PyUnicode_InternFromString("broken");
+    mismatch_name = PyUnicode_InternFromString("mismatch");
     slots_type.tp_name = "slots.Slots";
     slots_type.tp_basicsize = sizeof(Slots);
     slots_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;

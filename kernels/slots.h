@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-static const uint64_t PATIENCE = 1000000;  // nanoseconds that a call waits before somebody looks at its deadline
+static const uint64_t PATIENCE = 300000;  // nanoseconds that a call waits before somebody looks at its deadline
 static const uint64_t LINE = 64, BLOCK = 16384;  // bytes
 static const uint64_t LONG = 1 << 14;              // bytes from which on an array is not copied, if others reach it
 static const uint64_t SEGMENT = 1 << 22;           // bytes of an array in symmetric memory that go by at once
@@ -43,9 +43,11 @@ struct Place {
     uint64_t slab, offset;
 };
 
-// What a rank shows of its call: where its array is, if not in its slot, and where its result will be.
+// What a rank shows of its call: where its array is, if not in its slot, where its result will be, and which call that
+// is.
 struct Sign {
     Place from, to;
+    uint64_t tag;
 };
 
 // How one rank sees its node; the line at the beginning of rank 0's area is everybody's.
@@ -92,7 +94,8 @@ static long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const t
 }
 
 static bool is_over(const View& view, uint64_t meeting) {
-    return static_cast<int32_t>(view.line->meeting.load(std::memory_order_acquire) - static_cast<uint32_t>(meeting)) >= 0;
+    const uint32_t last = view.line->meeting.load(std::memory_order_acquire);
+    return static_cast<int32_t>(last - static_cast<uint32_t>(meeting)) >= 0;
 }
 
 static void breathe() {
@@ -202,6 +205,8 @@ struct Call {
     uint64_t nbytes;         // of a block: what one rank gives, or what it gets, of each
     uint64_t root;
     Combine combine;
+    uint64_t tag;            // alike where ranks make the same call
+    bool differs;            // whether they do not: nothing was moved
     Sign sign;
     uint64_t start, length;  // of the segment, in every block
     Stage stage;
@@ -210,10 +215,12 @@ struct Call {
     const char** sources;    // of all ranks, for the segment
 
     void begin(const View& view) {
-        const bool reached = nbytes >= LONG && what != ONE_SHOT && (from != to || what == TWO_SHOT || what == BROADCAST);
-        sign = reached ? Sign{view.find(from, given(view)), what == TWO_SHOT ? view.find(to, nbytes) : Place{}} : Sign{};
+        const bool apart = from != to || what == TWO_SHOT || what == BROADCAST;
+        const bool reached = apart && nbytes >= LONG && what != ONE_SHOT;
+        sign = {reached ? view.find(from, given(view)) : Place{},
+                reached && what == TWO_SHOT ? view.find(to, nbytes) : Place{}, tag};
         start = 0;
-        in_place = read = false;
+        in_place = read = differs = false;
         show(view);
     }
 
@@ -221,6 +228,7 @@ struct Call {
     bool go_on(const View& view) {
         if (stage == DONE) return true;
         if (stage == SHOWN && start == 0) look(view);
+        if (differs) return true;
         if (stage == SHOWN && what == TWO_SHOT) {
             combine_part(view);
             return false;
@@ -276,6 +284,8 @@ struct Call {
 
     // Sees what all ranks have shown.
     void look(const View& view) {
+        for (uint64_t rank = 1; rank < view.ranks; rank++)
+            differs = differs || view.sign(rank, turn)->tag != view.sign(0, turn)->tag;
         uint64_t shown = 0, reached = 0;
         for (uint64_t rank = what == BROADCAST ? root : 0; rank < (what == BROADCAST ? root + 1 : view.ranks); rank++) {
             const Sign* found = view.sign(rank, turn);

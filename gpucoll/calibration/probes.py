@@ -62,8 +62,8 @@ def _gathered(comm: Communicator, value: Any) -> list[Any]:
 
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
     """Return the constants of an executor, and for `shared` those of its slots."""
-    kinds = (PROBES, SLOT_PROBES) if (executor, device) == ("shared", "cpu") else (PROBES,)
     with Communicator.from_mpi(part.mpi, executor=executor) as comm:
+        kinds = (PROBES,) if comm._slots is None or device != "cpu" else (PROBES, SLOT_PROBES)
         return [fit([*_probes(comm, device, kind)]) for kind in kinds]
 
 

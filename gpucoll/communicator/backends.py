@@ -76,7 +76,7 @@ class HostBackend:
         first = self.executors[0]
         if not isinstance(first, Hasty) or first.slots is None:
             return None
-        first.slots.follow(*waits.gate(), waits)
+        first.slots.follow(*waits.gate(), waits, first.watch)
         return first.slots
 
     def has_slots(self, task: Task) -> bool:

@@ -109,6 +109,7 @@ class Core:
         found = self._repeats.find(key_of(same, x, out))
         if found is None:
             return None
+        self._check_usable()
         self._learn(same, x, out, found)
         self._repeat(found, *found.rows(x, out), stream)
         return out

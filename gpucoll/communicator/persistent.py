@@ -76,7 +76,7 @@ class Persistent(Collectives):
         again = functools.partial(self._repeat, found, *rows, stream)
         express = None
         if found.step is not None:
-            same = (row.name, op, root, algorithm)
+            same = (row.name, op, who.root, algorithm)
             self._learn(same, x, call.result, found)
             express = functools.partial(self._express, *same, x, call.result)
         return PersistentCall(again, call.result, executor.name, task.algorithm, express)

@@ -85,7 +85,16 @@ class Symmetric(Headers):
         if shared is not None:
             shared.reach(slab.key, [one["slab"] for one in everyone])
         elif heap is self._host.heap:
-            self._host.reach(slab, [one["slab"] for one in everyone])
+            self._reach_on_host(name, slab, [one["slab"] for one in everyone])
+
+    def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
+        """Map the other ranks' new slabs; where that fails no call is possible any more: they have mapped this one."""
+        try:
+            self._host.reach(slab, keys)
+        except OSError as error:
+            self._waits.failure = BackendError(f"{name}: another rank's memory is out of reach: {error}",
+                                               code="GC-MEMORY")
+            raise self._waits.failure from error
 
     def _where(self, name: str, device: Any) -> str:
         """Return which kind of memory is asked for: cpu, emulated or cuda."""

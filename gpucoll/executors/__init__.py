@@ -78,6 +78,9 @@ class Hasty(Protocol):
 
     slots: Any
 
+    def watch(self, error: BaseException | None = None) -> None:
+        """Raise if another rank has failed in a call; tell the others of an error of this rank's."""
+
     def reach(self, slab: Any, keys: Sequence[int]) -> None:
         """Let them read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
 

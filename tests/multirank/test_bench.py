@@ -334,8 +334,9 @@ def without_a_check(mpi):
 
 
 @pytest.mark.mutant
-def test_a_slow_rank_is_named(ranks):
-    code, output, record = ranks(bench, 4, "all_reduce -b 4K -e 4K -n 3 --algorithm ring", delay)[0]
+@pytest.mark.parametrize("algorithm", ["ring", "two_shot"])
+def test_a_slow_rank_is_named(ranks, algorithm):
+    code, output, record = ranks(bench, 4, f"all_reduce -b 4K -e 4K -n 3 --algorithm {algorithm}", delay)[0]
     assert code == 0
     assert [text.split(" on ")[0] for text in record["gpucoll"]["findings"]] == ["slow rank: 2"], record["gpucoll"]
     assert starting(output, "# slow rank: 2 on ")

@@ -2,8 +2,10 @@
 
 import functools
 import itertools
+import mmap
 import os
 import re
+import tempfile
 
 import numpy
 import pytest
@@ -188,7 +190,7 @@ def refusals_of_known_calls(comm):
     assert comm.all_reduce(x, memory[6:12], algorithm="one_shot").tolist() == [0.0] * 6  # its neighbour in memory
     plan = comm.plan("all_reduce", x, out, algorithm="one_shot")
     comm.close()
-    for call in (plan, lambda: comm.all_reduce(x, out, algorithm="one_shot")):
+    for call in (plan, lambda: comm.all_reduce(x, out, algorithm="one_shot"), plan):
         with pytest.raises(gc.ClosedError):
             call()
 
@@ -295,6 +297,105 @@ def reduced_blocks(comm):
     assert exchanges(comm) == before
 
 
+class Rung(Exception):
+    """What a signal's handler raises."""
+
+
+def interrupted(mpi, handler):
+    """A rank that a signal takes out of a call cannot go on, and the others hear of it before their deadline.
+
+    A signal that comes while the slots wait is handled where Python is next: at the first line of `linger`.
+    """
+    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=60)
+    x, out = numpy.ones(4), numpy.empty(4)
+
+    def call():
+        comm.all_reduce(x, out, algorithm="one_shot")
+
+    for _ in range(3):
+        call()
+    if comm.rank == 0:
+        comm._waits.linger = functools.partial(handler, call)
+        with pytest.raises((Rung, gc.UsageError)):
+            call()
+        with pytest.raises(gc.RevokedError):
+            call()
+        mpi.Send(numpy.ones(1), 1)
+    else:
+        if comm.rank == 1:  # who lets the others wait
+            mpi.Recv(numpy.empty(1), 0)
+        with pytest.raises(gc.RankFailedError):
+            twice(call)
+    mpi.Barrier()
+    comm.close()
+    return True
+
+
+def twice(call):
+    """The first of them may still be complete."""
+    call()
+    call()
+
+
+def raises(call, *_):
+    raise Rung
+
+
+def calls(call, *_):
+    call()
+
+
+@on_shared
+def different_calls(comm):
+    """Ranks that disagree are told so, all of them; nothing is written, and the next call is right."""
+    x, out = numpy.full(8, comm.rank), numpy.full(8, -1)
+    blocks = numpy.zeros((comm.size, 8), numpy.int64)
+    last = comm.rank == comm.size - 1
+    for _ in range(2):  # as operations, and at once
+        for wrong in (lambda: comm.all_reduce(x[:8 - last].copy(), numpy.full(8 - last, -1), algorithm="one_shot"),
+                      lambda: comm.all_reduce(x, out, op="max" if last else "sum", algorithm="one_shot"),
+                      lambda: comm.all_reduce(x.view("u8" if last else "i8"), out.view("u8" if last else "i8"),
+                                              algorithm="one_shot"),
+                      lambda: comm.broadcast(x, int(last), algorithm="linear"),
+                      lambda: comm.all_to_all(blocks, algorithm="direct") if last
+                      else comm.all_reduce(x, out, algorithm="two_shot")):
+            with pytest.raises(gc.MismatchError) as differ:
+                wrong()
+            assert differ.value.ranks == (comm.size - 1,)
+        assert out.tolist() == [-1] * 8
+        assert x.tolist() == [comm.rank] * 8
+        assert comm.all_reduce(x, algorithm="one_shot").tolist() == [sum(range(comm.size))] * 8
+
+
+def nobody_maps(mpi):
+    """Where a rank can map no other's memory, messages serve, and there are no slots."""
+    from gpucoll.executors.shared import neighbours
+
+    def refused(*_):
+        raise PermissionError("not yours")
+
+    before, neighbours.attach = neighbours.attach, refused if mpi.rank == 1 else neighbours.attach
+    try:
+        with gc.Communicator.from_mpi(mpi, timeout=60) as comm:
+            found = comm.all_reduce(numpy.full(3, comm.rank + 1))
+            assert found.tolist() == [comm.size * (comm.size + 1) // 2] * 3
+            return exchanges(comm)
+    finally:
+        neighbours.attach = before
+
+
+def alone(mpi):
+    """Nothing is copied onto itself: the memory may be read-only in truth."""
+    with tempfile.TemporaryFile() as file, gc.Communicator.from_mpi(mpi) as comm:
+        file.write(bytes(4096))
+        file.flush()
+        x = numpy.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "f8")[:8]
+        for _ in range(3):
+            assert comm.broadcast(x) is x
+        assert comm.plan("broadcast", x, root=numpy.int64(0))() is x
+    return True
+
+
 def on_mutant(mpi, changes, body, arguments):
     with slots_mutants.planted(changes):
         return globals()[body](mpi, *arguments)
@@ -397,6 +498,24 @@ def test_calls_keep_their_order(ranks):
 
 def test_a_thread_that_waits_does_not_hold_up_the_others(ranks):
     ranks(threads_share_a_rank, 2, timeout=60)
+
+
+@pytest.mark.parametrize("handler", [raises, calls])
+def test_a_signal_in_a_call(ranks, handler):
+    ranks(interrupted, 3, handler, timeout=30)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_that_disagree(ranks, size):
+    ranks(different_calls, size, timeout=30)
+
+
+def test_where_memory_cannot_be_mapped_there_are_no_slots(ranks):
+    assert ranks(nobody_maps, 3, timeout=60) == [0] * 3
+
+
+def test_a_rank_alone(ranks):
+    ranks(alone, 1)
 
 
 def test_who_waits_for_one_that_never_comes_ends_at_the_deadline(ranks):

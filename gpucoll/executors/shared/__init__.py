@@ -22,13 +22,13 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RankFailedError
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError
 from gpucoll.executors import Task
 from gpucoll.executors.shared import slots
 from gpucoll.executors.shared.calls import Calls
 from gpucoll.executors.shared.neighbours import Neighbours, make_fence
 from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
-from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots
+from gpucoll.executors.shared.slots import MOST_RANKS, ROOM, Step, exchange, library, make_slots
 from gpucoll.waits import Operation, Waits, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
@@ -49,7 +49,8 @@ class SharedExecutor:
         self.name = name
         self._link, self._timeout = link, timeout
         self._size, self._wire = link.place.size, link.wire
-        self._near = Neighbours(link.place, ROOM, link.mpi is not None and library() is not None)
+        may_have_slots = name == "shared" and link.mpi is not None
+        self._near = Neighbours(link.place, ROOM, may_have_slots and library() is not None)
         self._calls = Calls(self._near, heap)
         self._fence: Callable[[], None] | None = None
         self._has_met = False
@@ -75,8 +76,16 @@ class SharedExecutor:
         waits.run(self._near.meet(self._wire), "the first call over shared memory")
         self._fence = make_fence(self._link.mpi is None)
         self._has_met = True
-        if self._near.all_able and len(self._near.all) == self._size:
+        if self._near.maps and self._near.all_able and len(self._near.all) == self._size:
             self.slots = make_slots(self._near.rank, self._near.extras())
+
+    def watch(self, error: BaseException | None = None) -> None:
+        """Raise if another rank has failed in a call; tell the others of an error of this rank's."""
+        if error is not None and not isinstance(error, MismatchError):  # which all have found out
+            self._mark[0] = LATE if isinstance(error, CollectiveTimeout) else FAILED
+        for rank in self._near.all if error is None else ():
+            if self._near.mark(rank)[0] < 0:
+                raise _ended(self._near.mark(rank)[0])
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Let slots read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
@@ -87,7 +96,7 @@ class SharedExecutor:
 
     def takes(self, task: Task) -> bool:
         """Return whether slots do such calls by some algorithm."""
-        return self.slots is not None and self._size > 1 and slots.takes(task)
+        return self.slots is not None and 1 < self._size <= MOST_RANKS and slots.takes(task)
 
     def step(self, task: Task) -> Step | None:
         """Return what slots do for calls like `task`, None where they are not for them; a rank alone copies."""
@@ -95,7 +104,7 @@ class SharedExecutor:
             return None
         if self._size == 1:
             return slots.alone(task)
-        return slots.step_of(task)
+        return slots.step_of(task) if self._size <= MOST_RANKS else None
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
@@ -105,9 +114,11 @@ class SharedExecutor:
             return
         step = self.step(task)
         try:
-            yield from self._run(task) if step is None else exchange(self.slots, task, step)
+            yield from self._run(task) if step is None else exchange(self.slots, task, step, self.watch)
+        except MismatchError:  # which all ranks have found out, before anything moved
+            raise
         except BaseException as error:
-            self._mark[0] = LATE if isinstance(error, CollectiveTimeout) else FAILED
+            self.watch(error)
             keep_for_ever((task, self._messages, self._calls))  # one that has begun may still do so, and so may MPI
             if isinstance(error, OSError):
                 raise BackendError(f"{task.collective}: another rank's memory is out of reach: {error}") from error

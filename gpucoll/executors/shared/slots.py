@@ -12,7 +12,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -28,6 +28,7 @@ from gpucoll.waits import Operation
 SLOT = 1 << 18  # bytes; longer arrays go by in segments
 LINE = 64
 ROOM = 3 * LINE + 2 * SLOT  # bytes of each rank's part of the shared memory
+MOST_RANKS = SLOT // LINE  # for each of whom there must be a line in a slot
 KINDS = ("float32", "float64", "int32", "int64", "uint32", "uint64")  # as kernels/slots.h has them
 OPS = ("sum", "prod", "min", "max")
 SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
@@ -102,8 +103,12 @@ def _combined(op: Op) -> str:
     return "sum" if op.name == "avg" else op.name
 
 
-def exchange(slots: Any, task: Task, step: Step) -> Operation:
-    """Do a call as an operation, which never blocks."""
+def exchange(slots: Any, task: Task, step: Step, watch: Callable[[], None]) -> Operation:
+    """Do a call as an operation, which never blocks; `watch` raises where another rank has failed."""
+    def is_done() -> bool:
+        watch()
+        return bool(slots.go_on(task.collective))
+
     slots.begin(task.output if task.input is None else task.input, task.output, *step, task.root)
-    if not slots.go_on():
-        yield slots.go_on
+    if not slots.go_on(task.collective):
+        yield is_done
