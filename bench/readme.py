@@ -32,8 +32,8 @@ def block(path: Path) -> str:
         f"Measured by `scripts/bench` on {path.stem[-10:]}: gpucoll {version}, {machine['cpu']}, {machine['cores']} "
         f"cores, {machine['mpi']}, NumPy {machine['numpy']}; all results checked, none wrong. Each figure is the "
         "geometric mean of MPI's time (its own blocking call by mpi4py, measured in turn in the same run) over "
-        "gpucoll's, so that above 1 is faster than MPI; `share` is the best busbw over the bound that the machine's "
-        "copy bandwidth sets, which data in a cache may exceed.",
+        "gpucoll's, so that above 1 is faster than MPI; `share` is the busbw of the largest size over the bound that the "
+        "machine's copy bandwidth sets.",
         "",
         f"| collective | ranks | memory | algorithm | up to {SMALL >> 10} KiB | from {LARGE >> 20} MiB "
         "| best busbw (GB/s) | share |",
@@ -49,7 +49,8 @@ def _rows(results: Sequence[Result]) -> Iterator[str]:
         best = max(mine, key=lambda one: one["out_of_place"]["bus_bw"])
         small, large = (_mean(one for one in mine if accepts(one["size"])) for accepts in (
             lambda size: size <= SMALL, lambda size: size >= LARGE))
-        share = "" if best["share"] is None else f"{100 * best['share']:.0f} %"
+        largest = max(mine, key=lambda one: one["size"])["share"]
+        share = "" if largest is None else f"{100 * largest:.0f} %"
         yield f"| {' | '.join(key)} | {small} | {large} | {best['out_of_place']['bus_bw']:.2f} | {share} |"
 
 
