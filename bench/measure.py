@@ -117,6 +117,8 @@ class Trial:
         together = self.bench.options.flags.agg_iters
         untimed = together if len(arguments) > together else 0
         first = self._work(arguments[:untimed])()
+        if self.bench.options.flags.report_cputime or self.bench.options.flags.blocking:
+            self.bench.device.synchronize()  # the host's clock would see the end of it
         call, divisor = self._work(arguments[untimed:]), len(arguments) - untimed
         if self.bench.options.launches:
             call = self.bench.device.captured(call, self.bench.options.launches)
