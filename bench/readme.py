@@ -32,8 +32,8 @@ def block(path: Path) -> str:
         f"Measured by `scripts/bench` on {path.stem[-10:]}: gpucoll {version}, {machine['cpu']}, {machine['cores']} "
         f"cores, {machine['mpi']}, NumPy {machine['numpy']}; all results checked, none wrong. Each figure is the "
         "geometric mean of MPI's time (its own blocking call by mpi4py, measured in turn in the same run) over "
-        "gpucoll's, so that above 1 is faster than MPI; `share` is the busbw of the largest size over the bound that the "
-        "machine's copy bandwidth sets.",
+        "gpucoll's, so that above 1 is faster than MPI; `share` is the busbw of the largest size over the bound that "
+        "the machine's copy bandwidth sets.",
         "",
         f"| collective | ranks | memory | algorithm | up to {SMALL >> 10} KiB | from {LARGE >> 20} MiB "
         "| best busbw (GB/s) | share |",
