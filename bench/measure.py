@@ -54,8 +54,7 @@ class Measured(NamedTuple):
 
 
 def burst(options: Options, device: str, nbytes: int) -> int:
-    """Return how many calls, or groups of calls (-m), of `nbytes` are made in a row; of several the first is not timed.
-    """
+    """Return how many calls, or groups of them (-m), are made in a row; of several the first is not timed."""
     timed = min(BURST, BURST_BYTES // max(1, nbytes * options.flags.agg_iters))
     if timed < 2 or options.launches or options.flags.overlap or device == "emulated":  # whose calls take long
         return 1

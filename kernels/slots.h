@@ -145,12 +145,13 @@ struct Greatest {
     template <class T> T operator()(T a, T b) const { return a != a || a > b ? a : b; }
 };
 
-// Leaves op(a, b) in `to`, which may be one of them.
+// Leaves op(a, b) in `to`, which may be one of them; arrays may begin at any byte.
 template <class T, class Op> static void apply(const char* a, const char* b, char* to, uint64_t nbytes) {
-    const T *left = reinterpret_cast<const T*>(a), *right = reinterpret_cast<const T*>(b);
-    T* out = reinterpret_cast<T*>(to);
+    typedef T Anywhere __attribute__((aligned(1)));
+    const Anywhere *left = reinterpret_cast<const Anywhere*>(a), *right = reinterpret_cast<const Anywhere*>(b);
+    Anywhere* out = reinterpret_cast<Anywhere*>(to);
 #pragma GCC ivdep
-    for (uint64_t i = 0; i < nbytes / sizeof(T); i++) out[i] = Op()(left[i], right[i]);
+    for (uint64_t i = 0; i < nbytes / sizeof(T); i++) out[i] = Op()(T(left[i]), T(right[i]));
 }
 
 // Leaves the bytes from `start` on of all sources, combined in rank order, at `to`, which may be in one of them.

@@ -26,7 +26,14 @@ class Seconds:
         return iter(self.ring[1:1 + min(LAST, int(self.ring[0]))].tolist())
 
 
-UNNOTED = Seconds()  # of calls on a device: they do not wait
+class Unnoted(Seconds):
+    """Those of calls on a device, which do not wait: none."""
+
+    def append(self, seconds: float) -> None:
+        """Forget it."""
+
+
+UNNOTED = Unnoted()
 
 
 class Times:

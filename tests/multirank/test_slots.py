@@ -168,6 +168,10 @@ def calls_that_look_alike(comm):
         assert numpy.array_equal(numpy.asarray(found), plain * plain.dtype.type(comm.size)), other
     with pytest.raises(gc.DtypeError):
         comm.all_reduce(y.astype(y.dtype.newbyteorder()), algorithm="one_shot")
+    crooked = numpy.frombuffer(bytearray(1 + x.nbytes), numpy.uint8)[1:].view(numpy.float64)  # not at a multiple of 8
+    for algorithm in SHOTS:
+        crooked[:] = range(6)
+        assert comm.all_reduce(crooked, crooked, algorithm=algorithm).tolist() == total(range(6))
     y.shape = (3, 2)
     assert comm.all_reduce(y, algorithm="one_shot").shape == (3, 2)
     return exchanges(comm)

@@ -17,6 +17,7 @@ from gpucoll.links import LocalLink
 from gpucoll.waits import Waits
 from grids import sampled
 from peer_schedules import Case
+from thread_ranks import all_on_threads
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
@@ -60,24 +61,13 @@ def check(task, case, rank):
 
 def on_threads(size, program, **options):
     """Run `program(rank)` on a thread for each; its results, or the first error."""
-    results, errors = [None] * size, []
+    def whole(link):
+        rank = Rank(link, **options)
+        found = program(rank)
+        rank.executor.close()
+        return found
 
-    def run(link):
-        try:
-            rank = Rank(link, **options)
-            results[rank.rank] = program(rank)
-            rank.executor.close()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(link,)) for link in LocalLink.all(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    return all_on_threads(LocalLink.all(size), whole)
 
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]

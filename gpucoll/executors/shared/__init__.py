@@ -28,7 +28,7 @@ from gpucoll.executors.shared import slots
 from gpucoll.executors.shared.calls import Calls
 from gpucoll.executors.shared.neighbours import Neighbours, make_fence
 from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
-from gpucoll.executors.shared.slots import MOST_RANKS, ROOM, Step, exchange, library, make_slots
+from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots
 from gpucoll.waits import Operation, Waits, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
@@ -96,7 +96,7 @@ class SharedExecutor:
 
     def takes(self, task: Task) -> bool:
         """Return whether slots do such calls by some algorithm."""
-        return self.slots is not None and 1 < self._size <= MOST_RANKS and slots.takes(task)
+        return self.slots is not None and self._size > 1 and slots.takes(task)
 
     def step(self, task: Task) -> Step | None:
         """Return what slots do for calls like `task`, None where they are not for them; a rank alone copies."""
@@ -104,7 +104,7 @@ class SharedExecutor:
             return None
         if self._size == 1:
             return slots.alone(task)
-        return slots.step_of(task) if self._size <= MOST_RANKS else None
+        return slots.step_of(task)
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""

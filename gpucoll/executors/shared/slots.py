@@ -73,7 +73,7 @@ def make_slots(rank: int, areas: Sequence[int]) -> Any:
 
     `areas` are the addresses of all ranks' parts; the line at the beginning of rank 0's is everybody's.
     """
-    found = library()
+    found = library() if len(areas) <= MOST_RANKS else None
     looks = CROWDED if len(areas) > len(os.sched_getaffinity(0)) else (SPINS, YIELDS)
     return None if found is None else found.Slots(rank, tuple(areas), *looks, SLOT)
 
