@@ -48,8 +48,8 @@ def test_packages_are_the_folders():
     assert sorted(SETUPTOOLS["packages"]) == sorted(found)
 
 
-def test_nothing_but_numpy_and_mpi4py_is_required():
-    assert PROJECT["project"]["dependencies"] == ["numpy", "mpi4py>=4.1"]
+def test_nothing_that_is_large_is_required():
+    assert PROJECT["project"]["dependencies"] == ["numpy", "mpi4py>=4.1", "platformdirs", "filelock>=3.20.1"]
 
 
 def test_no_extra_brings_an_mpi_unasked():
