@@ -14,7 +14,7 @@
     collectives, topology       what each collective promises; shapes of rings and trees
     schedule, chunks, ops, dtypes     the vocabulary
     errors, arguments           typed errors; command lines under mpiexec
-    launchers                   who started this process; whose MPI; how mpiexec is called
+    launchers, rendezvous       who started this process, whose MPI; waiting for all ranks, rank 0 for all
 """
 
 from gpucoll.algorithms import algorithms, schedule

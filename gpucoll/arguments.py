@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from typing import NoReturn
 
 from gpucoll.launchers import launched
+from gpucoll.rendezvous import wait_for_all
 
 PATIENCE = 10.0  # seconds that a rank which refuses waits for the others to refuse as well
 
@@ -28,11 +28,8 @@ def _leave_together() -> None:
     """Wait for the other ranks: a launcher that sees one leave with an error ends those that have not spoken yet."""
     from mpi4py import MPI
 
-    everyone, deadline = MPI.COMM_WORLD.Ibarrier(), time.monotonic() + PATIENCE
-    while not everyone.Test():
-        if time.monotonic() > deadline:
-            os._exit(2)  # the others go on: leaving by way of MPI would wait for them
-        os.sched_yield()
+    if not wait_for_all(MPI.COMM_WORLD, PATIENCE):
+        os._exit(2)  # the others go on: leaving by way of MPI would wait for them
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
 from gpucoll.launchers import LAUNCHERS
+from gpucoll.rendezvous import by_first_rank, wait_for_all
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -98,11 +98,8 @@ def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
     """
     if comm.size > 1 and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _abort_all
-    everyone, deadline = comm.Ibarrier(), time.monotonic() + timeout
-    while not everyone.Test():
-        if time.monotonic() > deadline:
-            raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
-        time.sleep(1e-4)
+    if not wait_for_all(comm, timeout):
+        raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
 
 
 def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
@@ -228,15 +225,12 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
 
     It is passed on as CuPy gives it: a tuple up to CuPy 13, bytes from 14.
     """
-    found: Any = None
-    if comm.rank == 0:
+    def make() -> Any:
         try:
             from cupy.cuda import nccl
 
-            found = nccl.get_unique_id()
+            return nccl.get_unique_id()
         except (ImportError, RuntimeError, KeyError) as error:  # KeyError: CuPy's for codes that it does not know
-            found = error
-    found = comm.bcast(found)
-    if isinstance(found, Exception):
-        raise BackendError(f"NCCL gives no id on rank 0: {found}", code="GC-NCCL", ranks=(0,))
-    return found
+            raise BackendError(f"NCCL gives no id on rank 0: {error}", code="GC-NCCL", ranks=(0,)) from None
+
+    return by_first_rank(comm, make)

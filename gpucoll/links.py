@@ -12,6 +12,7 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import Place
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.host import load
 
@@ -52,7 +53,7 @@ class MpiLink:
         self.mpi = self.points = mpi.Dup()
         self.wire = mpi.Dup()
         self.place = bootstrap.place(self.mpi)
-        self.table = table or self.mpi.bcast(load() if self.mpi.rank == 0 else None)
+        self.table = table or by_first_rank(self.mpi, load)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
 

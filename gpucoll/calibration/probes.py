@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import statistics
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,6 +18,7 @@ from gpucoll.calibration.fit import Probe, fit
 from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.operands import call_of
 from gpucoll.communicator import Communicator
+from gpucoll.rendezvous import wait_for_all
 from gpucoll.tuner.model import SLOTS, moved, partners
 from gpucoll.tuner.table import Curve, Link
 
@@ -54,9 +55,7 @@ def links(comm: Communicator, executor: str, device: str) -> list[Link]:
 
 def _gathered(comm: Communicator, value: Any) -> list[Any]:
     """Return every rank's `value`; who has nothing to do sleeps until the others have."""
-    everyone = comm.mpi.Ibarrier()
-    while not everyone.Test():
-        time.sleep(NAP)
+    wait_for_all(comm.mpi, math.inf, NAP)
     return list(comm.mpi.allgather(value))
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from gpucoll.calibration.sweep import SIZES, sweep
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner.host import facts, read, table_path
 from gpucoll.tuner.table import Shape, Table, as_toml
 
@@ -55,10 +56,10 @@ def _sizes(text: str) -> list[int]:
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
     _check_ranks(comm, options.device)
     started, say, path = time.perf_counter(), _speaker(comm), table_path(facts())
-    _by_first_rank(comm, lambda: _prepare(path.parent))
+    by_first_rank(comm.mpi, lambda: _prepare(path.parent))
     with executors(comm, options.device) as comms:
         shape = _shape(comms, options, collectives, sizes, say)
-    _by_first_rank(comm, lambda: _write(path, _before(path).merged(shape)))
+    by_first_rank(comm.mpi, lambda: _write(path, _before(path).merged(shape)))
     say(f"{path}: {comm.size} ranks on {comm.nodes} node{'s' * (comm.nodes > 1)}, "
         f"{time.perf_counter() - started:.1f} s")
     if options.json and comm.rank == 0:
@@ -75,19 +76,6 @@ def _check_ranks(comm: Communicator, device: str) -> None:
     if device == "cuda" and None in comm.mpi.allgather(comm.device):
         raise BackendError("--device cuda: a rank has no CUDA device; CuPy and a driver are needed on each",
                            code="GC-NO-GPU")
-
-
-def _by_first_rank(comm: Communicator, do: Callable[[], None]) -> None:
-    """Let rank 0 `do` it; its BackendError is every rank's."""
-    trouble = None
-    if comm.rank == 0:
-        try:
-            do()
-        except BackendError as error:
-            trouble = error
-    trouble = comm.mpi.bcast(trouble)
-    if trouble is not None:
-        raise trouble
 
 
 def _speaker(comm: Communicator) -> Any:
