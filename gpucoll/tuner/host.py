@@ -51,10 +51,10 @@ def table_path(host: Mapping[str, Any], environment: Mapping[str, str] = os.envi
 def read(path: Path, host: Mapping[str, Any]) -> Table | None:
     """Return the table at `path`, None where there is none; ArgumentError for one that is bad, old or another's."""
     try:
-        table = parse(str(path), path.read_text())
+        table = parse(str(path), path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise ArgumentError(f"tuning table {path}: it cannot be read: {error}", code=CODE) from None
     for key, value in host.items():
         if table.host.get(key) != value:

@@ -9,12 +9,11 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from gpucoll import toml
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.errors import ArgumentError, nearest
 
 CODE = "GC-TABLE"
 BUILT_IN = "built-in"
@@ -107,77 +106,42 @@ class Table(NamedTuple):
 @functools.cache
 def built_in() -> Table:
     """Return the table that serves where a machine has none of its own."""
-    return parse(BUILT_IN, importlib.resources.files("gpucoll.tuner").joinpath("defaults.toml").read_text())
+    return parse(BUILT_IN, importlib.resources.files("gpucoll.tuner").joinpath("defaults.toml").read_bytes())
 
 
-def parse(source: str, text: str) -> Table:
-    """Return the table that `text` says; ArgumentError tells what is wrong with it."""
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise _bad(source, f"it is no TOML: {error}") from None
+def parse(source: str, content: bytes) -> Table:
+    """Return the table that a file says; ArgumentError tells what is wrong with it."""
+    file = toml.TomlFile(f"tuning table {source}", CODE, "; `gpucoll tune` makes a new one")
+    found = file.read(content, ("format", "host", "shape"))
     if found.get("format") != FORMAT:
-        raise _bad(source, f"its format is {found.get('format')!r}, not {FORMAT}")
-    host, shapes = found.get("host", {}), found.get("shape", [])
-    if set(found) - {"format", "host", "shape"} or not isinstance(host, dict) or not isinstance(shapes, list):
-        raise _bad(source, "beside format it has a [host] and [[shape]]s only")
-    return Table(source, host, tuple(_shape(source, shape) for shape in shapes))
+        raise file.error(f"its format is {found.get('format')!r}, not {FORMAT}")
+    host = found.get("host", {})
+    if not isinstance(host, dict):
+        raise file.error("host is no [host]")
+    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(found, "shape")))
 
 
-def _bad(source: str, reason: str) -> ArgumentError:
-    return ArgumentError(f"tuning table {source}: {reason}; `gpucoll tune` makes a new one", code=CODE)
+SHAPE: dict[str, toml.Check] = {"ranks": toml.count, "nodes": toml.count, "device": toml.one_of(*DEVICES),
+                                "measured": toml.name}
+LINK: dict[str, toml.Check] = {"executor": toml.name, "name": toml.one_of("node", "network"),
+                               **dict.fromkeys(("alpha", "beta", "gamma", "gap"), toml.seconds)}
+CURVE: dict[str, toml.Check] = {"collective": toml.one_of(*COLLECTIVES), "executor": toml.name, "algorithm": toml.name,
+                                "bytes": toml.list_of(functools.partial(toml.count, least=0)),
+                                "seconds": toml.list_of(toml.seconds)}
 
 
-def _shape(source: str, table: Any) -> Shape:
-    given = dict(_fields(source, "shape", table, Shape, {"links": "link", "curves": "curve"}))
-    given["links"] = tuple(_link(source, link) for link in given["links"])
-    given["curves"] = tuple(_curve(source, curve) for curve in given["curves"])
-    shape = Shape(**given)
-    if not all(isinstance(number, int) and number >= 1 for number in (shape.ranks, shape.nodes)) \
-            or shape.device not in DEVICES or not isinstance(shape.measured, str):
-        raise _bad(source, f"ranks {shape.ranks!r}, nodes {shape.nodes!r}, device {shape.device!r} are no shape")
-    return shape
+def _shape(file: toml.TomlFile, where: str, table: dict[str, Any]) -> Shape:
+    links = tuple(file.row(Link, link, LINK, place) for place, link in file.tables(table, "link", where))
+    curves = tuple(_curve(file, place, curve) for place, curve in file.tables(table, "curve", where))
+    own = {key: value for key, value in table.items() if key not in ("link", "curve")}
+    return file.row(functools.partial(Shape, links=links, curves=curves), own, SHAPE, where)
 
 
-def _fields(source: str, what: str, table: Any, kind: Any, names: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of `kind` from a TOML table, which has them under `names` of their own where those say so."""
-    if not isinstance(table, dict):
-        raise _bad(source, f"{what} {table!r} is no table")
-    expected = {names.get(field, field): field for field in kind._fields}
-    for key in table:
-        if key not in expected:
-            raise _bad(source, f"unknown key {key!r} in {what}{nearest(key, [*expected])}")
-    for key, field in expected.items():
-        if key not in table and field not in names:
-            raise _bad(source, f"{key} is missing in {what}")
-        yield field, table.get(key, [])
-
-
-def _link(source: str, table: Any) -> Link:
-    link = Link(**dict(_fields(source, "link", table, Link, {})))
-    if link.name not in ("node", "network"):
-        raise _bad(source, f"link {link.name!r} is neither node nor network")
-    for key in ("alpha", "beta", "gamma", "gap"):
-        if not _seconds(getattr(link, key)):
-            raise _bad(source, f"{key} {getattr(link, key)!r} of {link.executor} is not a number of seconds, 0 or more")
-    return link
-
-
-def _curve(source: str, table: Any) -> Curve:
-    curve = Curve(**dict(_fields(source, "curve", table, Curve, {})))
-    where = f"{curve.collective} by {curve.algorithm} on {curve.executor}"
-    if curve.collective not in COLLECTIVES:
-        raise _bad(source, f"unknown collective {curve.collective!r}{nearest(curve.collective, COLLECTIVES)}")
-    if not (isinstance(curve.bytes, list) and isinstance(curve.seconds, list) and curve.bytes
-            and len(curve.bytes) == len(curve.seconds) and all(map(_seconds, curve.seconds))
-            and all(isinstance(size, int) and size >= 0 for size in curve.bytes)
-            and curve.bytes == sorted(set(curve.bytes))):
-        raise _bad(source, f"bytes and seconds of {where} are no curve")
+def _curve(file: toml.TomlFile, where: str, table: dict[str, Any]) -> Curve:
+    curve = file.row(Curve, table, CURVE, where)
+    if not curve.bytes or len(curve.bytes) != len(curve.seconds) or list(curve.bytes) != sorted(set(curve.bytes)):
+        raise file.error("bytes and seconds are no curve", where)
     return curve._replace(bytes=tuple(curve.bytes), seconds=tuple(curve.seconds))
-
-
-def _seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 def as_toml(table: Table, heading: str = "") -> str:

@@ -109,7 +109,7 @@ def test_tune_measures_both_classes_of_links_and_explain_goes_by_them(two, tmp_p
     job = two.launch(2, sys.executable, "-m", "gpucoll", "tune", "--collective", "all_reduce", env=env)
     assert job.returncode == 0, job.stderr
     path, = tmp_path.glob("tune-*")
-    shape, = parse(str(path), path.read_text()).shapes
+    shape, = parse(str(path), path.read_bytes()).shapes
     assert (shape.ranks, shape.nodes) == (4, 2)
     assert {link.name for link in shape.links if link.executor == "mpi"} == {"node", "network"}
     assert [words.split()[:2] for words in job.stderr.splitlines() if words.startswith("mpi ")] == \

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
-import math
-import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from gpucoll import toml
 from gpucoll.errors import ArgumentError, nearest
 
 CODE = "GC-TOPOLOGY"
@@ -42,6 +40,14 @@ class Level(NamedTuple):
     dimensions: int = 2
     hop: float = 0.0  # seconds for each link after the first on a way through a torus
     gap: float = 0.0  # seconds for each message after the first that a rank sends, or receives, in one round
+
+
+MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}  # and keys of their own
+CHECKS: dict[str, toml.Check] = {
+    "name": toml.name, "medium": toml.one_of(*MEDIA),
+    **dict.fromkeys(("alpha", "beta", "gamma", "hop", "gap"), toml.seconds),
+    **dict.fromkeys(("ranks", "groups", "links", "dimensions"), toml.count),
+}
 
 
 class Topology(NamedTuple):
@@ -106,93 +112,51 @@ def parse(name: str, text: bytes) -> Topology:
     >>> parse("pair", b"[[level]]\\nname = 'cable'\\nalpha = 1e-6\\nbeta = 1e-9").levels[0].medium
     'switch'
     """
-    try:
-        table = tomllib.loads(text.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ArgumentError(f"topology {name} is no TOML: {error}", code=CODE) from None
-    _known(name, table, ("about", "level"))
-    about, levels = table.get("about", ""), table.get("level")
+    file = _file(name)
+    table = file.read(text, ("about", "level"))
+    about, levels = table.get("about", ""), file.tables(table, "level")
     if not isinstance(about, str):
-        raise ArgumentError(f"topology {name}: about {about!r} is no text", code=CODE)
-    if not isinstance(levels, list) or not levels or not all(isinstance(level, dict) for level in levels):
-        raise ArgumentError(f"topology {name} has no [[level]]", code=CODE)
-    return checked(Topology(name, tuple(_level(name, index, level) for index, level in enumerate(levels, 1)), about))
+        raise file.error(f"about {about!r} is no text")
+    return checked(Topology(name, tuple(file.row(Level, level, CHECKS, where) for where, level in levels), about))
 
 
-def _known(where: str, table: dict[str, Any], keys: tuple[str, ...]) -> None:
-    for key in table:
-        if key not in keys:
-            raise ArgumentError(f"topology {where}: unknown key {key!r}{nearest(key, keys)}", code=CODE)
-
-
-def _level(name: str, index: int, table: dict[str, Any]) -> Level:
-    where = f"{name}, level {index}"
-    _known(where, table, Level._fields)
-    for key in ("name", "alpha", "beta"):
-        if key not in table:
-            raise ArgumentError(f"topology {where}: {key} is missing", code=CODE)
-    return Level(**table)
+def _file(name: str) -> toml.TomlFile:
+    return toml.TomlFile(f"topology {name}", CODE)
 
 
 def checked(topology: Topology) -> Topology:
     """Return `topology`, all values of which make sense; ArgumentError names the level and the key."""
-    for index, level in enumerate(topology.levels, 1):
-        for key, value in level._asdict().items():
-            _check_value(f"topology {topology.name}, level {index}", key, value)
-        _check_medium(f"topology {topology.name}, level {index}", level)
+    file = _file(topology.name)
     if not topology.levels:
-        raise ArgumentError(f"topology {topology.name} has no level", code=CODE)
-    _check_nesting(topology)
+        raise file.error("it has no level: no [[level]]")
+    for index, level in enumerate(topology.levels, 1):
+        file.check(level._asdict(), CHECKS, f"level {index}")
+        _check_medium(file, f"level {index}", level)
+    _check_nesting(file, topology)
     return topology
 
 
-def _text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _seconds(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-VALUES: dict[str, tuple[Callable[[object], bool], str]] = {
-    "name": (_text, "a name"), "medium": (_text, "a name"),
-    **dict.fromkeys(("alpha", "beta", "gamma", "hop", "gap"), (_seconds, "a number of seconds, 0 or more")),
-    **dict.fromkeys(("ranks", "groups", "links", "dimensions"), (_number, "a whole number, 1 or more")),
-}
-MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "hop")}
-
-
-def _check_value(where: str, key: str, value: object) -> None:
-    right, words = VALUES[key]
-    if not right(value) and not (value is None and key in ("ranks", "groups")):
-        raise ArgumentError(f"{where}: {key} {value!r} is not {words}", code=CODE)
-
-
-def _check_medium(where: str, level: Level) -> None:
-    """The medium is known, and no key is given that means nothing to it."""
-    if level.medium not in MEDIA:
-        raise ArgumentError(f"{where}: unknown medium {level.medium!r}{nearest(level.medium, MEDIA)}", code=CODE)
+def _check_medium(file: toml.TomlFile, where: str, level: Level) -> None:
+    """No key is given that means nothing to the medium."""
     for medium, keys in MEDIA.items():
         for key in keys:
             if medium != level.medium and getattr(level, key) != Level._field_defaults[key]:
-                raise ArgumentError(f"{where}: {key} belongs to a {medium}, not to a {level.medium}", code=CODE)
+                raise file.error(f"{key} belongs to a {medium}, not to a {level.medium}", where)
 
 
-def _check_nesting(topology: Topology) -> None:
+def _check_nesting(file: toml.TomlFile, topology: Topology) -> None:
     """Every group holds whole groups of the level below."""
-    below = 1
+    below, last = 1, len(topology.levels)
     for index, level in enumerate(topology.levels, 1):
-        where, last = f"topology {topology.name}, level {index}", index == len(topology.levels)
-        if level.groups is not None and (index > 1 or last or level.ranks is not None):
-            raise ArgumentError(f"{where}: groups belongs to the first of several levels, in place of ranks", code=CODE)
-        if level.ranks is None and level.groups is None and not last:
-            raise ArgumentError(f"{where}: ranks is missing: only the last level joins all", code=CODE)
-        if level.ranks is not None and level.ranks % below:
-            raise ArgumentError(f"{where}: ranks {level.ranks} is no multiple of {below}, those below", code=CODE)
-        if level.ranks is not None and index > 1 and topology.levels[0].groups is not None:
-            raise ArgumentError(f"{where}: ranks cannot stand above groups", code=CODE)
+        fault = None
+        if level.groups is not None and (index > 1 or index == last or level.ranks is not None):
+            fault = "groups belongs to the first of several levels, in place of ranks"
+        elif level.ranks is None and level.groups is None and index < last:
+            fault = "ranks is missing: only the last level joins all"
+        elif level.ranks is not None and level.ranks % below:
+            fault = f"ranks {level.ranks} is no multiple of {below}, those below"
+        elif level.ranks is not None and index > 1 and topology.levels[0].groups is not None:
+            fault = "ranks cannot stand above groups"
+        if fault is not None:
+            raise file.error(fault, f"level {index}")
         below = level.ranks or below
