@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import able
@@ -11,9 +11,7 @@ from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Task
 from gpucoll.ops import op_of
-
-if TYPE_CHECKING:
-    from gpucoll.tuner.explanation import Explanation
+from gpucoll.tuner.explanation import Explanation, explained
 
 DEVICES = ("cpu", "cuda", "emulated")
 ON_A_GPU = ("nccl", "native")  # who runs calls on GPU arrays, before the first has come
@@ -30,8 +28,6 @@ class Advice(Core):
         `gpucoll.tuner.explanation.Explanation`; once calls of that size have been made on host arrays, it has their
         measured times beside those predicted. No rank waits for another. Raises ArgumentError and DtypeError.
         """
-        from gpucoll.tuner.explanation import explained
-
         row = collective_row(collective)
         where = ("emulated" if self.options.emulated else "cpu") if device is None else device
         if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.algorithms import find, schedule
+from gpucoll.algorithms import find, registry, schedule
 from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op, on_gpu
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
@@ -50,6 +50,7 @@ class Core:
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
         rules(options.prefer)  # refused here, not at the first call
+        registry()  # imported here: a signal handler may make a call, and must not meet a module half imported
         self._link = link
         self.mpi = link.mpi
         self.options = options

@@ -11,6 +11,8 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.arrays import HOST, Array, address
 from gpucoll.device import Device, Event, Stream, Transport
+from gpucoll.device.emulated import EmulatedDevice
+from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError
@@ -221,9 +223,6 @@ def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer
 
 
 def _emulated(link: Link, peer: Peer | None) -> Gpu:
-    from gpucoll.device.emulated import EmulatedDevice
-    from gpucoll.device.messages import MessageTransport
-
     transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, 0, buffered=True)
     if link.mpi is None:
         return Gpu(EmulatedDevice(), transport, points, peer=peer)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms
 from gpucoll.errors import ArgumentError
+from gpucoll.tuner.model import Candidate, Model, World
 from gpucoll.tuner.rules import allowed
 from gpucoll.tuner.segments import segments
 from gpucoll.tuner.table import BUILT_IN, Table
-
-if TYPE_CHECKING:
-    from gpucoll.tuner.model import Candidate, Model
 
 NATIVE = "native"
 
@@ -63,9 +61,7 @@ class Tuner:
         return Choice(*found, segments(found[1], nbytes, len(self._nodes)))
 
     def model(self, device: str, slots: bool = False) -> Model:
-        """Return the model of calls on arrays of `device`; the simulator is imported when it is first needed."""
-        from gpucoll.tuner.model import Model, World
-
+        """Return the model of calls on arrays of `device`."""
         if (device, slots) not in self._models:
             self._models[device, slots] = Model(self.table, World(self._nodes, device, slots))
         return self._models[device, slots]

@@ -13,6 +13,7 @@ from gpucoll.device import Device
 from gpucoll.device.launch import Launch
 from gpucoll.device.peer import CONTROL, MOST_RANKS, Heap, Room
 from gpucoll.device.sources import Instance
+from gpucoll.executors.peer.fibers import CHANNELS, FiberMemory
 from gpucoll.waits import Pending, Waits, keep_for_ever
 
 TAG = 2  # of messages that come before those of any call
@@ -134,8 +135,6 @@ class Meeting:
 def make_memory(device: Device, nbytes: int, check: Callable[[], None]) -> Memory:
     """Return a slab of so many bytes on `device`, all zeros; raise OSError where there is none to be had."""
     if device.name == "emulated":
-        from gpucoll.executors.peer.fibers import FiberMemory
-
         return FiberMemory(nbytes, check)
     from gpucoll.executors.peer.ipc import IpcMemory
 
@@ -145,8 +144,6 @@ def make_memory(device: Device, nbytes: int, check: Callable[[], None]) -> Memor
 def _channels(device: Device, size: int) -> int:
     """Return how many blocks of every rank can be under way at a time."""
     if device.name == "emulated":
-        from gpucoll.executors.peer.fibers import CHANNELS
-
         return CHANNELS
     from gpucoll.executors.peer.ipc import channels_of
 
