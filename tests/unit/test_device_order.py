@@ -44,23 +44,21 @@ def in_order(done):
     return done.index("operation") < done.index("next operation") and done.index("input") < done.index("beside")
 
 
-def test_operations_follow_each_other(emulated_kernels):
+def test_operations_follow_each_other():
     assert all(in_order(two_streams(seed)) for seed in range(40))
 
 
 @pytest.mark.mutant
 @pytest.mark.parametrize("lost", ["order", "lead"])
-def test_without_an_event_they_do_not(lost, emulated_kernels):
+def test_without_an_event_they_do_not(lost):
     assert not all(in_order(two_streams(seed, **{lost: False})) for seed in range(40))
 
 
-def test_a_second_call_waits_for_the_first_on_another_stream(emulated_kernels):
-    """Both through the executor: the rooms of the first are in use until it has ended."""
+def test_asynchronous_calls_follow_each_other():
     for seed in range(40):
-        device = EmulatedDevice(seed)
+        device, done = EmulatedDevice(seed), []
         gpu = Gpu(device, Nothing(), Nothing())
         streams = [device.new_stream() for _ in range(3)]
-        done = []
         for number, stream in enumerate(streams):
             gpu.order.follow(stream)
             stream.enqueue(functools.partial(done.append, number))
