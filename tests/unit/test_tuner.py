@@ -9,6 +9,7 @@ from gpucoll.algorithms import algorithms
 from gpucoll.analysis.simulate import Level, Topology, load, simulate
 from gpucoll.calibration.fit import Probe, fit
 from gpucoll.cli import main
+from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.tuner import Tuner, built_in, host, rules, segments
 from gpucoll.tuner.model import TIE, Candidate, partners, ranked
@@ -17,6 +18,8 @@ from gpucoll.tuner.table import Curve, Link, Shape, Table, as_toml, parse
 BOTH = ("mpi", "native")
 MESSAGES = Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
 QUICK_NATIVE = Link("native", "node", 1e-6, 5e-9, 1e-9, 0.0)
+RING = Curve("all_reduce", "mpi", "ring", (1024, 4096), (1e-5, 4e-5))
+TREE = Curve("all_reduce", "mpi", "tree", (1024, 4096), (2e-5, 3e-5))
 
 
 def table(*links, curves=(), ranks=4, nodes=1):
@@ -35,8 +38,8 @@ def test_latency_bandwidth_and_executors_decide():
     assert choice(table(), "all_reduce", 1 << 26)[:2] == ("mpi", "ring")
     assert choice(table(), "all_reduce", 8, ("mpi",))[:2] == ("mpi", "one_shot")
     assert choice(table(), "all_reduce", 1 << 26, ("native",))[:2] == ("native", "native")
-    assert choice(table(), "barrier", 0, ("mpi",))[:2] == ("mpi", "dissemination")
     assert choice(table(), "all_reduce", 1 << 26, size=1)[0] == "mpi"  # nothing to send: NumPy copies
+    assert choice(Table("mine", {}, ()), "scan", 8, ("unheard",)).executor == "unheard"  # nobody can predict it
 
 
 def test_a_named_algorithm_stays_and_takes_the_best_executor():
@@ -47,121 +50,89 @@ def test_a_named_algorithm_stays_and_takes_the_best_executor():
     assert choice(table(), "all_gather_v", 8, algorithm="ring", executors=("unheard",))[:2] == ("unheard", "ring")
 
 
-def test_what_nobody_can_predict_still_runs():
-    assert choice(Table("mine", {}, ()), "scan", 8, ("unheard",)).executor == "unheard"
-
-
 def test_a_choice_is_made_once_for_all_sizes_of_as_many_digits(monkeypatch):
     tuner, asked = Tuner((0,) * 4, table()), []
     whole = tuner.candidates
     monkeypatch.setattr(tuner, "candidates", lambda *given: asked.append(given) or whole(*given))
-    for nbytes in (1024, 1025, 2047):
+    for nbytes in (1024, 1025, 2047, 2048):
         tuner.choose("all_reduce", "auto", nbytes, BOTH)
-    assert len(asked) == 1
-    tuner.choose("all_reduce", "auto", 2048, BOTH)
     tuner.choose("all_reduce", "auto", 1024, ("mpi",))
     tuner.choose("broadcast", "auto", 1024, BOTH)
     assert len(asked) == 4
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7, 8, 13, 64, 200])
+@pytest.mark.parametrize("size", [1, 3, 8, 13, 200])
 def test_every_collective_has_a_choice_that_can_be_run(size):
     tuner = Tuner((0,) * size, built_in())
-    for collective, *_ in {(one,) for one in ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter",
-                                              "reduce_scatter", "all_to_all", "scan", "exscan", "barrier",
-                                              "all_gather_v", "gather_v", "scatter_v", "all_to_all_v")}:
+    for collective in COLLECTIVES:
         for nbytes in (0, 8, 1 << 16, 1 << 26):
-            found = tuner.choose(collective, "auto", nbytes, ("mpi",))
-            assert found.algorithm in algorithms(collective, size=size)
+            assert tuner.choose(collective, "auto", nbytes, ("mpi",)).algorithm in algorithms(collective, size=size)
 
 
 def test_nodes_bring_hierarchical_in():
     names = [one.algorithm for one in Tuner((0, 0, 1, 1), built_in()).candidates("all_reduce", 1 << 20, ("mpi",))]
-    assert "hierarchical" in names
+    assert names[0] == "hierarchical"  # the network is slow: what crosses it is least
     flat = [one.algorithm for one in Tuner((0, 0, 0, 0), built_in()).candidates("all_reduce", 1 << 20, ("mpi",))]
     assert "hierarchical" not in flat
-    assert names[0] == "hierarchical"  # the network is slow: what crosses it is least
-
-
-# ---------------------------------------------------------------- curves
-
-
-RING = Curve("all_reduce", "mpi", "ring", (1024, 4096), (1e-5, 4e-5))
-TREE = Curve("all_reduce", "mpi", "tree", (1024, 4096), (2e-5, 3e-5))
 
 
 def test_curves_win_over_the_model():
+    assert [RING.at(nbytes) for nbytes in (8, 1024, 2560, 4096, 8192)] == [1e-5, 1e-5, 2.5e-5, 4e-5, 8e-5]
     found = table(curves=(RING, TREE))
     assert choice(found, "all_reduce", 1024)[:2] == ("mpi", "ring")
     assert choice(found, "all_reduce", 4096)[:2] == ("mpi", "tree")
     first, second, *others = Tuner((0,) * 4, found).candidates("all_reduce", 1024, BOTH)
     assert (first.measured, second.measured, first.seconds, second.seconds) == (True, True, 1e-5, 2e-5)
     assert not any(one.measured for one in others)
-
-
-def test_curves_of_another_number_of_ranks_do_not_count():
-    assert choice(table(curves=(RING, TREE)), "all_reduce", 1024, size=8)[:2] == ("native", "native")
+    assert choice(found, "all_reduce", 1024, size=8)[:2] == ("native", "native")  # the curves are of other ranks
 
 
 def test_a_native_curve_stands_for_other_numbers_of_ranks():
-    curve = Curve("all_reduce", "native", "native", (8,), (1e-4,))
-    found = table(MESSAGES, curves=(curve,))
-    here, = (one for one in Tuner((0,) * 4, found).candidates("all_reduce", 8, BOTH) if one.executor == "native")
-    more, = (one for one in Tuner((0,) * 16, found).candidates("all_reduce", 8, BOTH) if one.executor == "native")
+    found = table(MESSAGES, curves=(Curve("all_reduce", "native", "native", (8,), (1e-4,)),))
+    here, more = (next(one for one in Tuner((0,) * size, found).candidates("all_reduce", 8, BOTH)
+                       if one.executor == "native") for size in (4, 16))
     assert here.seconds == 1e-4
     assert more.seconds > here.seconds
 
 
-def test_a_curve_between_and_beyond_its_sizes():
-    assert [RING.at(nbytes) for nbytes in (8, 1024, 2560, 4096, 8192)] == [1e-5, 1e-5, 2.5e-5, 4e-5, 8e-5]
-
-
 def test_of_those_that_tie_the_one_with_the_fewest_partners_is_chosen():
-    def candidate(name, seconds, ways):
-        return Candidate("mpi", name, 1, seconds, seconds, 0.0, 0.0, False, ways)
-
-    rows = [candidate("many", 1.0, 14), candidate("few", 1.0 + TIE / 2, 2), candidate("slow", 1.0 + 2 * TIE, 1)]
+    rows = [Candidate("mpi", name, 1, taken, taken, 0.0, 0.0, False, ways)
+            for name, taken, ways in (("many", 1.0, 14), ("few", 1.0 + TIE / 2, 2), ("slow", 1.0 + 2 * TIE, 1))]
     assert [row.algorithm for row in ranked(rows)] == ["few", "many", "slow"]
-
-
-@pytest.mark.parametrize(("name", "ways", "further"), [
-    ("ring", 2, 0), ("bidirectional_ring", 4, 14), ("one_shot", 14, 6), ("two_shot", 14, 12),
-    ("halving_doubling", 6, 0)])
-def test_partners(name, ways, further):
-    assert partners("all_reduce", name, (0,) * 8) == (ways, further)
+    assert {name: partners("all_reduce", name, (0,) * 8)[:] for name in ("ring", "one_shot", "two_shot")} == {
+        "ring": (2, 0), "one_shot": (14, 6), "two_shot": (14, 12)}
+    assert (segments("tree", 1 << 20, 4), segments("ring", 100, 4), segments("ring", 1 << 26, 4)) == (16, 1, 4)
 
 
 # ---------------------------------------------------------------- tables
 
 
-def test_a_table_is_read_as_it_was_written():
+def test_a_table_is_read_as_it_was_written_and_a_new_shape_replaces_the_old_one():
     whole = Table("mine", {"name": 'a "host"', "cores": 2}, (
         Shape(4, 1, "cpu", "2026-01-01", (MESSAGES, QUICK_NATIVE), (RING, TREE)),
         Shape(8, 2, "cuda", "2026-01-02", (MESSAGES._replace(name="network"),), ())))
-    assert parse("mine", as_toml(whole, "what it is")) == whole
-
-
-def test_a_new_shape_replaces_the_old_one_of_its_ranks():
-    old = table(ranks=4).merged(table(ranks=8).shapes[0])
-    new = old.merged(Shape(4, 1, "cpu", "2027-01-01", (), ()))
-    assert [(shape.ranks, shape.measured) for shape in new.shapes] == [(4, "2027-01-01"), (8, "2026-01-01")]
+    assert parse("mine", as_toml(whole, "what it is").encode()) == whole
+    new = whole.merged(Shape(4, 1, "cpu", "2027-01-01", (), (RING._replace(seconds=(1.0, 2.0)),)))
+    assert [(shape.ranks, shape.measured) for shape in new.shapes] == [(4, "2027-01-01"), (8, "2026-01-02")]
+    assert new.shapes[0].curves == (RING._replace(seconds=(1.0, 2.0)), TREE)  # what is not measured now stays
 
 
 GOOD = as_toml(table(curves=(RING,)))
 
 
 @pytest.mark.parametrize(("old", "new", "reason"), [
-    ("format = 1", "format = 0", "its format is 0"), ("format = 1", "", "its format is None"),
-    ("format = 1", "format = ", "it is no TOML"), ("ranks = 4", "ranks = 0", "are no shape"),
-    ("ranks = 4", "ranks = 4\nnode = 1", "unknown key 'node'"), ("nodes = 1\n", "", "nodes is missing"),
-    ('device = "cpu"', 'device = "tpu"', "are no shape"), ("alpha = 1e-05", "alpha = -1", "alpha -1 of mpi"),
-    ("alpha = 1e-05", "alpha = nan", "alpha nan of mpi"), ('name = "node"', 'name = "nod"', "neither node nor network"),
-    ("bytes = [1024, 4096]", "bytes = [4096, 1024]", "are no curve"), ("bytes = [1024, 4096]", "bytes = [1]", "no"),
-    ('"all_reduce"', '"all_reduc"', "did you mean all_reduce"), ("[[shape]]", "[shape]", "a [host] and [[shape]]s")])
+    ("format = 1", "format = 0", "its format is 0"), ("format = 1", "format = ", "it is no TOML"),
+    ("ranks = 4", "ranks = 0", "shape 1: ranks 0 is not"), ("nodes = 1\n", "", "shape 1: nodes is missing"),
+    ("ranks = 4", "ranks = 4\nnode = 1", "unknown key 'node'; did you mean nodes"), ("format = 1", "", "is None"),
+    ('device = "cpu"', 'device = "tpu"', "unknown device 'tpu'"), ("alpha = 1e-05", "alpha = -1", "link 1: alpha -1"),
+    ("bytes = [1024, 4096]", "bytes = [4096, 1024]", "are no curve"), ("bytes = [1024, 4096]", "bytes = [1]", "are no"),
+    ("bytes = [1024", "bytes = [-1", "bytes -1 is not"), ("bytes = [1024, 4096]", "bytes = 3", "bytes 3 is no list"),
+    ('"all_reduce"', '"all_reduc"', "shape 1, curve 1: unknown collective 'all_reduc'; did you mean all_reduce"),
+    ("[[shape]]", "[shape]", "shape is no [[shape]]"), ("format = 1", "format = 1\nhost = 3", "host is no [host]")])
 def test_a_bad_table_is_refused_with_the_reason(old, new, reason):
     assert old in GOOD
     with pytest.raises(ArgumentError) as refused:
-        parse("mine", GOOD.replace(old, new, 1))
+        parse("mine", GOOD.replace(old, new, 1).encode())
     assert refused.value.code == "GC-TABLE"
     assert reason in str(refused.value)
     assert "gpucoll tune" in str(refused.value)
@@ -170,7 +141,7 @@ def test_a_bad_table_is_refused_with_the_reason(old, new, reason):
 HERE = {"name": "a", "processor": "b", "cores": 2, "mpi": "c", "numpy": "2", "gpucoll": "0.1"}
 
 
-def test_a_table_belongs_to_its_host(tmp_path):
+def test_a_table_belongs_to_its_host(tmp_path, monkeypatch):
     path = tmp_path / "table.toml"
     assert host.read(path, HERE) is None
     path.write_text(as_toml(table()._replace(host=HERE)))
@@ -178,14 +149,9 @@ def test_a_table_belongs_to_its_host(tmp_path):
     for key in HERE:
         with pytest.raises(ArgumentError, match=f"measured with {key}"):
             host.read(path, HERE | {key: "other"})
-
-
-def test_every_host_has_a_file_of_its_own():
     paths = {host.table_path(HERE | {key: "other"}, {"GPUCOLL_CACHE": "/cache"}) for key in HERE}
     assert len(paths) == 5  # of name, processor, cores and mpi; those of our own versions share one
 
-
-def test_a_refused_table_is_replaced_by_the_built_in_one(tmp_path, monkeypatch):
     monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path))
     monkeypatch.setattr(host, "facts", lambda: HERE)
     with warnings.catch_warnings():
@@ -202,9 +168,8 @@ def test_a_refused_table_is_replaced_by_the_built_in_one(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("text", "collective", "nbytes", "chosen"), [
     ("tree", "all_reduce", 1 << 24, "tree"), ("tree", "all_gather", 1 << 26, "ring"),
     ("AllReduce:Star;broadcast:^native", "all_reduce", 8, "star"), ("^ring", "all_reduce", 8, "native"),
-    ("star,ring", "all_reduce", 1 << 26, "ring"), ("star,tree", "all_reduce", 8, "star"),
-    ("all_reduce:torus(4x1)", "all_reduce", 8, "torus(4x1)"), ("reducescatter:ring", "reduce_scatter", 8, "ring"),
-    ("", "all_reduce", 8, "native")])
+    ("star,ring", "all_reduce", 1 << 26, "ring"), ("all_reduce:torus(4x1)", "all_reduce", 8, "torus(4x1)"),
+    ("reducescatter:ring", "reduce_scatter", 8, "ring"), ("", "all_reduce", 8, "native")])
 def test_gpucoll_algo_overrides_auto(text, collective, nbytes, chosen):
     assert choice(table(), collective, nbytes, prefer=text).algorithm == chosen
     assert choice(table(), collective, nbytes, prefer=text, algorithm="native").algorithm == "native"
@@ -214,16 +179,9 @@ def test_gpucoll_algo_must_be_met_where_it_names_the_collective():
     with pytest.raises(ArgumentError, match="GPUCOLL_ALGO leaves all_reduce none"):
         choice(table(), "all_reduce", 8, ("mpi",), prefer="all_reduce:native")
     assert choice(table(), "all_reduce", 8, ("mpi",), prefer="native").algorithm == "one_shot"
-
-
-@pytest.mark.parametrize("text", ["rng", "all_reduce:tree,", "allreduc:ring", ":ring", "^"])
-def test_a_wrong_gpucoll_algo_is_refused(text):
-    with pytest.raises(ArgumentError, match="GPUCOLL_ALGO"):
-        rules(text)
-
-
-def test_segments():
-    assert (segments("tree", 1 << 20, 4), segments("ring", 100, 4), segments("ring", 1 << 26, 4)) == (16, 1, 4)
+    for text in ("rng", "all_reduce:tree,", "allreduc:ring", ":ring", "^"):
+        with pytest.raises(ArgumentError, match="GPUCOLL_ALGO"):
+            rules(text)
 
 
 # ---------------------------------------------------------------- the fit
@@ -240,27 +198,20 @@ def test_the_fit_finds_the_constants_of_a_simulated_network():
         collective, algorithm, nbytes = case
         return simulate(collective, algorithm, 8, nbytes, Topology("net", (level,))).seconds
 
-    probes = [Probe(*(seconds(case, **{name: 1.0}) for name in ("alpha", "beta", "gamma", "gap")),
-                    seconds(case, **constants)) for case in cases]
+    probes = [Probe(*(seconds(case, **{name: 1.0}) for name in constants), seconds(case, **constants))
+              for case in cases]
     assert fit(probes) == pytest.approx(constants, rel=1e-6)
-
-
-def test_no_constant_is_below_zero():
-    assert fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1000, 0, 0, 9e-6)])["beta"] == 0.0
+    assert fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1000, 0, 0, 9e-6)])["beta"] == 0.0  # none is below 0
 
 
 # ---------------------------------------------------------------- explain
 
 
-def explain(capsys, *arguments):
-    assert main(["explain", *arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
 def test_the_choices_for_8_ranks_differ_and_the_simulator_confirms_them(capsys):
-    found = {size: explain(capsys, "all_reduce", size, "--ranks", "8") for size in ("8", "64K", "64M")}
-    assert len({one["choice"] for one in found.values()}) == 3
-    for one in found.values():
+    found = {}
+    for size in ("8", "64K", "64M"):
+        assert main(["explain", "all_reduce", size, "--ranks", "8", "--json"]) == 0
+        one = found[size] = json.loads(capsys.readouterr().out)
         times = {name: simulate("all_reduce", name, 8, one["bytes"], load("switch"),
                                 segments=segments(name, one["bytes"], 8)).seconds
                  for name in algorithms("all_reduce", size=8) if name != "hierarchical"}
@@ -270,6 +221,7 @@ def test_the_choices_for_8_ranks_differ_and_the_simulator_confirms_them(capsys):
         assert one["reason"]
         for row in one["candidates"]:
             assert row["latency"] + row["bandwidth"] + row["reduction"] == pytest.approx(row["seconds"])
+    assert len({one["choice"] for one in found.values()}) == 3
     assert found["8"]["candidates"][0]["latency"] > found["8"]["candidates"][0]["bandwidth"]
     assert found["64M"]["candidates"][0]["latency"] < found["64M"]["candidates"][0]["bandwidth"]
 
@@ -283,22 +235,20 @@ def test_explain_prints_a_table(capsys):
     assert last.startswith(f"choice: {rows[0].split()[0]}: ")
 
 
-@pytest.mark.parametrize("arguments", [
-    ["all_reduc"], ["all_reduce", "8X"], ["all_reduce", "-8"], ["all_reduce", "8", "--ranks", "0"],
-    ["all_reduce", "8", "--ranks", "many"], ["all_reduce", "8", "--topology", "swich"], ["all_reduce", "2000T"],
-    ["all_reduce", "8", "--topology", "absent.toml"], ["all_reduce", "8", "--ranks", "10000000"]])
-def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, arguments):
+@pytest.mark.parametrize(("arguments", "words"), [
+    ("explain", "required: collective"), ("explain all_reduc", "did you mean all_reduce"),
+    ("explain all_reduce 8X", "'8X' is no number of bytes"), ("explain all_reduce 8 --ranks 0", "0 ranks are none"),
+    ("explain all_reduce 8 --topology swich", "did you mean switch"), ("explain all_reduce 8 9", "9"),
+    ("explain all_reduce 8 --topology bad.toml", "alpha 'soon' is not"), ("tune --frob", "--frob"),
+    ("explain all_reduce 8 --ranks 10000000", "more than the 131072"), ("tune --device tpu", "'tpu'"),
+    ("tune --collective all_reduc", "did you mean all_reduce"), ("tune --max-bytes 4", "below the least size")])
+def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, arguments, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("[[level]]\nname = 'x'\nalpha = 'soon'\nbeta = 1")
     with pytest.raises(SystemExit) as left:
-        main(["explain", *arguments])
+        main(arguments.split())
     assert left.value.code == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert err.startswith("gpucoll")
-
-
-def test_a_malformed_topology_is_one_line_and_exit_code_2(capsys, tmp_path):
-    (tmp_path / "bad.toml").write_text("[[level]]\nname = 'x'\nalpha = 'soon'\nbeta = 1")
-    with pytest.raises(SystemExit) as left:
-        main(["explain", "all_reduce", "8", "--topology", str(tmp_path / "bad.toml")])
-    assert left.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    assert words in err
