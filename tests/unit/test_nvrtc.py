@@ -98,18 +98,13 @@ def library():
         pytest.skip(str(error))
 
 
-def spec_of(*folders):
-    spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
-    spec.submodule_search_locations = list(folders)
-    return lambda name: spec
-
-
 def test_places_in_their_order(monkeypatch):
-    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", spec_of("/site/nvidia", "/user/nvidia"))
+    spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
+    spec.submodule_search_locations = ["/site/nvidia"]
+    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: spec)
     assert list(nvrtc._places((13, 12), {"CUDA_PATH": "/cuda"})) == [
         "/cuda/lib64/libnvrtc.so.13", "/cuda/lib64/libnvrtc.so.12", "/site/nvidia/cu13/lib/libnvrtc.so.13",
-        "/site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "/user/nvidia/cu13/lib/libnvrtc.so.13",
-        "/user/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.12"]
+        "/site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.12"]
     monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
     assert list(nvrtc._places((12,), {"CUDA_PATH": ""})) == ["libnvrtc.so.12"]
 

@@ -8,6 +8,8 @@ from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
 from gpucoll.waits import Waits, Work
 from pace import seconds
 
+PATIENCE = seconds(60)
+
 
 def after(polls, done, value=None):
     """An operation that may go on at its `polls`-th question and then notes `value`."""
@@ -27,22 +29,25 @@ def test_the_deadline_ends_a_wait_and_revokes():
 
 
 def test_hooks_are_called_between_polls_and_may_end_the_wait():
-    waits, calls = Waits(seconds(60)), []
+    waits, calls = Waits(PATIENCE), []
     waits.hooks.append(lambda: calls.append(1))
     waits.run(after(3, []), "test")
     assert len(calls) == 3
-
-    def give_up():
-        raise BackendError("the peer is gone")
-
-    waits.hooks.append(give_up)
+    waits.hooks.append(failing(BackendError("the peer is gone")))
     with pytest.raises(BackendError, match="gone"):
         waits.run(iter([lambda: False]), "test")
 
 
+def failing(error):
+    def fail():
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize("threads", [True, False])
 def test_works_run_in_order_with_and_without_a_thread(threads):
-    waits, done = Waits(seconds(60), threads=threads), []
+    waits, done = Waits(PATIENCE, threads=threads), []
     works = [waits.submit(Work(waits, after(20, done, i), "test", i)) for i in range(5)]
     waits.run(after(2, done, "blocking"), "test")
     assert [work.wait() for work in works] == list(range(5))
@@ -52,19 +57,19 @@ def test_works_run_in_order_with_and_without_a_thread(threads):
 
 def test_progress_without_the_caller():
     """Nobody asks: the thread alone brings it to its end."""
-    waits, ended = Waits(seconds(60)), threading.Event()
+    waits, ended = Waits(PATIENCE), threading.Event()
 
     def operation():
         yield from after(10, [])
         ended.set()
 
     waits.submit(Work(waits, operation(), "test", None))
-    assert ended.wait(seconds(60))
+    assert ended.wait(PATIENCE)
     waits.close()
 
 
 def test_threads_take_turns():
-    waits, inside, most = Waits(seconds(60)), [], []
+    waits, inside, most = Waits(PATIENCE), [], []
 
     def operation():
         inside.append(1)
@@ -81,21 +86,11 @@ def test_threads_take_turns():
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
-    waits = Waits(seconds(60), foreign=(OSError,))
-
-    def broken():
-        yield lambda: True
-        raise OSError("truncated")
-
     with pytest.raises(BackendError, match="truncated"):
-        waits.run(broken(), "test")
-    waits = Waits(seconds(60))
-
-    def interrupted():
-        raise KeyboardInterrupt
-
+        Waits(PATIENCE, foreign=(OSError,)).run(iter([failing(OSError("truncated"))]), "test")
+    waits = Waits(PATIENCE)
     with pytest.raises(KeyboardInterrupt):
-        waits.run(iter([interrupted]), "test")
+        waits.run(iter([failing(KeyboardInterrupt())]), "test")
     with pytest.raises(RevokedError):
         waits.check()
 
