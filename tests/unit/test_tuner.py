@@ -59,6 +59,10 @@ def test_a_choice_is_made_once_for_all_sizes_of_as_many_digits(monkeypatch):
     tuner.choose("all_reduce", "auto", 1024, ("mpi",))
     tuner.choose("broadcast", "auto", 1024, BOTH)
     assert len(asked) == 4
+    crossing = Tuner((0,) * 4, table(curves=(RING, TREE)))  # what is said is what is chosen, whichever size comes first
+    for nbytes in (4095, 1024, 2049, 2048, 4096, 1025):
+        found = crossing.candidates("all_reduce", nbytes, BOTH)[0]
+        assert crossing.choose("all_reduce", "auto", nbytes, BOTH)[:2] == (found.executor, found.algorithm)
 
 
 @pytest.mark.parametrize("size", [1, 3, 8, 13, 200])
