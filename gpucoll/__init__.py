@@ -14,6 +14,7 @@
     collectives, topology       what each collective promises; shapes of rings and trees
     schedule, chunks, ops, dtypes     the vocabulary
     errors, arguments           typed errors; command lines under mpiexec
+    launchers                   who started this process; whose MPI; how mpiexec is called
 """
 
 from gpucoll.algorithms import algorithms, schedule

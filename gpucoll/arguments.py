@@ -6,26 +6,11 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping
 from typing import NoReturn
 
-# What each launcher tells a process before MPI starts: how many ranks there are, and which one it is.
-LAUNCHERS = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "Open MPI's mpiexec"),
-             ("PMI_SIZE", "PMI_RANK", "MPICH's mpiexec"),
-             ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "Slurm's srun"))
+from gpucoll.launchers import launched
+
 PATIENCE = 10.0  # seconds that a rank which refuses waits for the others to refuse as well
-
-
-def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return the size and the rank that the launcher gave this process; (1, 0) without a launcher.
-
-    >>> launched({"PMI_SIZE": "4", "PMI_RANK": "3"})
-    (4, 3)
-    """
-    for size, rank, _ in LAUNCHERS:
-        if environment.get(size, "").isdigit() and environment.get(rank, "").isdigit():
-            return int(environment[size]), int(environment[rank])
-    return 1, 0
 
 
 def refuse(program: str, message: str) -> NoReturn:

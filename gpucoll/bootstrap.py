@@ -15,16 +15,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpucoll.arguments import LAUNCHERS
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
+from gpucoll.launchers import LAUNCHERS
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHECKS = ("full", "deferred", "off")
 DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
-# Where Open MPI, MPICH, MVAPICH and Slurm write a process' number on its host.
-LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 EXECUTORS = ("mpi", "shared", "nccl", "peer", "native")
 
 
@@ -109,12 +107,12 @@ def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
 
 def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
     """Raise UsageError where `size` is 1 although a launcher started more: it belongs to another MPI."""
-    for variable, _, launcher in LAUNCHERS:
-        started = int(environment.get(variable) or 1)
+    for launcher in LAUNCHERS:
+        started = int(environment.get(launcher.size) or 1)
         if size == 1 and started > 1:
             raise UsageError(
-                f"{launcher} started {started} ranks, but mpi4py uses {library.splitlines()[0].strip()}, which sees "
-                "only itself; launch with that library's own mpiexec, or install the launcher's MPI",
+                f"{launcher.name} started {started} ranks, but mpi4py uses {library.splitlines()[0].strip()}, which "
+                "sees only itself; launch with that library's own mpiexec, or install the launcher's MPI",
                 code="GC-LAUNCHER")
 
 
@@ -146,18 +144,6 @@ class Gpu(NamedTuple):
     ordinal: int
     pci: str
     name: str
-
-
-def launched_as(local_rank: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the local rank that the launcher gave this process, `local_rank` where it gave none.
-
-    That of a part of the ranks counts anew, and would deal out devices anew.
-
-    >>> launched_as(0, {"MPI_LOCALRANKID": "3"})
-    3
-    """
-    given = next((environment[name] for name in LOCAL_RANKS if environment.get(name, "").isdigit()), None)
-    return local_rank if given is None else int(given)
 
 
 def device(local_rank: int | None) -> int | None:

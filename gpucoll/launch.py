@@ -12,20 +12,26 @@ from __future__ import annotations
 import argparse
 import os
 import runpy
-import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from gpucoll.arguments import Parser, launched, refuse
+from gpucoll.arguments import Parser, refuse
+from gpucoll.launchers import (
+    PORT,
+    find_mpiexec,
+    free_port,
+    local_rank,
+    local_size,
+    mpiexec_options,
+    started,
+    torchrun_variables,
+    vendor_of,
+)
 
 PROGRAM = "gpucoll run"
-PORT = 29500  # torchrun's
-# What each launcher tells a process of its node: its rank there, and how many there are.
-LOCAL = (("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"), ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"))
 
 
 class Job(NamedTuple):
@@ -75,21 +81,10 @@ def _hosts(text: str) -> tuple[str, ...]:
     return hosts
 
 
-def find_mpiexec() -> str | None:
-    """Return the mpiexec beside this Python, which belongs to its mpi4py, else the one on the PATH, else None."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    return str(beside) if beside.exists() else shutil.which("mpiexec")
-
-
 def master(job: Job, environment: Mapping[str, str]) -> str:
     """Return address:port of the first rank, after the environment where that says one."""
     address = environment.get("MASTER_ADDR") or (job.hosts[0] if job.hosts else "127.0.0.1")
-    return f"{address}:{environment.get('MASTER_PORT') or (PORT if job.hosts else _free_port())}"
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    return f"{address}:{environment.get('MASTER_PORT') or (PORT if job.hosts else free_port())}"
 
 
 def command(mpiexec: str, version: str, job: Job, first: str, *, root: bool) -> list[str]:
@@ -100,19 +95,9 @@ def command(mpiexec: str, version: str, job: Job, first: str, *, root: bool) -> 
     'mpiexec -n 4 -hosts a,b -ppn 2'
     """
     ranks = job.ranks * max(len(job.hosts), 1)
-    options = _open_mpi(job, root=root) if "Open MPI" in version else _hydra(job)
+    options = mpiexec_options(vendor_of(version), per_host=job.ranks, hosts=job.hosts, root=root)
     rank = [sys.executable, "-m", "gpucoll.launch", first, job.script, *job.arguments]
     return [mpiexec, "-n", str(ranks), *options, *rank]
-
-
-def _hydra(job: Job) -> list[str]:
-    return ["-hosts", ",".join(job.hosts), "-ppn", str(job.ranks)] if job.hosts else []
-
-
-def _open_mpi(job: Job, *, root: bool) -> list[str]:
-    """Open MPI counts cores, numbers a node's ranks out of order unless by slot, and is not for root unasked."""
-    hosts = ["--host", ",".join(f"{host}:{job.ranks}" for host in job.hosts)] if job.hosts else []
-    return [*hosts, "--map-by", "slot:OVERSUBSCRIBE", *(["--allow-run-as-root"] if root else [])]
 
 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
@@ -122,14 +107,11 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
     >>> list(variables(told, "a:29500").values())
     ['5', '8', '1', '4', 'a', '29500']
     """
-    told = [names for names in LOCAL if names[0] in environment and names[1] in environment]
-    if not told:
+    told, place, count = started(environment), local_rank(environment), local_size(environment)
+    if told is None or place is None or count is None:
         return {}
-    size, rank = launched(environment)
     address, _, port = first.rpartition(":")
-    local_rank, local_size = (environment[name] for name in told[0])
-    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size,
-            "MASTER_ADDR": address, "MASTER_PORT": port}
+    return {**torchrun_variables(told.rank, told.size, place, count), "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
 def run_rank(arguments: Sequence[str]) -> None:

@@ -27,6 +27,7 @@ from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import farewell
+from gpucoll.launchers import local_rank
 from gpucoll.links import Link
 from gpucoll.ops import NOT_IN, Op, op_of
 from gpucoll.schedule import Schedule
@@ -78,7 +79,10 @@ class Core:
     @functools.cached_property
     def device(self) -> int | None:
         """The CUDA ordinal of this rank: its number on the host modulo the devices, threads' current one; or None."""
-        return bootstrap.device(None if self.mpi is None else bootstrap.launched_as(self.local_rank))
+        if self.mpi is None:
+            return bootstrap.device(None)
+        given = local_rank()  # the launcher's: that of a part of the ranks counts anew, and would deal out devices anew
+        return bootstrap.device(self.local_rank if given is None else given)
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""

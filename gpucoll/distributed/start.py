@@ -16,11 +16,11 @@ from gpucoll.communicator import Communicator
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, is_whole, state
 from gpucoll.distributed.objects import broadcast_object_list
 from gpucoll.errors import ArgumentError, MismatchError, UsageError, nearest
+from gpucoll.launchers import free_port, torchrun_variables
 
 BACKENDS = ("nccl", "mpi", "gloo")
 DEVICES = ("cpu", "cuda")
 METHODS = ("env", "tcp", "file")
-PORT = 29500  # torchrun's
 
 
 def init_process_group(backend: str | None = None, init_method: str | None = None, timeout: Any = None,
@@ -107,26 +107,16 @@ def set_variables(communicator: Communicator) -> None:
     found = [_master(communicator) if communicator.rank == 0 else {}]
     if communicator.size > 1:
         broadcast_object_list(found, src=0)
-    own = {"RANK": communicator.rank, "WORLD_SIZE": communicator.size, "LOCAL_RANK": communicator.local_rank,
-           "LOCAL_WORLD_SIZE": communicator.local_size, **found[0]}
-    for name, value in own.items():
+    own = torchrun_variables(communicator.rank, communicator.size, communicator.local_rank, communicator.local_size)
+    for name, value in {**own, **found[0]}.items():
         if name not in os.environ:
-            os.environ[name] = str(value)
+            os.environ[name] = value
             state.variables.append(name)
 
 
 def _master(communicator: Communicator) -> dict[str, str]:
     address = "127.0.0.1" if communicator.nodes == 1 else socket.gethostname()
     return {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now, torchrun's own where there is none to be had."""
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            return int(server.getsockname()[1])
-    except OSError:
-        return PORT
 
 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,

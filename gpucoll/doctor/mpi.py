@@ -8,15 +8,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from gpucoll.arguments import LAUNCHERS
 from gpucoll.doctor.findings import Findings
-from gpucoll.launch import find_mpiexec
+from gpucoll.launchers import find_mpiexec, started, vendor_of
 
 SECONDS = 10.0  # for `mpiexec --version`
-# Launchers and libraries of one family can work together: MPICH's descendants share its way to start ranks.
-FAMILIES = (("Open MPI", ("Open MPI", "OpenRTE", "PRRTE")),
-            ("MPICH", ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH")))
-
 
 class Launcher(NamedTuple):
     """Who started this process: `family` None where it can start ranks of any MPI; `size` ranks."""
@@ -32,7 +27,8 @@ def family(text: str) -> str | None:
     >>> family("HYDRA build details:"), family("Open MPI v5.0.11"), family("slurm 24.05")
     ('MPICH', 'Open MPI', None)
     """
-    return next((name for name, marks in FAMILIES if any(mark in text for mark in marks)), None)
+    vendor = vendor_of(text)
+    return vendor and vendor.family
 
 
 def launcher(environment: Mapping[str, str]) -> Launcher | None:
@@ -41,13 +37,8 @@ def launcher(environment: Mapping[str, str]) -> Launcher | None:
     >>> launcher({"PMI_SIZE": "4", "PMI_RANK": "0"})
     Launcher(name="MPICH's mpiexec", family='MPICH', size=4)
     """
-    for size, rank, name in LAUNCHERS:
-        if environment.get(size, "").isdigit() and environment.get(rank, "").isdigit():
-            # srun --mpi=pmi2 speaks like MPICH's mpiexec, which also numbers the ranks of a node.
-            slurm = size == "PMI_SIZE" and "SLURM_PROCID" in environment and "MPI_LOCALNRANKS" not in environment
-            name = "Slurm's srun" if slurm else name
-            return Launcher(name, family(name), int(environment[size]))
-    return None
+    told = started(environment)
+    return told and Launcher(told.launcher.name, told.launcher.family, told.size)
 
 
 def short(library: str) -> str:

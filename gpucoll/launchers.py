@@ -1,0 +1,171 @@
+"""Launchers and vendors of MPI: who started this process and as which rank, whose MPI it is, how mpiexec is called.
+
+The one home of launchers' variables and of vendors' names. It needs the standard library alone, not even the rest of
+the package: scripts load this file by its path before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Vendor(NamedTuple):
+    """Who makes an MPI; `marks` stand in what its mpiexec or its library says of its version.
+
+    Launchers and libraries of one `family` work together: MPICH's descendants share its way to start ranks.
+    """
+
+    name: str  # as packages are called
+    title: str  # as people say
+    family: str
+    marks: tuple[str, ...]
+
+
+VENDORS = (
+    Vendor("impi", "Intel MPI", "MPICH", ("Intel(R) MPI",)),
+    Vendor("openmpi", "Open MPI", "Open MPI", ("Open MPI", "OpenRTE", "PRRTE")),
+    Vendor("mpich", "MPICH", "MPICH", ("MPICH", "HYDRA", "MVAPICH")),
+)
+
+
+def vendor_of(version: str) -> Vendor | None:
+    """Return whose MPI describes itself so, a launcher or a library; None for an unknown one.
+
+    >>> [vendor and vendor.name for vendor in map(vendor_of, ("HYDRA build details:", "Open MPI v5.0.11", "slurm 24"))]
+    ['mpich', 'openmpi', None]
+    """
+    return next((vendor for vendor in VENDORS if any(mark in version for mark in vendor.marks)), None)
+
+
+# ---------------------------------------------------------------- who started this process
+
+
+class Launcher(NamedTuple):
+    """Names of the variables by which a launcher tells a process who it is, before MPI starts."""
+
+    name: str
+    family: str | None  # of the MPIs whose ranks it can start; None: of any
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+LAUNCHERS = (  # an outer one comes after those that it may have started
+    Launcher("Open MPI's mpiexec", "Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    Launcher("MPICH's mpiexec", "MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    Launcher("MVAPICH's mpirun_rsh", "MPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+             "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
+    Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+)
+SLURM = LAUNCHERS[-1]
+TORCHRUN = Launcher("torchrun", None, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # it starts no MPI
+PORT = 29500  # torchrun's
+
+
+class Started(NamedTuple):
+    """What a launcher has told this process."""
+
+    launcher: Launcher
+    rank: int
+    size: int
+
+
+def started(environment: Mapping[str, str] = os.environ) -> Started | None:
+    """Return who started this process, and as which rank; None for nobody.
+
+    >>> told = started({"PMI_SIZE": "4", "PMI_RANK": "3"})
+    >>> told.launcher.name, told.rank, told.size
+    ("MPICH's mpiexec", 3, 4)
+    """
+    for launcher in LAUNCHERS:
+        rank, size = _number(environment, launcher.rank), _number(environment, launcher.size)
+        if rank is not None and size is not None:
+            # srun --mpi=pmi2 speaks as MPICH's mpiexec does, which also numbers the ranks of a node.
+            slurm = launcher.rank == "PMI_RANK" and SLURM.rank in environment and launcher.local_size not in environment
+            return Started(SLURM if slurm else launcher, rank, size)
+    return None
+
+
+def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
+    """Return the size and the rank that the launcher gave this process; (1, 0) without a launcher.
+
+    >>> launched({"PMI_SIZE": "4", "PMI_RANK": "3"})
+    (4, 3)
+    """
+    told = started(environment)
+    return (told.size, told.rank) if told else (1, 0)
+
+
+def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return this process' number on its host, None where no launcher gave it one."""
+    return _first(environment, [launcher.local_rank for launcher in LAUNCHERS])
+
+
+def local_size(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many ranks the launcher started on this host, None where it does not say."""
+    return _first(environment, [launcher.local_size for launcher in LAUNCHERS])
+
+
+def _first(environment: Mapping[str, str], names: Sequence[str]) -> int | None:
+    numbers = (_number(environment, name) for name in names)
+    return next((number for number in numbers if number is not None), None)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name, "")
+    return int(text) if text.isdecimal() else None
+
+
+def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
+    """Return what torchrun would tell a rank of its place.
+
+    >>> torchrun_variables(5, 8, 1, 4)
+    {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '4'}
+    """
+    return {TORCHRUN.rank: str(rank), TORCHRUN.size: str(size), TORCHRUN.local_rank: str(local_rank),
+            TORCHRUN.local_size: str(local_size)}
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now, torchrun's own where there is none to be had."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            return int(server.getsockname()[1])
+    except OSError:
+        return PORT
+
+
+# ---------------------------------------------------------------- how to start ranks
+
+
+def find_mpiexec() -> str | None:
+    """Return the mpiexec beside this Python, which belongs to its mpi4py, else the one on the PATH, else None."""
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence[str] = (), oversubscribe: bool = True,
+                    root: bool | None = None) -> list[str]:
+    """Return what an mpiexec needs besides ``-n``: `per_host` ranks on each of `hosts`, or on this one without any.
+
+    Open MPI wants consent to more ranks than cores (`oversubscribe`), which also numbers the ranks of a host in a row,
+    and to running as `root` (None: found out).
+
+    >>> mpiexec_options(vendor_of("HYDRA"), per_host=2, hosts=("a", "b"))
+    ['-hosts', 'a,b', '-ppn', '2']
+    >>> mpiexec_options(vendor_of("Open MPI"), root=True)
+    ['--map-by', 'slot:OVERSUBSCRIBE', '--allow-run-as-root']
+    """
+    if vendor is None or vendor.name != "openmpi":
+        return ["-hosts", ",".join(hosts), "-ppn", str(per_host)] if hosts else []
+    root = os.geteuid() == 0 if root is None else root
+    return [*(["--host", ",".join(f"{host}:{per_host}" for host in hosts)] if hosts else []),
+            *(["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribe else []), *(["--allow-run-as-root"] if root else [])]

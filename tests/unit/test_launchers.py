@@ -1,0 +1,50 @@
+"""Who started a process, whose MPI a text describes, how each vendor's mpiexec is called."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gpucoll import launchers
+
+
+@pytest.mark.parametrize(("environment", "name", "size_and_rank", "local"), [
+    ({}, None, (1, 0), (None, None)),
+    ({"OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+     "Open MPI's mpiexec", (8, 5), (1, None)),
+    ({"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "SLURM_PROCID": "0",
+      "SLURM_STEP_NUM_TASKS": "2"}, "MPICH's mpiexec", (4, 3), (1, 2)),  # in a Slurm job
+    ({"PMI_SIZE": "4", "PMI_RANK": "3", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}, "Slurm's srun", (4, 3), (1, None)),
+    ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "Slurm's srun", (2, 1), (None, None)),
+    ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None, (1, 0), (None, None)),  # a batch script
+    ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"}, "MVAPICH's mpirun_rsh", (2, 0), (None, None)),
+    ({"PMI_SIZE": "4", "PMI_RANK": "x"}, None, (1, 0), (None, None)),
+    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None, (1, 0), (None, None))])
+def test_a_process_knows_who_started_it(environment, name, size_and_rank, local):
+    told = launchers.started(environment)
+    assert (told and told.launcher.name) == name
+    assert launchers.launched(environment) == size_and_rank
+    assert (launchers.local_rank(environment), launchers.local_size(environment)) == local
+
+
+@pytest.mark.parametrize(("text", "vendor"), [
+    ("HYDRA build details:\n    Version:     5.0.2\n", "mpich"), ("MPICH Version:      5.0.2\nMPICH", "mpich"),
+    ("MVAPICH2 Version      :     2.3.7\n", "mpich"), ("Intel(R) MPI Library for Linux* OS, Version 2021.19", "impi"),
+    ("mpiexec (OpenRTE) 4.1.4\n", "openmpi"), ("mpiexec (Open MPI) 5.0.11\n", "openmpi"), ("slurm 24.05\n", None),
+    ("", None)])
+def test_vendors_are_known_by_what_they_say(text, vendor):
+    found = launchers.vendor_of(text)
+    assert (found and found.name) == vendor
+
+
+def test_the_file_alone_is_enough():
+    """Scripts load it before anything is installed: no package, no site-packages, nothing but the standard library."""
+    code = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("launchers", {launchers.__file__!r})
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+assert module.launched({{"PMI_SIZE": "2", "PMI_RANK": "1"}}) == (2, 1)
+assert not {{"numpy", "mpi4py", "gpucoll"}} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
