@@ -22,7 +22,6 @@ if sys.version_info < (3, 11):  # noqa: UP036 (an older one has to get as far as
 
 from processes import ROOT, output_of, quietly, say
 
-STAMP = "gpucoll-stamp.json"
 OUR_MPIS = {"mpich", "openmpi"}  # extras of the same names
 # Where mpi4py finds a site's MPI, in its own order, leaving out the environment itself, where ours may lie.
 SITE_LIBRARIES = os.pathsep.join([f"{sys.base_exec_prefix}/lib", "libmpi.so", "libmpi.so.12", "libmpi.so.40"])
@@ -52,16 +51,20 @@ def driver_extras(report: str) -> "set[str]":
     return {f"cuda{major}", f"cublas{major}"} if major >= 12 else set()
 
 
-def stamp_of(folder: str) -> "dict[str, Any]":
+def stamp_file(python: str) -> str:
+    return os.path.join(os.path.dirname(os.path.dirname(python)), "gpucoll-stamp.json")
+
+
+def stamp_of(python: str) -> "dict[str, Any]":
     """What an environment holds and was made from; empty where that is unknown or an installation was interrupted."""
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, STAMP)) as file:
+    with contextlib.suppress(OSError, ValueError), open(stamp_file(python)) as file:
         return dict(json.load(file))
     return {}
 
 
-def origin(folder: str) -> "list[str]":
+def origin(python: str) -> "list[str]":
     """What has to stay as it was: the checkout's place, the Python behind bin/python, the site's mpiexec."""
-    return [ROOT, os.path.realpath(os.path.join(folder, "bin", "python")), outside_mpiexec()]
+    return [ROOT, os.path.realpath(python), outside_mpiexec()]
 
 
 def digest() -> str:
@@ -74,25 +77,26 @@ def ensure(extras: "set[str]", name: str = ".venv") -> str:
 
     `mpich` or `openmpi` among the extras decides which MPI; otherwise the site's is used where mpi4py can, else MPICH.
     """
-    folder = os.path.join(ROOT, name)
+    python = os.path.join(ROOT, name, "bin", "python")
 
     def is_current() -> bool:
-        stamp = stamp_of(folder)
-        return bool(stamp) and [stamp.get("origin"), stamp["project"]] == [origin(folder), digest()] and \
+        stamp = stamp_of(python)
+        return bool(stamp) and [stamp.get("origin"), stamp["project"]] == [origin(python), digest()] and \
             extras <= set(stamp["extras"]) and os.access(stamp["mpiexec"], os.X_OK)
 
     if not is_current():
         with open(os.path.join(ROOT, ".venv.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # one script at a time; another one may have done it all meanwhile
             if not is_current():
-                update(folder, extras)
-    return os.path.join(folder, "bin", "python")
+                update(python, extras)
+    return python
 
 
-def update(folder: str, extras: "set[str]") -> None:
+def update(python: str, extras: "set[str]") -> None:
     """Bring an environment in step with pyproject.toml, the machine and the extras, and stamp it, last of all."""
-    python, stamp, uv = os.path.join(folder, "bin", "python"), stamp_of(folder), bool(output_of(["uv", "--version"]))
-    if not os.access(python, os.X_OK) or stamp.get("origin", origin(folder)) != origin(folder):
+    folder, stamp = os.path.dirname(os.path.dirname(python)), stamp_of(python)
+    uv = bool(output_of(["uv", "--version"]))  # a name on PATH proves nothing
+    if not os.access(python, os.X_OK) or stamp.get("origin", origin(python)) != origin(python):
         say(f"making {os.path.basename(folder)} with Python {sys.version.split()[0]} ...")
         tool = ["uv", "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
         quietly(*tool, "--clear", folder)
@@ -100,36 +104,36 @@ def update(folder: str, extras: "set[str]") -> None:
     elif not uv and not output_of([python, "-m", "pip", "--version"]):  # uv has made it, and is gone
         quietly(python, "-m", "ensurepip")
     with contextlib.suppress(FileNotFoundError):
-        os.remove(os.path.join(folder, STAMP))
+        os.remove(stamp_file(python))
     wanted = extras | set(stamp.get("extras", ()))
     if not {"cuda12", "cuda13"} & wanted and shutil.which("nvidia-smi"):
         wanted |= driver_extras(output_of(["nvidia-smi"]))
     wanted, launcher, vendor = wanted - OUR_MPIS, outside_mpiexec(), ""
     if launcher and not OUR_MPIS & extras:
-        install(folder, wanted, uv)  # brings the mpi4py that is then asked whether it can load the MPI of that mpiexec
+        install(python, wanted, uv)  # brings the mpi4py that is then asked whether it can load the MPI of that mpiexec
         vendor = vendor_of(output_of([launcher, "--version"]))
         library = output_of([python, "-m", "mpi4py", "--mpi-lib-version"], MPI4PY_LIBMPI=SITE_LIBRARIES)
         vendor = vendor if vendor == vendor_of(library) else ""
     if not vendor:
         launcher, ours = os.path.join(folder, "bin", "mpiexec"), min(OUR_MPIS & extras or {"mpich"})
         wanted, vendor = wanted | {ours}, ours
-        install(folder, wanted, uv)
-    stamp = {"origin": origin(folder), "project": digest(), "extras": sorted(wanted), "mpiexec": launcher,
+        install(python, wanted, uv)
+    stamp = {"origin": origin(python), "project": digest(), "extras": sorted(wanted), "mpiexec": launcher,
              "vendor": vendor}
-    with open(os.path.join(folder, STAMP), "w") as file:
+    with open(stamp_file(python), "w") as file:
         json.dump(stamp, file, indent=1)
 
 
-def install(folder: str, extras: "set[str]", uv: bool) -> None:
-    package, python = f"[{','.join(sorted(extras))}]", os.path.join(folder, "bin", "python")
-    say(f"installing gpucoll{package} in {os.path.basename(folder)} ... (once)")
+def install(python: str, extras: "set[str]", uv: bool) -> None:
+    package = f"[{','.join(sorted(extras))}]"
+    say(f"installing gpucoll{package} in {os.path.relpath(python, ROOT).split(os.sep)[0]} ... (once)")
     pip = ["uv", "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
     quietly(*pip, "--quiet", "--editable", ROOT + package)
 
 
 def mpiexec(python: str, ranks: int) -> "list[str]":
     """The words that start so many ranks with the MPI that belongs to this Python of `ensure`."""
-    stamp = stamp_of(os.path.dirname(os.path.dirname(python)))
+    stamp = stamp_of(python)
     vendor = next((vendor for vendor in launchers.VENDORS if vendor.name == stamp["vendor"]), None)
     options = launchers.mpiexec_options(vendor, oversubscribe=ranks > cores())
     return [stamp["mpiexec"], "-n", str(ranks), *options]
