@@ -1,7 +1,7 @@
 """What each rank of the pool in `ranks.py` runs: wait for a program, run it, send its result back, wait again.
 
-Started by mpiexec as `python rank_worker.py SOCKET`. Two connections lead to the parent: the *channel* carries orders and
-answers; the *bell* carries one byte when a stack dump is complete, and its end says that the parent is gone.
+Started by mpiexec as `python rank_worker.py SOCKET`. Two connections lead to the parent: the *channel* carries orders
+and answers; the *bell* carries one byte when a stack dump is complete, and its end says that the parent is gone.
 """
 
 import contextlib
@@ -18,8 +18,6 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Client
-
-PARENT_GONE = 74
 
 
 def is_file(module, file):
@@ -84,31 +82,30 @@ def perform(order, world, made):
         set_variables(before)
 
 
-def describe(error):
-    """What the parent needs to show this exception, and to raise it again where it survives pickling."""
+def portable(error):
+    """The pickled exception, or a RuntimeError in its place; its `rank_traceback` begins where the program does."""
     frames = error.__traceback__
     while frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next  # the program's frames: those of this file above them say nothing
-    pickled = None
-    with contextlib.suppress(Exception):  # some can be pickled but not be made again
-        pickle.loads(pickle.dumps(error))
-        pickled = pickle.dumps(error)
-    return {
-        "pickled": pickled,
-        "type": type(error).__qualname__,
-        "text": "".join(traceback.format_exception_only(type(error), error)).strip(),
-        "traceback": "".join(traceback.format_exception(type(error), error, frames)),
-    }
+        frames = frames.tb_next
+    kind = type(error)
+    text = "".join(traceback.format_exception(kind, error, frames))
+    for found in (error, RuntimeError(f"{kind.__qualname__}: {error}")):
+        with contextlib.suppress(Exception):  # some can be pickled but not be made again
+            found.rank_traceback = text
+            pickled = pickle.dumps(found)
+            pickle.loads(pickled)
+            break
+    return pickled
 
 
 def serve(channel, world):
-    """Answer each order by ("ok", pickled value) or ("error", description), until an empty one says that all is done."""
+    """Answer each order by ("ok", pickled value) or ("error", pickled exception), until an empty one ends it all."""
     made = {}
     while order := channel.recv_bytes():
         try:
             answer = "ok", perform(pickle.loads(order), world, made)
         except BaseException as error:  # SystemExit too: the worker outlives every program
-            answer = "error", describe(error)
+            answer = "error", portable(error)
         channel.send(answer)
 
 
@@ -130,7 +127,7 @@ def end_with_parent(bell, folder):
     """Does not return while the parent lives; then removes its files and ends the process, whatever this waits for."""
     select.select([bell], [], [])
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(PARENT_GONE)
+    os._exit(74)
 
 
 def main(path):

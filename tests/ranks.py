@@ -6,7 +6,7 @@
 
 Starting ranks costs a second, a program on ranks that are already there a millisecond, so one pool serves a whole test
 session. Every run ends: a program that hangs, dies or raises ends with an error that says where each rank was, and the
-next run gets new ranks where these are spoilt. Every timeout is scaled by the machine's pace. This process never imports
+next run gets new ranks where these are spoilt. Timeouts are scaled by the machine's pace. This process never imports
 mpi4py; `rank_worker.py` is what ranks run.
 """
 
@@ -15,6 +15,7 @@ import functools
 import importlib.util
 import os
 import pickle
+import re
 import shutil
 import signal
 import socket
@@ -22,9 +23,11 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from pace import Patience, seconds
 
@@ -62,21 +65,16 @@ class JobTimeout(Exception):
     """A launched job did not end in time; the message holds what it had written."""
 
 
-class RankException(Exception):
-    """Stands for an exception of a rank that cannot be pickled: its type and text, and `rank_traceback`, remain."""
-
-
 # The launcher
 
 
-@dataclass(frozen=True)
-class Vendor:
+class Vendor(NamedTuple):
     """How one kind of mpiexec wants to be called; `mark` occurs in its `--version`."""
 
     mark: str
     options: tuple = ()
     keep_survivors: tuple = ()  # without these, ranks are killed with the first that dies and show no stacks
-    environment: dict = field(default_factory=dict)  # waiting ranks yield: there are more of them than cores
+    environment: Mapping = MappingProxyType({})  # waiting ranks yield: there are more of them than cores
 
 
 VENDORS = (
@@ -88,8 +86,7 @@ VENDORS = (
 )
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     path: str
     version: str
     vendor: Vendor
@@ -101,14 +98,14 @@ class Launcher:
 @functools.cache
 def find_launcher():
     """The mpiexec beside this Python, else the one on the PATH, else None."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    path = str(beside) if beside.exists() else shutil.which("mpiexec")
+    from gpucoll.launchers import find_mpiexec
+
+    path = find_mpiexec()
     if path is None:
         return None
     shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=seconds(60)).stdout
-    title, *rest = shown.split("\n")
-    version = " ".join((title + (rest[0] if title.endswith(":") else "")).split())  # MPICH's begins with a bare title
-    return Launcher(path, version, next(vendor for vendor in VENDORS if vendor.mark in shown))
+    vendor = next(vendor for vendor in VENDORS if vendor.mark in shown)
+    return Launcher(path, " ".join(shown.split()[:5]), vendor)
 
 
 def require_launcher():
@@ -186,14 +183,11 @@ def run_job(command, timeout, env=None, cwd=None):
             in_time = ends_within(process, timeout)
         finally:
             end_job(process, token)
-        output.seek(0)
-        errors.seek(0)
-        result = subprocess.CompletedProcess(command, process.returncode, output.read().decode(errors="replace"),
-                                             errors.read().decode(errors="replace"))
+        texts = [(file.seek(0), file.read().decode(errors="replace"))[1] for file in (output, errors)]
     if not in_time:
-        said = section("stdout", result.stdout) + section("stderr", result.stderr)
+        said = section("stdout", texts[0]) + section("stderr", texts[1])
         raise JobTimeout(f"no end within {timeout:g} s: {' '.join(map(str, command))}{said}")
-    return result
+    return subprocess.CompletedProcess(command, process.returncode, *texts)
 
 
 def ends_within(process, timeout):
@@ -228,10 +222,7 @@ class Rank:
         return self.output.read_bytes()[self.seen:].decode(errors="replace")
 
     def stack(self):
-        """The dump without the thread that watches the parent, or why there is none."""
-        threads = self.stacks.read_text().split("\n\n")
-        shown = [thread for thread in threads if " in end_with_parent\n" not in thread + "\n"]
-        return "\n\n".join(shown).strip() or "no stack: the process is stopped or gone"
+        return self.stacks.read_text() or "no stack: the process is stopped or gone"
 
 
 class Job:
@@ -305,7 +296,7 @@ class Run:
 
     def __init__(self, job, name, size):
         self.job, self.name, self.ranks = job, name, job.ranks[:size]
-        self.answers = {}  # rank number: ("ok", pickled value) or ("error", description)
+        self.answers = {}  # rank number: ("ok" or "error", pickled value or exception)
         self.dead = []  # rank numbers, the first to die first
 
     def send(self, order):
@@ -340,8 +331,7 @@ class Run:
 
     def outcomes(self):
         """For each rank ("ok", value) or ("error", exception)."""
-        answers = [self.answers[rank.number] for rank in self.ranks]
-        return [(state, pickle.loads(found) if state == "ok" else revived(found)) for state, found in answers]
+        return [(state, pickle.loads(found)) for state, found in (self.answers[rank.number] for rank in self.ranks)]
 
     # How it failed. An error is made while the job still lives: stacks and output are in it.
 
@@ -354,8 +344,8 @@ class Run:
             self.receive(0)  # who died with it, as all do after MPI_Abort
             first, *others = self.dead
             with_it = f"; {spoken(others)} died with it" if others else ""
-            return self.error(RankDied, self.dead, f"rank {first} (process {self.ranks[first].pid}) died in {self.name}: "
-                              f"it ended without a Python exception, as by os._exit, a signal or a crash{with_it}")
+            return self.error(RankDied, self.dead, f"rank {first} died in {self.name}: it ended without a Python "
+                              f"exception, as by os._exit, a signal or a crash{with_it}")
         if raised and not allow_errors:
             after = f"; {spoken(late)} did not end after that" if late else ""
             return self.error(RankError, raised, f"{self.name} raised on {spoken(raised)} of {len(self.ranks)}{after}")
@@ -365,19 +355,18 @@ class Run:
 
     def error(self, kind, ranks, headline):
         """The headline, then tracebacks, stacks where ranks did not end, and what was printed; the same text once."""
-        parts = {f"rank {number} raised": self.answers[number][1]["traceback"] for number in self.raised()}
+        parts = {f"rank {number} raised": pickle.loads(self.answers[number][1]).rank_traceback
+                 for number in self.raised()}
         if self.unanswered():
-            parts |= {f"rank {rank.number}: {self.state(rank.number)}": rank.stack() for rank in self.ranks
-                      if rank.number not in self.dead}
+            parts |= {f"rank {rank.number}: {'ended' if rank.number in self.answers else 'running'}": rank.stack()
+                      for rank in self.ranks if rank.number not in self.dead}
         parts |= {f"printed by rank {rank.number}": rank.printed() for rank in self.ranks}
         parts["printed by mpiexec"] = self.job.mpiexec_output()
         shown = {}
-        for title, text in parts.items():
-            shown.setdefault(without_addresses(text), ([], text))[0].append(title)
+        for title, text in parts.items():  # addresses apart, ranks have much in common
+            shown.setdefault(re.sub("0x[0-9a-f]+", "", text), ([], text))[0].append(title)
         return kind(headline + "".join(section("; ".join(titles), text) for titles, text in shown.values()), ranks)
 
-    def state(self, number):
-        return {"ok": "finished", "error": "raised", None: "running"}[self.answers.get(number, (None,))[0]]
 
 
 def section(title, text):
@@ -387,26 +376,8 @@ def section(title, text):
     return f"\n\n--- {title} ---\n{cut}{text[-TAIL:]}\n" if text else ""
 
 
-def without_addresses(text):
-    return " ".join(word for word in text.split(" ") if not word.startswith("0x"))
-
-
 def spoken(ranks):
-    """
-    >>> spoken([3]), spoken([0, 1, 2])
-    ('rank 3', 'ranks 0, 1, 2')
-    """
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def revived(description):
-    """The exception that a rank raised, with the traceback there as `rank_traceback`."""
-    try:
-        exception = pickle.loads(description["pickled"])
-    except Exception:  # None, or of a class that this process cannot import
-        exception = RankException(f"{description['type']}: {description['text']}")
-    exception.rank_traceback = description["traceback"]
-    return exception
 
 
 # The pool
@@ -427,13 +398,16 @@ class RankPool:
 
         RankError where it raises; ranks that then do not end within `grace` seconds count as hung. RanksHung at the
         timeout, RankDied as soon as a rank's process is gone. With `allow_errors` an exception is a result like others:
-        the list has ("ok", value) or ("error", exception) for each rank, and no grace applies.
+        the list has ("ok", value) or ("error", exception) for each rank, and no grace applies. Its `rank_traceback` is
+        what the rank saw; a RuntimeError stands for one that cannot be pickled.
         """
         __tracebackhide__ = True
         if not 1 <= size <= self.size:
             raise ValueError(f"the pool has {self.size} ranks, not {size}")
         where = reference(program)
-        job = self.living_job()
+        if self.job is not None and self.job.generation >= GENERATIONS:
+            self.close()
+        job = self.job = self.job or Job(self.size)
         run = Run(job, f"{where['module']}.{where['program']}", size)
         try:
             run.send({**where, "path": sys.path, "size": size, "generation": job.generation, "environment": env or {},
@@ -451,13 +425,6 @@ class RankPool:
             raise error
         outcomes = run.outcomes()
         return outcomes if allow_errors else [value for _, value in outcomes]
-
-    def living_job(self):
-        if self.job is not None and self.job.generation >= GENERATIONS:
-            self.close()
-        if self.job is None:
-            self.job = Job(self.size)
-        return self.job
 
     def close(self, in_order=True):
         """No rank is left. The pool can be used again."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pace import seconds
-from ranks import JOB_MARK, JobTimeout, RankDied, RankError, RankException, RankPool, RanksHung, marked
+from ranks import JOB_MARK, JobTimeout, RankDied, RankError, RankPool, RanksHung, marked
 
 
 class Picky(Exception):
@@ -45,8 +45,15 @@ def wait_for(comm, culprit, action=None):
          "crash": lambda: ctypes.string_at(0)}[action]()
 
 
-def works(ranks):
-    return all([found[:2] for found in ranks(who, size)] == [(rank, size) for rank in range(size)] for size in (1, 3, 8))
+def works(ranks, *sizes):
+    return all([found[:2] for found in ranks(who, size)] == [(rank, size) for rank in range(size)] for size in sizes)
+
+
+@pytest.fixture(scope="module")
+def three(launcher):
+    """A pool of its own to be spoilt."""
+    with RankPool(3) as pool:
+        yield pool.run
 
 
 def test_results_come_in_rank_order_from_lasting_processes(ranks):
@@ -54,7 +61,7 @@ def test_results_come_in_rank_order_from_lasting_processes(ranks):
     assert [one[3:] for one in found] == [((b"x" * (1 << 24),), {"scale": 2}, "1")] * 3
     assert [one[2] for one in ranks(who, 3)] == [one[2] for one in found]
     assert ranks(who, 1)[0][5] is None
-    assert works(ranks)
+    assert works(ranks, 1, 3, 8)
 
 
 def test_what_cannot_be_run_is_refused(ranks):
@@ -83,7 +90,7 @@ def test_errors_can_be_results(ranks):
     assert (state, type(error), error.args) == ("error", ValueError, ("as asked",))
     assert "in raise_on" in error.rank_traceback
     (_, error), _ = ranks(raise_on, 2, [0], Picky, "this", "that", allow_errors=True)
-    assert (type(error), str(error)) == (RankException, "Picky: test_pool.Picky: this and that") or "Picky" in str(error)
+    assert (type(error), str(error)) == (RuntimeError, "Picky: this and that")
     (_, error), _ = ranks(raise_on, 2, [0], SystemExit, 3, allow_errors=True)
     assert error.code == 3
 
@@ -92,19 +99,19 @@ def test_errors_can_be_results(ranks):
     (None, RanksHung, {"timeout": 0.3}), ("raise", RankError, {"grace": 0.2}),
     ("raise", RanksHung, {"timeout": 0.3, "allow_errors": True}), ("exit", RankDied, {}), ("abort", RankDied, {}),
     ("crash", RankDied, {})])
-def test_ranks_that_wait_in_vain_show_their_stacks(ranks, action, kind, options):
+def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options):
+    assert works(three, 1, 3)  # all have imported this file: the time is for what it does
     with pytest.raises(kind) as caught:
-        ranks(wait_for, 3, 1, action, **options)
+        three(wait_for, 3, 1, action, **options)
     message = str(caught.value)
-    if action != "abort":  # which ends all of them
+    if action != "abort":
         assert caught.value.ranks[:1] == [0 if kind is RanksHung else 1]
-        assert "--- rank 0: running; rank 2: running ---" in message
+    if action not in ("abort", "crash"):  # by which mpiexec may end all of them
+        assert "rank 0: running" in message
+        assert "rank 2: running" in message
         assert "in wait_for" in message
-        assert "end_with_parent" not in message
     assert ("Segmentation fault" in message) == (action == "crash")
     assert ("as asked" in message) == (action == "raise")
-    assert works(ranks)
-
 
 PARENT = """
 import os, sys
