@@ -45,7 +45,9 @@ def run(command: "list[str]", stop: int, limit: "float | None" = None, **options
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    child = subprocess.Popen(command, start_new_session=True, **options)
+    # A shell lets what it runs in the background ignore Ctrl-C.
+    child = subprocess.Popen(command, start_new_session=True, **options,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         code = child.wait(limit)
         return code if code >= 0 else 128 - code

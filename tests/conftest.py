@@ -24,8 +24,12 @@ def pytest_configure(config):
     """Only against hangs: pytest-timeout's own option, where it is there and nobody has set it."""
     if getattr(config.option, "timeout", 0) is None and not config.getoption("usepdb"):
         config.option.timeout = pace.seconds(HANGS)
-    if not hasattr(config, "workerinput"):  # in xdist's workers: their results are reported by the first process
-        config.pluginmanager.register(reporting.Reporter(config), "gpucoll-reporting")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the header is printed, and after pytest has made what prints
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):  # what xdist's workers find is reported by the first process
+        session.config.pluginmanager.register(reporting.Reporter(session.config), "gpucoll-reporting")
 
 
 def pytest_report_header():

@@ -96,9 +96,10 @@ def test_errors_can_be_results(ranks):
 
 
 @pytest.mark.parametrize(("action", "kind", "options"), [
-    (None, RanksHung, {"timeout": 0.3}), ("raise", RankError, {"grace": 0.2}),
-    ("raise", RanksHung, {"timeout": 0.3, "allow_errors": True}), ("exit", RankDied, {}), ("abort", RankDied, {}),
-    ("crash", RankDied, {})])
+    (None, RanksHung, {"timeout": 0.3}), ("exit", RankDied, {}),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("raise", RankError, {"grace": 0.2}), ("raise", RanksHung, {"timeout": 0.3, "allow_errors": True}),
+        ("abort", RankDied, {}), ("crash", RankDied, {})])])
 def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options):
     assert works(three, 1, 3)  # all have imported this file: the time is for what it does
     with pytest.raises(kind) as caught:
@@ -112,6 +113,7 @@ def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options)
         assert "in wait_for" in message
     assert ("Segmentation fault" in message) == (action == "crash")
     assert ("as asked" in message) == (action == "raise")
+
 
 PARENT = """
 import os, sys
