@@ -78,13 +78,10 @@ class Reporter:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report):
-        if not self.live or hasattr(report, "wasxfail"):
-            return None
-        if report.failed:
-            return ("failed" if report.when == "call" else "error"), "", ""
-        if report.skipped or report.when == "call":
-            return report.outcome, "", ""
-        return "", "", ""
+        """No dot for what passes."""
+        if self.live and (report.passed or report.skipped and not hasattr(report, "wasxfail")):
+            return (report.outcome if report.skipped or report.when == "call" else ""), "", ""
+        return None
 
     def tell(self, report):
         if self.live:
@@ -105,6 +102,7 @@ class Reporter:
     def pytest_terminal_summary(self, terminalreporter):
         if self.live:
             terminalreporter.rewrite("", erase=True)
+            terminalreporter.line("")
         if self.failed:
             terminalreporter.write_line(f"samples were drawn by GPUCOLL_TEST_SEED={SEED}: scripts/test --seed {SEED} "
                                         "draws the same")
