@@ -79,7 +79,7 @@ class Reporter:
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report):
         """No dot for what passes."""
-        if self.live and (report.passed or report.skipped and not hasattr(report, "wasxfail")):
+        if self.live and (report.passed or (report.skipped and not hasattr(report, "wasxfail"))):
             return (report.outcome if report.skipped or report.when == "call" else ""), "", ""
         return None
 
