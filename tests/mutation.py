@@ -4,7 +4,7 @@
 
 Each fault is planted into a copy of the tree, in which first the tests likely to notice run, then the rest of the
 default tier, up to the first failure. Lint, types and the tests that plant faults themselves do not count. Prints which
-test caught which fault; the exit code is 1 below 90 %, or where a fault of a schedule is not caught, or its text is gone.
+test caught which fault; the exit code is 1 below 90 %, or where a fault of a schedule is missed, or its text is gone.
 """
 
 import argparse
@@ -124,7 +124,8 @@ def first_failure(tree, selection):
     if job.returncode in (0, 5):  # 5: nothing was selected
         return ""
     _, failed, running = reporting.read(record)
-    return (failed + running + [f"exit code {job.returncode}: {job.stdout.strip()[-300:]}"])[0]
+    died = f"{' '.join(running)}: exit code {job.returncode}: {job.stdout.strip()[-300:]}"
+    return failed[0] if failed else died
 
 
 def main():
