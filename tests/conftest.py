@@ -12,18 +12,44 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))  # pytest's "importlib" mode does not: tests import `ranks` and `grids`
 
-from ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402 (the path comes first)
+import grids  # noqa: E402 (the path comes first)
+import pace  # noqa: E402
+import reporting  # noqa: E402
+from ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402
+
+HANGS = 300.0  # seconds, scaled by the machine's pace, after which a test is taken to hang
+
+
+def pytest_configure(config):
+    """Only against hangs: pytest-timeout's own option, where it is there and nobody has set it."""
+    if getattr(config.option, "timeout", 0) is None and not config.getoption("usepdb"):
+        config.option.timeout = pace.seconds(HANGS)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the header is printed, and after pytest has made what prints
+def pytest_sessionstart(session):
+    if not hasattr(session.config, "workerinput"):  # what xdist's workers find is reported by the first process
+        session.config.pluginmanager.register(reporting.Reporter(session.config), "gpucoll-reporting")
 
 
 def pytest_report_header():
     launcher = find_launcher()
-    return f"mpi: {launcher.version} ({launcher.path})" if launcher else f"mpi: {INSTALL_HINT}"
+    mpi = f"{launcher.version} ({launcher.path})" if launcher else INSTALL_HINT
+    return [f"mpi: {mpi}", f"samples: GPUCOLL_TEST_SEED={grids.SEED}",
+            f"patience: {pace.pace():.1f} times that for the machine that the tests were written on"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
+    """Tests that share something large are run by one worker: the pool of ranks, or what their file makes once."""
     for item in items:
         if item.path.is_relative_to(HERE / "multirank"):
             item.add_marker("multirank")
+        if "rank_pool" in item.fixturenames:
+            item.add_marker(pytest.mark.xdist_group("pool"))
+        elif any(made[-1].scope in ("module", "class") for made in item._fixtureinfo.name2fixturedefs.values()):
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    items.sort(key=lambda item: item.path.is_relative_to(HERE / "unit"))  # the short ones fill the gaps at the end
 
 
 @pytest.fixture(scope="session")

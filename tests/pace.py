@@ -1,8 +1,10 @@
-"""How fast this machine is now, so that a test's patience grows with it: no healthy run ends by a clock.
+"""How fast this machine is, so that a test's patience grows with it: no healthy run ends by a clock.
 
-    seconds(60)    # a minute on the machine that the tests were written on, more on a slower or busier one
+    seconds(60)             # a minute on the machine that the tests were written on, more on a slower or busier one
+    patience = Patience(60)
+    patience.left()         # of these seconds; 0 only where a probe says that the machine is not slower now
 
-The probe runs once, in the first process of a run; its workers and ranks are told by the environment.
+The first probe runs in the first process of a run; its workers and ranks are told by the environment.
 """
 
 import os
@@ -33,3 +35,24 @@ def pace() -> float:
 def seconds(wanted: float) -> float:
     """The patience, in seconds, that stands for `wanted` seconds on the reference machine."""
     return wanted * pace()
+
+
+class Patience:
+    """A deadline `wanted` seconds of the reference from now; when it has passed, the machine is probed again."""
+
+    def __init__(self, wanted: float) -> None:
+        self.start, self.wanted, self.factor = time.monotonic(), wanted, pace()
+
+    def left(self) -> float:
+        """Seconds until the deadline, 0 after it."""
+        if self._left() <= 0:
+            self.factor = max(self.factor, probe())
+        return max(0.0, self._left())
+
+    def at_most(self, seconds: float) -> None:
+        """Bring the deadline forward: no more than these seconds of the reference from now."""
+        passed = time.monotonic() - self.start
+        self.wanted = min(self.wanted, passed / self.factor + seconds)
+
+    def _left(self) -> float:
+        return self.start + self.wanted * self.factor - time.monotonic()

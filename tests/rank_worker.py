@@ -1,8 +1,7 @@
 """What each rank of the pool in `ranks.py` runs: wait for a program, run it, send its result back, wait again.
 
-Started by mpiexec as `python rank_worker.py SOCKET`. The parent imports this file too, for the framing of messages, so
-nothing up here may import mpi4py. Two connections lead to the parent: the *channel* carries orders and answers; the
-*bell* carries one byte when a stack dump is complete, and its end says that the parent is gone.
+Started by mpiexec as `python rank_worker.py SOCKET`. Two connections lead to the parent: the *channel* carries orders
+and answers; the *bell* carries one byte when a stack dump is complete, and its end says that the parent is gone.
 """
 
 import contextlib
@@ -15,51 +14,16 @@ import pickle
 import select
 import shutil
 import signal
-import socket
-import struct
 import sys
 import threading
 import traceback
-
-PROTOCOL = 5
-LENGTH = struct.Struct("!Q")
-PARENT_GONE = 74
-
-
-def send_message(channel, payload):
-    """The other side can receive exactly these bytes by one `receive_message`."""
-    channel.sendall(LENGTH.pack(len(payload)) + payload)
-
-
-def receive_message(channel):
-    """The bytes of one `send_message`; EOFError when the other side is gone."""
-    (length,) = LENGTH.unpack(receive_exactly(channel, LENGTH.size))
-    return receive_exactly(channel, length)
-
-
-def receive_exactly(channel, count):
-    data = bytearray(count)
-    missing = memoryview(data)
-    while missing:
-        received = channel.recv_into(missing)
-        if not received:
-            raise EOFError("the other side has closed the connection")
-        missing = missing[received:]
-    return data
+from multiprocessing.connection import Client
 
 
 def is_file(module, file):
     """Whether this module or module specification comes from this file."""
     place = getattr(module, "__file__", None) or getattr(module, "origin", None)
     return place is not None and os.path.exists(place) and os.path.samefile(place, file)
-
-
-def found_by_name(name, file):
-    """Whether an import by name would give this file, as it does for packages and in pytest's "prepend" mode."""
-    try:
-        return is_file(importlib.util.find_spec(name), file)
-    except (ImportError, ValueError):
-        return False
 
 
 def load_module(name, file):
@@ -70,8 +34,9 @@ def load_module(name, file):
     """
     if is_file(sys.modules.get(name), file):
         return sys.modules[name]
-    if name not in sys.modules and found_by_name(name, file):
-        return importlib.import_module(name)
+    with contextlib.suppress(ImportError, ValueError):
+        if name not in sys.modules and is_file(importlib.util.find_spec(name), file):
+            return importlib.import_module(name)
     specification = importlib.util.spec_from_file_location(name, file)
     sys.modules[name] = module = importlib.util.module_from_spec(specification)
     try:
@@ -82,23 +47,15 @@ def load_module(name, file):
     return module
 
 
-@contextlib.contextmanager
-def environment(changes):
-    """Inside, the environment has these variables (None: does not have it); afterwards it is as before."""
-    before = {name: os.environ.get(name) for name in changes}
-    set_variables(changes)
-    try:
-        yield
-    finally:
-        set_variables(before)
-
-
 def set_variables(values):
+    """Give the environment these variables (None: take it away); what was there before."""
+    before = {name: os.environ.get(name) for name in values}
     for name, value in values.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    return before
 
 
 def communicator_for(world, size, generation, made):
@@ -108,77 +65,58 @@ def communicator_for(world, size, generation, made):
     dropped and never freed: MPI could give the context of a freed one, with its messages, to the next.
     """
     if made.get(size, (None,))[0] != generation:
-        group = world.Get_group().Incl(list(range(size)))
-        made[size] = (generation, world.Create_group(group))
+        made[size] = generation, world.Create_group(world.Get_group().Incl(list(range(size))))
     return made[size][1]
 
 
 def perform(order, world, made):
-    """The value of the ordered program on this rank; an order without a program only loads its module."""
+    """The pickled value of the ordered program on this rank."""
     sys.path[:] = [os.path.abspath(place) for place in order["path"]]
-    module = load_module(order["module"], order["file"])
-    if order["program"] is None:
-        return None
-    program = operator.attrgetter(order["program"])(module)
+    program = operator.attrgetter(order["program"])(load_module(order["module"], order["file"]))
     args, kwargs = pickle.loads(order["arguments"])
     communicator = communicator_for(world, order["size"], order["generation"], made)
-    with environment(order["environment"]):
-        return program(communicator, *args, **kwargs)
-
-
-def answer(request, world, made):
-    """The pickled answer: ("ok", pickled value) or ("error", description). Never raises."""
+    before = set_variables(order["environment"])
     try:
-        value = perform(pickle.loads(request), world, made)
-        return pickle.dumps(("ok", pickle.dumps(value, PROTOCOL)), PROTOCOL)
-    except BaseException as error:  # SystemExit too: the worker outlives every program
-        return pickle.dumps(("error", describe(error)), PROTOCOL)
+        return pickle.dumps(program(communicator, *args, **kwargs))
+    finally:
+        set_variables(before)
 
 
-def describe(error):
-    """What the parent needs to show this exception, and to raise it again where it survives pickling."""
-    return {
-        "pickled": pickled_if_it_survives(error),
-        "type": type(error).__qualname__,
-        "text": "".join(traceback.format_exception_only(type(error), error)).strip(),
-        "traceback": "".join(traceback.format_exception(type(error), error, program_frames(error))),
-    }
-
-
-def program_frames(error):
-    """The traceback of the error from the program on: the frames of this file above it say nothing."""
+def portable(error):
+    """The pickled exception, or a RuntimeError in its place; its `rank_traceback` begins where the program does."""
     frames = error.__traceback__
     while frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
-    return frames
-
-
-def pickled_if_it_survives(error):
-    """The pickled exception, or None: some can be pickled but not be made again."""
-    try:
-        pickled = pickle.dumps(error, PROTOCOL)
-        pickle.loads(pickled)
-    except Exception:
-        return None
+    kind = type(error)
+    text = "".join(traceback.format_exception(kind, error, frames))
+    for found in (error, RuntimeError(f"{kind.__qualname__}: {error}")):
+        with contextlib.suppress(Exception):  # some can be pickled but not be made again
+            found.rank_traceback = text
+            pickled = pickle.dumps(found)
+            pickle.loads(pickled)
+            break
     return pickled
 
 
-def write_output_to(path):
-    """All that this process writes to stdout and stderr, C code included, goes to this file, at once."""
-    output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    faulthandler.enable()
+def serve(channel, world):
+    """Answer each order by ("ok", pickled value) or ("error", pickled exception), until an empty one ends it all."""
+    made = {}
+    while order := channel.recv_bytes():
+        try:
+            answer = "ok", perform(pickle.loads(order), world, made)
+        except BaseException as error:  # SystemExit too: the worker outlives every program
+            answer = "error", portable(error)
+        channel.send(answer)
 
 
 def dump_stacks_on_signal(path, bell):
     """SIGUSR2 writes the stacks of all threads to this file, then a byte to the bell, even inside a blocked MPI call.
 
     The byte comes from Python's own handler, which faulthandler calls last (`chain`): it is written inside the signal
-    handler and waits for no bytecode. Without it nobody could know that a dump is complete. Not SIGUSR1: MPICH's
-    launcher sends that to the ranks itself when one of them ends, at the worst of times.
+    handler and waits for no bytecode. Not SIGUSR1: MPICH's launcher sends that to the ranks itself when one of them
+    ends, at the worst of times.
     """
-    bell.setblocking(False)
+    os.set_blocking(bell.fileno(), False)
     signal.signal(signal.SIGUSR2, lambda *_: None)
     signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
     dump = open(path, "w")  # noqa: SIM115 (open as long as the process lives)
@@ -189,32 +127,21 @@ def end_with_parent(bell, folder):
     """Does not return while the parent lives; then removes its files and ends the process, whatever this waits for."""
     select.select([bell], [], [])
     shutil.rmtree(folder, ignore_errors=True)
-    os._exit(PARENT_GONE)
-
-
-def connect(path, kind, world):
-    """A connection to the parent, which now knows what it is for and who we are."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    send_message(connection, pickle.dumps((kind, world.rank, world.size, os.getpid())))
-    return connection
-
-
-def serve(channel, world):
-    """Returns when the parent sends an empty message: the order to end."""
-    made = {}
-    while request := receive_message(channel):
-        send_message(channel, answer(request, world, made))
+    os._exit(74)
 
 
 def main(path):
     from mpi4py import MPI
 
-    world = MPI.COMM_WORLD
-    folder = os.path.dirname(path)
+    world, folder = MPI.COMM_WORLD, os.path.dirname(path)
     rank_file = os.path.join(folder, f"rank{world.rank}")
-    write_output_to(rank_file + ".output")
-    channel, bell = connect(path, "channel", world), connect(path, "bell", world)
+    output = os.open(rank_file + ".output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(output, 1)  # so that the file has what C code writes too, at once
+    os.dup2(output, 2)
+    faulthandler.enable()
+    channel, bell = Client(path), Client(path)
+    channel.send((world.rank, "channel", world.size, os.getpid()))
+    bell.send((world.rank, "bell", world.size, os.getpid()))
     dump_stacks_on_signal(rank_file + ".stacks", bell)
     watch = threading.Thread(target=end_with_parent, args=(bell, folder), daemon=True)
     watch.start()

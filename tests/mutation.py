@@ -1,0 +1,170 @@
+"""Runs the default tier on planted faults, one by one: does any test notice? The measure of what the tests are worth.
+
+    python tests/mutation.py [--only PATTERN] [--jobs N] [--list]
+
+Each fault is planted into a copy of the tree, in which first the tests likely to notice run, then the rest of the
+default tier, up to the first failure. Lint, types and the tests that plant faults themselves do not count. Prints which
+test caught which fault; the exit code is 1 below 90 %, or where a fault of a schedule is missed, or its text is gone.
+"""
+
+import argparse
+import fnmatch
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+for folder in ("tests/kernels", "tests"):
+    sys.path.insert(0, str(ROOT / folder))
+
+import reporting  # noqa: E402 (the path comes first)
+from planted import PLANTED  # noqa: E402
+
+SHARE = 0.9
+TIER = "not slow and not nightly and not mutant"
+LEFT_OUT = ["tests/unit/test_style.py", "tests/unit/test_typing.py"]  # which would see an unused name, not the fault
+LIKELY = {  # by the kind of a fault; the rest of the tier follows
+    "schedule": ["tests/unit/test_schedules.py", "tests/contract"],
+    "product": ["tests/contract", "tests/unit"],
+    "kernel": ["tests/kernels", "tests/contract"],
+    "peer": ["tests/unit/test_peer_*.py", "tests/contract"],
+    "race": ["tests/unit/test_peer_*.py", "tests/contract"],
+    "slots": ["tests/contract", "tests/multirank/test_slots.py"],
+}
+UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly
+
+
+class Fault(NamedTuple):
+    """`changes` are texts of one file and what becomes of them; no file: the one of kernels/ that has them."""
+
+    kind: str
+    name: str
+    changes: "tuple[tuple[str, str], ...]"
+    file: str = ""
+
+
+class Verdict(NamedTuple):
+    fault: Fault
+    caught: str  # the first test that failed, "" where all passed, or why there was nothing to run
+    seconds: float
+    planted: bool = True
+
+
+def faults():
+    """All of the repository's own: schedules and product here, kernels where their checks are tested on them."""
+    import peer_mutants
+    import slots_mutants
+
+    kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
+
+    yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in PLANTED)
+    for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
+        yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
+    for name, mutant in slots_mutants.MUTANTS.items():
+        yield Fault("slots", name, tuple(change for change in mutant.changes if change not in slots_mutants.LATE))
+
+
+def plant(fault, tree):
+    """The fault is in the tree; LookupError where its text is not there, once in a file."""
+    places = [tree / fault.file] if fault.file else sorted((tree / "kernels").iterdir())
+    for old, new in fault.changes:
+        found = [place for place in places if place.is_file() and place.read_text().count(old) == 1]
+        if not found:
+            raise LookupError(f"{old!r} is not there")
+        for place in found:
+            place.write_text(place.read_text().replace(old, new))
+
+
+def copy_tree(tree):
+    """What git knows of, with the two folders that are installed inside the package reached through it."""
+    listed = subprocess.run(["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"], cwd=ROOT,
+                            capture_output=True, text=True, check=True).stdout
+    files = [name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+    pack = subprocess.Popen(["tar", "-cf", "-", "--null", "-T", "-"], cwd=ROOT, stdin=-1, stdout=-1)
+    pack.stdin.write("\0".join(files).encode())
+    pack.stdin.close()
+    subprocess.run(["tar", "-xf", "-", "-C", tree], stdin=pack.stdout, check=True)
+    for folder in ("bench", "kernels"):
+        (tree / "gpucoll" / folder).symlink_to(tree / folder)
+
+
+def judge(fault):
+    """Whether a test notices; without a fault, whether all pass."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        tree = Path(folder)
+        copy_tree(tree)
+        try:
+            plant(fault, tree)
+        except LookupError as error:
+            return Verdict(fault, str(error), 0, planted=False)
+        likely = [str(path.relative_to(tree)) for pattern in LIKELY.get(fault.kind, []) for path in tree.glob(pattern)]
+        for selection in ([likely] if likely else []) + [["tests", *(f"--ignore={path}" for path in likely)]]:
+            caught = first_failure(tree, selection)
+            if caught:
+                break
+        return Verdict(fault, caught, time.monotonic() - began)
+
+
+def first_failure(tree, selection):
+    """The first test that fails in the tree, or that the process does not survive; empty where all pass."""
+    record = tree / "record"
+    record.write_text("")
+    variables = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'scripts'}", reporting.RECORD: str(record)}
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", TIER, *selection]
+    job = subprocess.run([*command, *(f"--ignore={path}" for path in LEFT_OUT)], cwd=tree, env=variables, text=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
+    if job.returncode in (0, 5):  # 5: nothing was selected
+        return ""
+    _, failed, running = reporting.read(record)
+    died = f"{' '.join(running)}: exit code {job.returncode}: {job.stdout.strip()[-300:]}"
+    return failed[0] if failed else died
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="faults whose `kind: name` matches")
+    parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))), metavar="N")
+    parser.add_argument("--list", action="store_true", help="name the faults and stop")
+    options = parser.parse_args()
+    chosen = [fault for fault in faults() if fnmatch.fnmatch(f"{fault.kind}: {fault.name}", options.only)]
+    if options.list:
+        print("\n".join(f"{fault.kind}: {fault.name}" for fault in chosen))
+        return 0
+    sound = judge(Fault("", "no fault at all", ()))
+    if sound.caught:
+        print(f"without any fault, {sound.caught} fails: nothing can be said of the faults")
+        return 2
+    verdicts = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for verdict in pool.map(judge, chosen):
+            verdicts.append(verdict)
+            caught = verdict.caught if verdict.planted else f"(cannot be planted: {verdict.caught})"
+            print(f"{verdict.fault.kind}: {verdict.fault.name} | {caught or 'NOT CAUGHT'} | {verdict.seconds:.0f} s",
+                  flush=True)
+    return conclude(verdicts)
+
+
+def conclude(verdicts):
+    """The shares of the faults that were caught, by kind; 0 where they suffice."""
+    for kind in LIKELY:
+        of_kind = [verdict for verdict in verdicts if verdict.fault.kind == kind and verdict.planted]
+        if of_kind:
+            print(f"{kind}: {sum(bool(verdict.caught) for verdict in of_kind)} of {len(of_kind)} caught")
+    counted = [verdict for verdict in verdicts if verdict.fault.kind not in UNCOUNTED and verdict.planted]
+    share = sum(bool(verdict.caught) for verdict in counted) / max(1, len(counted))
+    lost = [verdict for verdict in verdicts if not verdict.planted and verdict.fault.file]  # else of a check's own text
+    missed = [verdict for verdict in counted if verdict.fault.kind == "schedule" and not verdict.caught]
+    print(f"caught: {100 * share:.0f} % of {len(counted)}; {len(lost)} could not be planted")
+    return int(share < SHARE or bool(lost) or bool(missed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

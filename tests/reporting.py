@@ -1,0 +1,108 @@
+"""What a run of the tests tells while it runs: each result in a record as it happens, and on a terminal how far it is.
+
+Only the first process of a run reports: pytest-xdist brings it what its workers find. A line of the record is
+`started`, `passed`, `failed` or `skipped` and a test's name; `read` makes totals of it, whatever became of the run.
+"""
+
+import os
+import shutil
+import time
+from collections import Counter
+
+import pytest
+
+from grids import SEED
+
+RECORD = "GPUCOLL_TEST_RECORD"  # the file to append to, where the environment names one
+
+
+def read(path):
+    """How many tests passed, failed and were skipped after the record, which failed, and which were running then."""
+    states = {}
+    with open(path) as file:
+        for line in file:
+            state, _, name = line.rstrip("\n").partition(" ")
+            if states.get(name) != "failed":
+                states[name] = state
+    chosen = {word: [name for name, state in states.items() if state == word] for word in ("failed", "started")}
+    return Counter(states.values()), chosen["failed"], chosen["started"]
+
+
+class Reporter:
+    """One for a run, in its first process."""
+
+    def __init__(self, config):
+        self.record = open(os.environ.get(RECORD, os.devnull), "a", buffering=1)  # noqa: SIM115 (until the end)
+        self.terminal = config.pluginmanager.get_plugin("terminalreporter")
+        self.live = self.terminal is not None and self.terminal.isatty and config.option.verbose <= 0
+        self.live = self.live and config.option.capture != "no"
+        self.outcomes, self.done, self.failed, self.total = {}, 0, 0, 0
+        self.began = self.shown = time.monotonic()
+
+    def pytest_xdist_node_collection_finished(self, ids):
+        self.total, self.began = len(ids), time.monotonic()
+
+    def pytest_collection_finish(self, session):
+        self.total, self.began = len(session.items), time.monotonic()
+
+    def pytest_collectreport(self, report):
+        if not report.passed:
+            self.write(report.outcome, report.nodeid)
+
+    def pytest_runtest_logstart(self, nodeid):
+        self.write("started", nodeid)
+        self.show(nodeid)
+
+    def pytest_runtest_logreport(self, report):
+        """A test that fails says so at once: the process that runs it may not come to its end."""
+        if report.failed:
+            if self.outcomes.get(report.nodeid) != "failed":
+                self.failed += 1
+                self.write("failed", report.nodeid)
+                self.tell(report)
+            self.outcomes[report.nodeid] = "failed"
+        elif report.skipped:
+            self.outcomes.setdefault(report.nodeid, "skipped")
+
+    def pytest_runtest_logfinish(self, nodeid):
+        self.done += 1
+        outcome = self.outcomes.pop(nodeid, "passed")
+        if outcome != "failed":
+            self.write(outcome, nodeid)
+        self.show(nodeid)
+
+    def write(self, state, name):
+        self.record.write(f"{state} {name}\n")
+
+    # On a terminal: a line for each failure, and below them one line that is drawn anew instead of dots.
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report):
+        """No dot for what passes."""
+        if self.live and (report.passed or (report.skipped and not hasattr(report, "wasxfail"))):
+            return (report.outcome if report.skipped or report.when == "call" else ""), "", ""
+        return None
+
+    def tell(self, report):
+        if self.live:
+            lines = str(getattr(report.longrepr, "reprcrash", None) or report.longrepr or "").splitlines()
+            self.terminal.rewrite(f"FAILED {report.nodeid}: {lines[0] if lines else ''}", erase=True, red=True)
+            self.terminal.write("\n")
+
+    def show(self, name):
+        now = time.monotonic()
+        if self.live and self.total and now > self.shown + 0.2:
+            rate = self.done / (now - self.began)
+            left = f"{(self.total - self.done) / rate / 60:.1f} minutes left" if self.done else ""
+            line = (f"{self.done}/{self.total} tests  {100 * self.done // self.total} %  {rate:.1f}/s  {left}  "
+                    f"{self.failed} failed  {name}")
+            self.terminal.rewrite(line[: shutil.get_terminal_size().columns - 1], erase=True)
+            self.shown = now
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self.live:
+            terminalreporter.rewrite("", erase=True)
+            terminalreporter.line("")
+        if self.failed:
+            terminalreporter.write_line(f"samples were drawn by GPUCOLL_TEST_SEED={SEED}: scripts/test --seed {SEED} "
+                                        "draws the same")
