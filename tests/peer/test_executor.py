@@ -4,10 +4,11 @@ import itertools
 import threading
 
 import numpy
+import peer_schedules
 import pytest
+from peer_schedules import Case
 
 import peer_made
-import peer_schedules
 from gpucoll.algorithms import algorithms
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device.emulated import EmulatedDevice
@@ -16,7 +17,6 @@ from gpucoll.executors.peer import PeerExecutor
 from gpucoll.links import LocalLink
 from gpucoll.waits import Waits
 from grids import sampled
-from peer_schedules import Case
 from thread_ranks import all_on_threads
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]

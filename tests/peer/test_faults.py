@@ -1,0 +1,127 @@
+"""Nightly: planted faults, data races and models of the peer kernels, and the compilers of every line of GPUs."""
+
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiled import compile_all
+from gpucoll.device import nvrtc, sources
+from gpucoll.dtypes import DTYPES
+from gpucoll.errors import BackendError
+from gpucoll.ops import OPS
+from grids import batches
+from pace import seconds
+from peer import mutants
+
+HERE = Path(__file__).parent
+gate = importlib.import_module("test_compile")  # beside the kernels' other tests, to which `peer.world` has made a way
+
+pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
+
+
+@pytest.fixture(scope="module")
+def changed():
+    """All mutants compiled."""
+    compile_all(map(mutants.changed, mutants.MUTANTS.values()))
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", mutants.MUTANTS)
+def test_a_mutant_is_noticed(changed, name):
+    assert mutants.is_noticed(mutants.MUTANTS[name])
+
+
+# ---------------------------------------------------------------- data races
+
+
+def sanitizer():
+    """What makes a process one that ThreadSanitizer looks at: its library, at addresses that it can bear."""
+    command = [os.environ.get("CXX", "g++"), "-print-file-name=libtsan.so"]
+    path = Path(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+    if not path.is_absolute() or shutil.which("setarch") is None:
+        pytest.skip("ThreadSanitizer's library or setarch is not installed")
+    return path.resolve()
+
+
+def below_sanitizer(*words):
+    environment = {**os.environ, "LD_PRELOAD": str(sanitizer()), "TSAN_OPTIONS": "exitcode=66", "PYTHONPATH":
+                   os.pathsep.join([str(HERE.parents[1]), *sys.path]), "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(["setarch", "-R", sys.executable, HERE / "races.py", *words], capture_output=True,
+                          text=True, timeout=seconds(240), env=environment)
+
+
+@pytest.mark.parametrize("check", ["check_direct", "check_steps", "check_between"])
+def test_no_data_race(check):
+    job = below_sanitizer(check)
+    assert (job.returncode, job.stdout) == (0, "ended\n"), job.stderr[-5000:]
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("race", mutants.RACES)
+def test_a_data_race_is_noticed(race):
+    job = below_sanitizer(mutants.RACES[race].check.__name__, race)
+    assert job.returncode == 66, job.stderr[-5000:]
+    assert "data race" in job.stderr
+
+
+# ---------------------------------------------------------------- models of the protocols
+
+# Which model, and whether it holds.
+MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
+          ("packets.pml -DONE_WAY -DBUFFERS=3", False), ("credits.pml", True), ("credits.pml -DDEPTH=1", True),
+          ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
+          ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
+          ("tickets.pml -DSTALE", False)]
+
+
+@pytest.mark.parametrize(("words", "holds"), MODELS)
+def test_a_model_holds_or_is_violated(words, holds, tmp_path):
+    if shutil.which("spin") is None:
+        pytest.skip("the models need SPIN: apt-get install spin")
+    model, *options = words.split()
+    path = HERE.parent / "spin" / model
+    subprocess.run(["spin", *options, "-a", path], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([os.environ.get("CC", "gcc"), "-O1", "-w", "-o", "pan", "pan.c"], cwd=tmp_path, check=True)
+    job = subprocess.run([tmp_path / "pan", "-m100000"], cwd=tmp_path, capture_output=True, text=True,
+                         timeout=seconds(120))
+    assert f"errors: {0 if holds else 1}" in job.stdout, job.stdout
+    assert "max search depth too small" not in job.stdout
+
+
+# ---------------------------------------------------------------- GPUs' compilers: needs NVRTC, and no GPU
+
+MAKERS = {**{kernel: lambda op, dtype, kernel=kernel: sources.shots(kernel, op, dtype)
+             for kernel in ("one_shot", "two_shot")}, "packets": sources.packets, "steps": sources.steps}
+# One kernel of each pair of op and dtype; they take turns, so that every op and nearly every dtype has each of them.
+CASES = [(list(MAKERS)[(row + column) % len(MAKERS)], op.name, dtype.name)
+         for row, op in enumerate(OPS.values()) for column, dtype in enumerate(DTYPES.values())
+         if dtype.kind in op.kinds]
+NAMES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "complex128", "float8_e5m2", "int8")
+WIDTHS = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "float32", "float64", "complex128")]
+
+
+@pytest.fixture(scope="module")
+def archs():
+    """The architectures that NVRTC knows, where it is installed."""
+    try:
+        return gate.known(nvrtc.archs())
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+def test_every_kernel_compiles_for_every_line_of_gpus(archs):
+    """Each of another dtype for another line; what only moves elements is the same everywhere."""
+    gate.check(sources.text(*WIDTHS), {instance.entry for instance in WIDTHS}, gate.ARCH)
+    gate.check_all([[make(OPS["sum"], DTYPES[NAMES[(line + place) % len(NAMES)]])
+                     for place, make in enumerate(MAKERS.values())] for line in range(len(archs))], archs)
+
+
+@pytest.mark.parametrize("cases", batches(CASES, 25, keep=0, seed=2))
+def test_every_op_and_dtype_compiles(archs, cases):
+    made = [[MAKERS[kernel](OPS[op], DTYPES[name])] for kernel, op, name in cases]
+    gate.check_all(made, [gate.ARCH] * len(made))
