@@ -1,5 +1,6 @@
 """The `peer` executor between processes, on the emulated device: memory that ranks map, and ranks that die."""
 
+import itertools
 import os
 import sys
 import time
@@ -9,11 +10,9 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import peer_made
+import thread_ranks
 from commands import KEEPER
-from multirank import test_symmetric
 from pace import seconds
-from peer import shared_memory
 
 pytestmark = [pytest.mark.emulated, pytest.mark.kernel]
 
@@ -22,50 +21,54 @@ PEER = {"GPUCOLL_DEVICE": "emulated", "GPUCOLL_EXECUTOR": "peer"}
 
 @pytest.fixture(scope="module")
 def kernels(emulated_kernels):
-    """Nobody makes kernels while ranks die."""
-    peer_made.make([("sum", "float32"), ("max", "float32")])
+    """Nobody makes kernels while ranks die: threads have made them before."""
+    def program(comm):
+        x = numpy.ones(30_000, "float32")
+        for op, algorithm in itertools.product(("sum", "max"), ("one_shot", "two_shot", "ring")):
+            comm.all_reduce(x, op=op, algorithm=algorithm)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUCOLL_DEVICE", "emulated")
+        thread_ranks.on_threads(2, program, timeout=seconds(100), executor="peer")
 
 
-@pytest.fixture
-def ranks(rank_pool, kernels):
-    """`ranks(program, size, *args)` on the emulated device, by this executor."""
-    def run(program, size, *arguments):
-        return rank_pool.run(program, size, *arguments, env=PEER, timeout=seconds(100))
+# ---------------------------------------------------------------- memory that ranks map
 
-    return run
+LARGE = 1_100_000  # elements of four bytes: more than are staged at a time
 
 
-SLOW = pytest.mark.slow
+def staged(comm):
+    """What was ever staged in this rank's slab."""
+    meeting = comm._gpus["emulated"].executors[0]._meeting
+    first = meeting.room.offsets["staging"]
+    return meeting.memory.slab.row[first:first + meeting.room.staging]
 
 
-@pytest.mark.parametrize(("program", "size"), [
-    (test_symmetric.arrays, 2), (test_symmetric.errors, 3), pytest.param(test_symmetric.arrays, 5, marks=SLOW),
-    pytest.param(test_symmetric.used_again, 3, marks=SLOW), pytest.param(test_symmetric.too_much, 3, marks=SLOW)])
-def test_symmetric_memory(ranks, program, size):
-    ranks(program, size)
+def shared(comm):
+    """Results are right wherever the ranks' arrays are, and nothing is staged where all pass the same ones."""
+    x, y, other = (comm.empty(LARGE, "float32", device=device) for device in (None, "cpu", None))
+    everyone = [numpy.arange(LARGE, dtype=numpy.float32) % 1000 + rank for rank in range(comm.size)]
+    odd = comm.rank % 2
+    for number, (source, target) in enumerate((
+            (x, y), (y, y), (x[5:], y[5:]), (x, y if odd else other), (other if odd else x, other if odd else x),
+            (numpy.empty_like(x) if odd else x, y), (x, numpy.empty_like(x)))):
+        for algorithm in ("two_shot", "one_shot"):
+            source[...] = everyone[comm.rank][:source.size]
+            found = comm.all_reduce(source, out=target, algorithm=algorithm)
+            assert (found == sum(everyone)[:source.size]).all(), (number, algorithm)
+            if number == 0 or (number < 3 and algorithm == "two_shot"):
+                assert not staged(comm).any() or number, algorithm
+    return bool(staged(comm).any())
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=SLOW), 3, pytest.param(4, marks=SLOW)])
-def test_arrays_that_all_ranks_pass_are_read_where_they_are(ranks, size):
-    before = set(os.listdir("/dev/shm"))
-    assert ranks(shared_memory.between_processes, size) == [True] * size
-    assert not left_behind(before)
-
-
-def test_where_one_rank_has_no_memory_no_rank_gets_any(ranks):
-    assert ranks(shared_memory.short_of_memory, 3) == [(3, True)] * 3
-
-
-def no_gpu(mpi):
+def between_processes(mpi):
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
-        if comm.device is None:
-            with pytest.raises(gc.BackendError, match="no GPU"):
-                comm.empty(3, "float32", device="cuda")
-        return comm.all_reduce(numpy.ones(3, "float32"))[0]
+        return shared(comm)
 
 
-def test_memory_of_a_gpu_that_is_not_there(ranks):
-    assert ranks(no_gpu, 2) == [2, 2]
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_arrays_that_all_ranks_pass_are_read_where_they_are(rank_pool, kernels, size):
+    assert rank_pool.run(between_processes, size, env=PEER, timeout=seconds(100)) == [True] * size
 
 
 # ---------------------------------------------------------------- ranks that die
@@ -89,10 +92,6 @@ except (gc.CollectiveTimeout, gc.BackendError) as error:
 """
 
 
-def left_behind(before):
-    return [name for name in set(os.listdir("/dev/shm")) - before if "gpucoll" in name]
-
-
 def is_running(process):
     """One that nobody has waited for has ended."""
     try:
@@ -102,12 +101,12 @@ def is_running(process):
 
 
 @pytest.mark.parametrize(("algorithm", "kind"), [
-    ("two_shot", "symmetric"), pytest.param("one_shot", "ordinary", marks=SLOW),
-    pytest.param("ring", "ordinary", marks=SLOW)])
-def test_a_rank_that_dies_is_missed_and_leaves_nothing(mpiexec, kernels, tmp_path, algorithm, kind):
-    before = set(os.listdir("/dev/shm"))
-    job = mpiexec(3, sys.executable, "-c", KEEPER, KILLED, algorithm, kind, seconds(2), tmp_path, timeout=seconds(90),
-                  env=PEER)
+    ("two_shot", "symmetric"), pytest.param("one_shot", "ordinary", marks=pytest.mark.slow),
+    pytest.param("ring", "ordinary", marks=pytest.mark.slow),
+])
+def test_a_rank_that_dies_is_missed_and_the_others_end(mpiexec, kernels, tmp_path, algorithm, kind):
+    job = mpiexec(3, sys.executable, "-c", KEEPER, KILLED, algorithm, kind, str(seconds(2)), tmp_path, env=PEER,
+                  timeout=seconds(90))
     told = [name.split() for name in sorted(os.listdir(tmp_path))]
     assert [rank for rank, _, _ in told] == ["0", "2"], job.stdout + job.stderr
     assert {code for _, code, _ in told} <= {"GC-TIMEOUT", "GC-BACKEND"}
@@ -115,4 +114,3 @@ def test_a_rank_that_dies_is_missed_and_leaves_nothing(mpiexec, kernels, tmp_pat
     while any(is_running(process) for _, _, process in told):
         assert time.monotonic() < give_up, told
         time.sleep(0.01)
-    assert not left_behind(before)

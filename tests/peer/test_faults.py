@@ -1,5 +1,6 @@
 """Nightly: planted faults, data races and models of the peer kernels, and the compilers of every line of GPUs."""
 
+import functools
 import importlib
 import os
 import shutil
@@ -14,7 +15,6 @@ from gpucoll.device import nvrtc, sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
 from gpucoll.ops import OPS
-from grids import batches
 from pace import seconds
 from peer import mutants
 
@@ -51,7 +51,7 @@ def sanitizer():
 def below_sanitizer(*words):
     environment = {**os.environ, "LD_PRELOAD": str(sanitizer()), "TSAN_OPTIONS": "exitcode=66", "PYTHONPATH":
                    os.pathsep.join([str(HERE.parents[1]), *sys.path]), "OPENBLAS_NUM_THREADS": "1"}
-    return subprocess.run(["setarch", "-R", sys.executable, HERE / "races.py", *words], capture_output=True,
+    return subprocess.run(["setarch", "-R", sys.executable, HERE / "mutants.py", *words], capture_output=True,
                           text=True, timeout=seconds(240), env=environment)
 
 
@@ -95,33 +95,17 @@ def test_a_model_holds_or_is_violated(words, holds, tmp_path):
 
 # ---------------------------------------------------------------- GPUs' compilers: needs NVRTC, and no GPU
 
-MAKERS = {**{kernel: lambda op, dtype, kernel=kernel: sources.shots(kernel, op, dtype)
-             for kernel in ("one_shot", "two_shot")}, "packets": sources.packets, "steps": sources.steps}
-# One kernel of each pair of op and dtype; they take turns, so that every op and nearly every dtype has each of them.
-CASES = [(list(MAKERS)[(row + column) % len(MAKERS)], op.name, dtype.name)
-         for row, op in enumerate(OPS.values()) for column, dtype in enumerate(DTYPES.values())
-         if dtype.kind in op.kinds]
-NAMES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "complex128", "float8_e5m2", "int8")
-WIDTHS = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "float32", "float64", "complex128")]
+MAKERS = (functools.partial(sources.shots, "one_shot"), functools.partial(sources.shots, "two_shot"), sources.packets,
+          sources.steps)
+PAIRS = [(op, dtype) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds]
+MOVES = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "float32", "float64", "complex128")]
 
 
-@pytest.fixture(scope="module")
-def archs():
-    """The architectures that NVRTC knows, where it is installed."""
+def test_every_kernel_compiles():
+    """Every op on every dtype; kernels and lines of GPUs take turns."""
     try:
-        return gate.known(nvrtc.archs())
+        archs = gate.known(nvrtc.archs())
     except BackendError as error:
         pytest.skip(str(error))
-
-
-def test_every_kernel_compiles_for_every_line_of_gpus(archs):
-    """Each of another dtype for another line; what only moves elements is the same everywhere."""
-    gate.check(sources.text(*WIDTHS), {instance.entry for instance in WIDTHS}, gate.ARCH)
-    gate.check_all([[make(OPS["sum"], DTYPES[NAMES[(line + place) % len(NAMES)]])
-                     for place, make in enumerate(MAKERS.values())] for line in range(len(archs))], archs)
-
-
-@pytest.mark.parametrize("cases", batches(CASES, 25, keep=0, seed=2))
-def test_every_op_and_dtype_compiles(archs, cases):
-    made = [[MAKERS[kernel](OPS[op], DTYPES[name])] for kernel, op, name in cases]
-    gate.check_all(made, [gate.ARCH] * len(made))
+    kernels = [*MOVES, *(MAKERS[number % len(MAKERS)](*pair) for number, pair in enumerate(PAIRS))]
+    gate.check_all([[one] for one in kernels], [archs[number % len(archs)] for number in range(len(kernels))])

@@ -5,7 +5,7 @@ import functools
 import numpy
 import pytest
 
-import peer_made
+import oracle
 from compiled import compile_all
 from gpucoll.algorithms import algorithms
 from gpucoll.collectives import COLLECTIVES
@@ -14,7 +14,6 @@ from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
 from grids import batches, in_pairs, naming
-from oracle import kind
 from peer import direct, mutants, schedules
 from peer.schedules import Case
 from peer.world import ALL, Fault, World, library
@@ -23,8 +22,8 @@ SIZES = (2, 3, 4, 8)
 SEEDS = batches([(seed,) for seed in range(200)], 50, keep=4, seed=0)
 # Every way of computing is in these; the others are nightly. They are always the same ones, made in one piece.
 OFTEN = [("sum", "bfloat16"), ("prod", "complex64"), ("min", "float8_e4m3fn"), ("lxor", "bool"), ("avg", "int16")]
+PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
 WIDTHS = ("int8", "float16", "float64", "complex128")
-ONCE = {"once": sources.text(*mutants.DIRECT, *mutants.STEPS), "floats": sources.text(*mutants.FLOATS)}
 
 pytestmark = pytest.mark.kernel
 
@@ -37,7 +36,8 @@ def kernels_of(*pairs):
 @pytest.fixture(scope="module")
 def made():
     """Everything that the default tests use, made on every core."""
-    units = {**ONCE, "often": kernels_of(*OFTEN),
+    units = {"once": sources.text(*mutants.DIRECT, *mutants.STEPS), "floats": sources.text(*mutants.FLOATS),
+             "often": kernels_of(*OFTEN),
              "widths": sources.text(*(sources.steps(None, DTYPES[name]) for name in WIDTHS))}
     compile_all(units.values())
     libraries = {name: library(source) for name, source in units.items()}
@@ -77,10 +77,7 @@ def test_direct_operations_back_to_back(both, seeds):
         in_turns(seeds, run, ranks=size, blocks=3)
         for (seed,) in seeds:  # what the ranks do not share is staged section by section
             run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3)
-
-
-def test_many_threads_and_blocks(both):
-    direct.run(both, mutants.OP, mutants.NAME, ranks=4, count=20_000, blocks=4, threads=128)
+    run(ranks=4, count=20_000, blocks=4, threads=128)
 
 
 def check_ops_on_dtypes(libraries, pairs):
@@ -88,7 +85,7 @@ def check_ops_on_dtypes(libraries, pairs):
         with naming((op, name)):
             for count, threads in ((1, 4), (33, 4), (1000, 64)):
                 direct.run(libraries, op, name, ranks=3, count=count, threads=threads)
-            step = kind(name).itemsize // (2 if name.startswith("complex") else 1)
+            step = oracle.kind(name).itemsize // (2 if name.startswith("complex") else 1)
             direct.run(libraries, op, name, ranks=4, count=131, threads=8, misaligned=step)
             for algorithm in ("ring", "one_shot", "recursive_doubling"):
                 schedules.run(libraries, Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
@@ -99,7 +96,7 @@ def test_ops_and_dtypes(made):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("pairs", batches(peer_made.PAIRS, 8, keep=0, seed=11))
+@pytest.mark.parametrize("pairs", batches(PAIRS, 8, keep=0, seed=11))
 def test_every_op_on_some_dtypes(pairs):
     one = library(kernels_of(*pairs))
     check_ops_on_dtypes((one, one), pairs)
@@ -112,8 +109,6 @@ SHAPES = [(1, 1, 2, 0), (1, 100, 1, 1), (2, 67, 2, 2), (3, 200, 3, 0)]  # segmen
 IN_PLACE = ("all_reduce", "scan", "exscan", "broadcast")
 WALKS = [(*case, size, shape, False) for case in ALIKE for size in (1, 2, 3, 4, 5, 8) for shape in SHAPES]
 WALKS += [(*walk[:4], True) for walk in WALKS if walk[0] in IN_PLACE]
-RAGGED = [(row.name, name, size, channels) for row in COLLECTIVES.values() if row.ragged
-          for name in algorithms(row.name) for size in (2, 3, 8) for channels in (1, 2)]
 
 
 @pytest.mark.parametrize("walks", batches(in_pairs(WALKS, 3), 40, keep=80, seed=3))
@@ -123,14 +118,6 @@ def test_every_schedule(both, walks):
         case = Case(collective, algorithm, size, count, segments=segments, root=size // 2, in_place=in_place)
         with naming(walk):
             schedules.run(both, case, channels=channels, seed=seed)
-
-
-@pytest.mark.parametrize("walks", batches(RAGGED, 40, keep=8, seed=4))
-def test_blocks_that_are_not_alike(both, walks):
-    for collective, algorithm, size, channels in walks:
-        case = Case(collective, algorithm, size, 0, ragged=lambda i, j: (7 * i + 5 * j) % 11 * 3)
-        with naming((collective, algorithm, size, channels)):
-            schedules.run(both, case, channels=channels, seed=1)
 
 
 def back_to_back(libraries, size, seed, residency):
@@ -154,34 +141,24 @@ def test_copies_of_every_width(made):
                 schedules.run(made["widths"], Case("all_gather", algorithm, 4, 61, name=name), slot=64, threads=16)
 
 
-@pytest.mark.slow
-def test_fibers_by_the_c_library():
-    one = library("#define GC_UCONTEXT\n" + sources.text(*mutants.DIRECT))
-    direct.run((one, one), mutants.OP, mutants.NAME, ranks=3, seed=4)
-
-
 # ---------------------------------------------------------------- waits that come to no good end
 
 
-@pytest.mark.parametrize("kernel", ["packets", "one_shot", "ring", "barrier"])
-def test_a_rank_that_never_comes_is_told(both, kernel):
+# In a ring, one that waits for the missing rank keeps the next one waiting.
+@pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("one_shot", "where 1, peer 1,"),
+                                              ("ring", "where 3,")])
+def test_a_rank_that_never_comes_is_told(both, kernel, told):
     """Every wait ends, and the control block says what was missing."""
     world = World(Room(3, 2, packets=64, slot=32, staging=64), both, patience=1e-2)
-    x = numpy.zeros((3, 16), numpy.int32)
-    case = Case("barrier", "dissemination", 3, 0) if kernel == "barrier" else Case("all_reduce", "ring", 3, 40)
-    ranks = schedules.ranks_of(case, 2)
-    for rank in (0, 2):
-        if kernel in ("ring", "barrier"):
-            ranks[rank].launch(world, case, rank, 2, 4)
-        else:
-            ends = x[rank].ctypes.data, x[rank].ctypes.data, 16
-            heap = world.heaps[rank]
-            arguments = heap.packets(*ends) if kernel == "packets" else heap.shots(*ends)
-            world.launch(rank, f"{kernel}_int32_sum", arguments, 2, 4)
-    with pytest.raises(Fault, match="gave up") as told:
+    case = Case("all_reduce", "ring", 3, 16)
+    for rank, own in enumerate(schedules.ranks_of(case, 2)):
+        if kernel == "ring" and rank != 1:
+            own.launch(world, case, rank, 2, 4)
+        elif rank != 1:
+            make = world.heaps[rank].packets if kernel == "packets" else world.heaps[rank].shots
+            world.launch(rank, f"{kernel}_int32_sum", make(*own.buffers[:2], 16), 2, 4)
+    with pytest.raises(Fault, match=f"gave up.*{told}"):
         world.run()
-    # In a ring, one that waits for the missing rank keeps the next one waiting.
-    assert {"packets": "where 2, peer 1,", "one_shot": "where 1, peer 1,"}.get(kernel, "where 3,") in str(told.value)
 
 
 def test_the_host_ends_a_wait(both):

@@ -7,10 +7,8 @@ import pytest
 from gpucoll.algorithms import algorithms
 from gpucoll.analysis.replay import ScheduleError
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.device.peer import LANE, PART, ROUND, WRITE
-from gpucoll.executors import PIECE
 from gpucoll.executors.peer.check import check
-from gpucoll.executors.peer.program import program, tables
+from gpucoll.executors.peer.program import program
 from grids import batches, naming
 from peer.schedules import Case
 
@@ -93,27 +91,3 @@ def test_what_is_read_in_a_step_is_not_changed_meanwhile():
                 assert not meet(came, sent)
                 assert not meet([span for span in came if span.buffer != "staging"], read)
                 assert not meet(summed, [write[0] for write in step.after])
-
-
-def test_what_comes_alone_is_combined_as_it_comes():
-    """A ring's rounds but the first, whose sum has another destination, write nothing afterwards."""
-    steps = Case("all_reduce", "ring", 4, 64, in_place=True).programs(2)[1].steps
-    assert all(not step.after for step in steps)
-    assert sum(combined for step in steps for lane in step.lanes for _, combined in lane.parts) == 3
-
-
-def test_messages_that_mpi_would_cut_are_whole():
-    case = Case("broadcast", "linear", 2, 2 * PIECE + 5)
-    for rank in (0, 1):
-        plan, layouts = case.plan(rank)
-        (step,) = (step for step in program(plan, layouts, 2, 1).steps if step.lanes)
-        ((span, _),) = step.lanes[0].parts
-        assert span.stop - span.start == 2 * PIECE + 5
-
-
-def test_tables_name_what_they_hold():
-    made = Case("all_reduce", "ring", 3, 64, segments=2).programs(2)[0]
-    rows = tables(made.steps)
-    assert [rows[name].dtype for name in ("rounds", "lanes", "parts", "writes")] == [ROUND, LANE, PART, WRITE]
-    assert len(rows["rounds"]) == len(made.steps)
-    assert rows["lanes"]["parts"].sum() + sum(rows["writes"]["operands"] + 1) == len(rows["parts"])
