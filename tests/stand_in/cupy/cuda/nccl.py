@@ -3,8 +3,10 @@
 Outside a group a call is a group of its own. Nothing is enqueued before `groupEnd`.
 """
 
+import ctypes
 import os
 import threading
+import types
 import weakref
 
 import ml_dtypes
@@ -18,13 +20,9 @@ available = True
 _ERRORS = {0: "NCCL_ERROR_SUCCESS", 1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR", 2: "NCCL_ERROR_SYSTEM_ERROR",
           3: "NCCL_ERROR_INTERNAL_ERROR", 4: "NCCL_ERROR_INVALID_ARGUMENT", 5: "NCCL_ERROR_INVALID_USAGE",
           6: "NCCL_ERROR_REMOTE_ERROR"}
-(NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64,
- NCCL_BFLOAT16) = range(10)
-NCCL_CHAR, NCCL_INT, NCCL_HALF, NCCL_FLOAT, NCCL_DOUBLE = 0, 2, 6, 7, 8
-NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
 _KINDS = [numpy.dtype(kind) for kind in ("i1 u1 i4 u4 i8 u8 f2 f4 f8".split())] + [
     numpy.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
-_PAIRS = (numpy.add, numpy.multiply, numpy.maximum, numpy.minimum, numpy.add)
+_PAIRS, AVG = (numpy.add, numpy.multiply, numpy.maximum, numpy.minimum, numpy.add), 4
 
 _last_error = ""
 _communicators = weakref.WeakValueDictionary()  # by what stands for the address of an ncclComm
@@ -186,13 +184,8 @@ def _reduced(kind, op, rooms):
         total = rooms[0].view(dtype).astype(wide)
         for room in rooms[1:]:
             total = _PAIRS[op](total, room.view(dtype).astype(wide))
-        total = total / len(rooms) if op == NCCL_AVG else total
+        total = total / len(rooms) if op == AVG else total
         return total.astype(dtype).view(numpy.uint8)
-
-
-class NcclConfig:
-    def __init__(self, split_share=0):
-        self.split_share = split_share
 
 
 class NcclCommunicator:
@@ -200,7 +193,7 @@ class NcclCommunicator:
 
     _collected = 0  # how many the garbage collector has destroyed
 
-    def __init__(self, ndev, commId, rank, config=None):
+    def __init__(self, ndev, commId, rank):
         self.comm = 0
         if not isinstance(commId, tuple if OLD else bytes):
             raise TypeError(f"Argument 'commId' has incorrect type {type(commId)}")
@@ -257,10 +250,6 @@ class NcclCommunicator:
         return self.wire.rank
 
     _rank = rank_id
-
-    def size(self):
-        self._usable()
-        return self.wire.size
 
     def check_async_error(self):
         self._usable()
@@ -345,6 +334,28 @@ class NcclCommunicator:
             groupEnd()
 
 
-from . import _libnccl  # noqa: E402 (it calls back here)
+# Collectives that CuPy lacks are called by ctypes in the library that it has loaded: "libnccl.so.2".
 
-_libnccl.load()
+
+def _foreign(name):
+    def call(source, target, count, datatype, *more):
+        *root, comm, stream = more
+        try:
+            if comm not in _communicators:
+                _refuse(4, f"{comm:#x} is no communicator")
+            _communicators[comm]._foreign(name, source, target, count, datatype, sum(root), stream)
+        except NcclError as error:
+            return error.status
+        return 0
+    return call
+
+
+class _Library(ctypes.CDLL):
+    def __new__(cls, name=None, *rest, **options):
+        if name != "libnccl.so.2":
+            return super().__new__(cls)
+        functions = {name: _foreign(name) for name in ("ncclAlltoAll", "ncclGather", "ncclScatter")}
+        return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
+
+
+ctypes.CDLL = _Library
