@@ -8,8 +8,9 @@ import numpy
 
 import gpucoll as gc
 import oracle
+from pace import seconds
 
-PATIENCE = 60  # seconds
+PATIENCE = seconds(60)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import cupy
 import numpy
 
 import gpucoll as gc
-from gpu_helpers import ramp, ranges, refused, replaced, same
+from gpu_helpers import PATIENCE, ramp, ranges, refused, replaced, same
 
 LARGE = 1_100_000  # elements of four bytes: more than the peer executor stages at a time
 
@@ -91,9 +91,26 @@ def executors_named(comm):
     return [one.name for one in comm._gpus["cuda"].executors]
 
 
+def unreachable(comm):
+    """Where CUDA lets one rank map nothing, no rank uses such memory, and every one says who cannot."""
+    runtime = cupy.cuda.runtime
+
+    def open_none(*_):
+        raise runtime.CUDARuntimeError(201)
+
+    with replaced(runtime, "ipcOpenMemHandle", open_none if comm.rank == 1 else runtime.ipcOpenMemHandle), \
+            gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        try:
+            other.all_reduce(cupy.ones(3), algorithm="ring")
+        except gc.GpucollError as error:
+            assert f"{'this rank' if comm.rank == 1 else 'rank 1'} cannot reach" in str(error), error
+        else:
+            raise AssertionError("it reached all")
+
+
 def unshared(comm):
     """Symmetric memory of a communicator without the peer executor: any collective takes it."""
-    with gc.Communicator.from_mpi(comm.mpi, timeout=20, executor="nccl") as other:
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE, executor="nccl") as other:
         x = other.zeros(700, "float32", device="cuda")
         x += comm.rank + 1
         for _ in range(6):

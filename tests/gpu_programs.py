@@ -1,7 +1,6 @@
 """Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU where there is one."""
 
 import itertools
-import threading
 
 import cupy
 import numpy
@@ -11,6 +10,7 @@ import gpu_streams
 import gpucoll as gc
 import oracle
 import programs
+import thread_ranks
 from gpu_helpers import PATIENCE, held, ramp, ranges, refused, replaced, same
 from mirrored import NATIVE, Mirrored
 
@@ -29,30 +29,24 @@ def on_gpu(comm, name, *arguments, **options):
 
 
 def threads(size, name, *arguments):
-    """Run one of the programs below on threads that share a GPU, a stream each; raise the first error."""
-    results, errors = [None] * size, []
+    """Run one of the programs below on threads that share a GPU, a stream each."""
+    def program(comm):
+        cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1).use()  # a new thread's is the first
+        with cupy.cuda.Stream(non_blocking=True):
+            return on_gpu(comm, name, *arguments)
 
-    def run(rank, comm):
-        try:
-            cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1).use()  # a new thread's is the first
-            with comm, cupy.cuda.Stream(non_blocking=True):
-                results[rank] = on_gpu(comm, name, *arguments)
-        except BaseException as error:
-            errors.append(error)
+    return thread_ranks.on_threads(size, program, timeout=PATIENCE)
 
-    everyone = [threading.Thread(target=run, args=pair) for pair in enumerate(gc.init_local(size, timeout=PATIENCE))]
-    for one in everyone:
-        one.start()
-    for one in everyone:
-        one.join()
-    if errors:
-        raise errors[0]
-    return results
+
+def many(comm, which):
+    """Run these programs one after the other."""
+    for name, *arguments in which:
+        on_gpu(comm, name, *arguments)
 
 
 def crossed():
     """A message that is sent before a collective and received after it."""
-    with gc.init(timeout=3) as comm:
+    with gc.init(timeout=PATIENCE) as comm:
         cupy.cuda.Device(comm.device).use()
         x, out = cupy.full(5, 7.0), cupy.zeros(5)
         if comm.rank == 0:
@@ -85,11 +79,6 @@ def native(comm, collective):
                 told = "GC-ALGO", True
             assert told == ("GC-ALGO", True), (op, name)
     return served
-
-
-def many(comm, names, *arguments):
-    for name in names:
-        mirrored(comm, name, *arguments)
 
 
 # Messages, and what ranks must tell each other
@@ -298,15 +287,15 @@ def broken(comm):
 
     for error in (nccl.NcclError(2), KeyError(8), cupy.cuda.runtime.CUDARuntimeError(2)):
         with replaced(nccl, "NcclCommunicator", raising(error)), \
-                gc.Communicator.from_mpi(comm.mpi, timeout=20) as other:
+                gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
             assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
             assert (other.all_reduce(numpy.ones(3)) == comm.size).all()  # the host needs no NCCL
-        with gc.Communicator.from_mpi(comm.mpi, timeout=20) as other:
+        with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
             other.all_reduce(cupy.ones(3))
             with replaced(nccl, "groupEnd", raising(error, nccl.groupEnd)):
                 assert comm.size == 1 or refused("GC-NCCL", other.all_reduce, cupy.ones(3), algorithm="ring")
     with replaced(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
-            gc.Communicator.from_mpi(comm.mpi, timeout=20) as other:
+            gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
 
 
@@ -322,14 +311,14 @@ def kept_from_the_collector(comm):
     from cupy.cuda import nccl
 
     before = collected(nccl)
-    other = gc.Communicator.from_mpi(comm.mpi, timeout=20)
+    other = gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE)
     other.all_reduce(cupy.ones(3))
     handle = other._gpus["cuda"]._transport._comm
     del other
     collector.collect()
     assert collected(nccl) == before
     assert handle.comm
-    another = gc.Communicator.from_mpi(comm.mpi, timeout=20)
+    another = gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE)
     another.all_reduce(cupy.ones(3))
     handle = another._gpus["cuda"]._transport._comm
     another.close()

@@ -3,6 +3,7 @@
 A case raises `Skipped` with the reason why this host cannot run it. What may hang runs in a process of its own.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -111,54 +112,71 @@ def casts():
             checks.check_cast(kernels(), other, name)
 
 
-def sanitized():
-    """compute-sanitizer's memcheck on kernels of odd sizes and alignments."""
+def memcheck(command, seconds, variables=None):
+    """compute-sanitizer's memcheck on what a command runs."""
     program = next(filter(None, map(shutil.which, SANITIZER)), None)
     if program is None:
         raise Skipped("compute-sanitizer is not installed")
-    code = ("import cases, checks; from gpucoll.ops import OPS; k = cases.kernels(); "
-            "checks.check_misaligned(k, 'int8'); checks.check_reduce(k, OPS['sum'], 'float16'); checks.check_pack(k); "
-            "checks.check_unpack(k)")
-    job = run([program, "--tool=memcheck", "--error-exitcode=9", sys.executable, "-c", code], 120)
-    if job.returncode not in (0, 9):
+    job = run([program, "--tool=memcheck", "--error-exitcode=9", sys.executable, *command], seconds, variables)
+    if job.returncode not in (0, 9) and "ERROR SUMMARY" not in job.stdout:
         raise Skipped(f"compute-sanitizer does not run here: {last_line(job.stdout + job.stderr)}")
     assert job.returncode == 0, job.stdout[-4000:]
+
+
+def sanitized():
+    """Kernels of odd sizes and alignments."""
+    memcheck(["-c", "import cases, checks; from gpucoll.ops import OPS; k = cases.kernels(); "
+                    "checks.check_misaligned(k, 'int8'); checks.check_reduce(k, OPS['sum'], 'float16'); "
+                    "checks.check_pack(k); checks.check_unpack(k)"], 120)
 
 
 # NCCL's binding, on one rank
 
 
-def binding():
-    """One rank that sends to itself in a group, and every call of the adapter."""
+@contextlib.contextmanager
+def lone():
+    """The adapter of a rank that is alone, a stream, and two arrays."""
     import cupy
     from cupy.cuda import nccl as library
 
-    from gpucoll.device import Part, nccl
+    from gpucoll.device import nccl
     from gpucoll.device.cuda import CudaDevice
 
     device = CudaDevice(0)
     device.use()
     transport = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
-        for _ in transport.group([part(Part, x)], [part(Part, out)], stream):
-            raise AssertionError("NCCL does not wait on the host")
-        assert (out.get() == x.get()).all()
+    try:
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            yield transport, stream, cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
+    finally:
+        transport.close()
+
+
+def binding():
+    """Every call of the adapter, where all of them copy."""
+    with lone() as (transport, stream, x, out):
         for call in every_call(transport, x, out, stream):
             out.fill(0)
             call()
             assert (out.get() == x.get()).all(), call
-    transport.check()
-    transport.close()
+        transport.check()
 
 
-def part(kind, array):
-    return kind(address=array.data.ptr, nbytes=array.nbytes, peer=0)
+def refusal():
+    """NCCL's own words are in our error."""
+    from gpucoll.errors import BackendError
+
+    with lone() as (transport, stream, x, _):
+        try:
+            transport.broadcast(x.data.ptr, x.data.ptr, x.nbytes, 7, stream)
+        except BackendError as error:
+            assert error.code == "GC-NCCL", error
+        else:
+            raise AssertionError("a root that is no rank was accepted")
 
 
 def every_call(transport, x, out, stream):
-    """The collectives of one rank: all of them copy."""
+    """The collectives of one rank."""
     from gpucoll.device import nccl
 
     source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
@@ -171,29 +189,6 @@ def every_call(transport, x, out, stream):
         yield lambda: transport.all_to_all(source, target, nbytes, stream)
         yield lambda: transport.gather(source, target, nbytes, 0, stream)
         yield lambda: transport.scatter(source, target, nbytes, 0, stream)
-
-
-def refusal():
-    """NCCL's own words are in our error."""
-    import cupy
-    from cupy.cuda import nccl as library
-
-    from gpucoll.device import nccl
-    from gpucoll.device.cuda import CudaDevice
-    from gpucoll.errors import BackendError
-
-    device = CudaDevice(0)
-    device.use()
-    transport = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
-    x = cupy.zeros(8, "float32")
-    code = ""
-    try:
-        transport.broadcast(x.data.ptr, x.data.ptr, x.nbytes, 7, cupy.cuda.Stream(non_blocking=True))
-    except BackendError as error:
-        code = error.code
-    finally:
-        transport.close()
-    assert code == "GC-NCCL", "a root that is no rank was accepted"
 
 
 # Programs on several ranks
@@ -247,7 +242,7 @@ def programs(command, which, seconds, variables=None):
 
 def threads():
     """Ranks as threads on one GPU, a stream each."""
-    programs([], [("threads", 3, *program) for program in THREADS], 2 * LIMIT, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
+    programs([], [("threads", 3, *program) for program in THREADS], 2 * LIMIT, CONNECTIONS)
 
 
 def peer_threads(ranks):
@@ -258,31 +253,22 @@ def peer_threads(ranks):
 
 def peer_processes(ranks):
     """The same between processes on one GPU, by CUDA's handles; NCCL must take them too, for messages."""
+    taken(ranks)
+    programs(mpiexec(ranks), [("executors_named",), *PEER], 3 * LIMIT, {**SHARED, **ON_PEER, **CONNECTIONS})
+
+
+def taken(ranks):
+    """Skips where NCCL does not take so many processes on one GPU."""
     try:
         programs(mpiexec(ranks), [("points",)], LIMIT, SHARED)
     except AssertionError as error:
         raise Skipped(f"NCCL does not take {ranks} ranks on one GPU: {reason(str(error))}") from None
-    programs(mpiexec(ranks), [("executors_named",), *PEER], 3 * LIMIT, {**SHARED, **ON_PEER, **CONNECTIONS})
-
-
-def peer_across():
-    """The same with a rank on every GPU."""
-    if gpu_count() < 2:
-        raise Skipped("there is one GPU")
-    programs(mpiexec(gpu_count()), PEER, 3 * LIMIT, ON_PEER)
 
 
 def peer_sanitized():
-    """compute-sanitizer's memcheck on the peer kernels: two threads, arrays in symmetric memory and beside it."""
-    program = next(filter(None, map(shutil.which, SANITIZER)), None)
-    if program is None:
-        raise Skipped("compute-sanitizer is not installed")
+    """The peer kernels: two threads, arrays in symmetric memory and beside it."""
     which = json.dumps([("threads", 2, "planned"), ("threads", 2, "mirrored", "every_count", "all_reduce", "two_shot")])
-    job = run([program, "--tool=memcheck", "--error-exitcode=9", sys.executable, TESTS / "gpu" / "runner.py", which],
-              240, {**ON_PEER, **CONNECTIONS})
-    if job.returncode not in (0, 9) and "ERROR SUMMARY" not in job.stdout:
-        raise Skipped(f"compute-sanitizer does not run here: {last_line(job.stdout + job.stderr)}")
-    assert job.returncode == 0, job.stdout[-4000:]
+    memcheck([TESTS / "gpu" / "runner.py", which], 240, {**ON_PEER, **CONNECTIONS})
 
 
 def alone():
@@ -293,18 +279,15 @@ def alone():
 
 def shared(ranks):
     """Ranks as processes on one GPU, where this NCCL takes them."""
-    try:
-        programs(mpiexec(ranks), [("points",)], LIMIT, SHARED)
-    except AssertionError as error:
-        raise Skipped(f"NCCL does not take {ranks} ranks on one GPU: {reason(str(error))}") from None
+    taken(ranks)
     programs(mpiexec(ranks), TOGETHER, 2 * LIMIT, SHARED)
 
 
-def across():
+def across(which, minutes, variables=None):
     """A rank on every GPU."""
     if gpu_count() < 2:
         raise Skipped("there is one GPU")
-    programs(mpiexec(gpu_count()), TOGETHER, 2 * LIMIT)
+    programs(mpiexec(gpu_count()), which, minutes * LIMIT, variables)
 
 
 def mpiexec(ranks):
@@ -341,11 +324,11 @@ DTYPES = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat
 CASES = {
     **{f"reduce {name}": functools.partial(reduces, name) for name in DTYPES},
     "reduce by expressions": expressions, "copy, pack, unpack": moves, "scale": scales, "cast": casts,
-    "memcheck": sanitized, "NCCL's binding": binding, "NCCL's refusals": refusal, "threads on one GPU": threads,
-    "one rank": alone, "2 processes on one GPU": functools.partial(shared, 2),
-    "4 processes on one GPU": functools.partial(shared, 4), "a rank on every GPU": across,
+    "memcheck": sanitized, "NCCL's binding": binding, "NCCL's refusals": refusal,
+    "threads on one GPU": threads, "one rank": alone,
+    **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)},
+    "a rank on every GPU": functools.partial(across, TOGETHER, 2),
     **{f"peer, {ranks} threads on one GPU": functools.partial(peer_threads, ranks) for ranks in (2, 4, 8)},
-    "peer, 2 processes on one GPU": functools.partial(peer_processes, 2),
-    "peer, 4 processes on one GPU": functools.partial(peer_processes, 4),
-    "peer, a rank on every GPU": peer_across, "peer, memcheck": peer_sanitized,
+    **{f"peer, {ranks} processes on one GPU": functools.partial(peer_processes, ranks) for ranks in (2, 4)},
+    "peer, a rank on every GPU": functools.partial(across, PEER, 3, ON_PEER), "peer, memcheck": peer_sanitized,
 }

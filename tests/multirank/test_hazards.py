@@ -1,13 +1,17 @@
-"""What nearby libraries get wrong without a word: one test for each hazard.
+"""What nearby libraries get wrong without a word: one test for each hazard, and other libraries' arrays.
 
 Streams (a rival orders on stream 0, not on the current one) need a GPU; lists that alias one buffer are in
 test_distributed.py; the type of NCCL's id is in test_bootstrap.py.
 """
 
+import array
+
 import numpy
 import pytest
 
 import gpucoll as gc
+from pace import seconds
+from thread_ranks import on_threads
 
 
 def strided_views_keep_what_lies_between(comm):
@@ -18,12 +22,6 @@ def strided_views_keep_what_lies_between(comm):
     comm.all_gather(room[0, ::2], out=numpy.empty((comm.size, 8))[:, ::2])
     assert (room[1::2] == -1).all()
     assert (room[:, 1::2] == -1).all()
-
-
-def a_remainder_is_refused_not_dropped(comm):
-    for call in (comm.reduce_scatter, comm.all_to_all):
-        with pytest.raises(gc.ArgumentError, match="first axis must be"):
-            call(numpy.zeros(comm.size * 3 + 1))
 
 
 def bool_sum_is_or_not_a_sum_of_bytes(comm):
@@ -44,10 +42,10 @@ def fortran_order_is_not_sent_as_it_lies(comm):
 
 def both_arrays_are_checked(comm):
     good, narrow, short = numpy.zeros((comm.size, 2)), numpy.zeros((comm.size, 2), "f4"), numpy.zeros((comm.size, 1))
-    for x, out, error in ((good, narrow, gc.DtypeError), (narrow, good, gc.DtypeError), (good, short, gc.ArgumentError),
-                          (short, good, gc.ArgumentError)):
-        with pytest.raises(error):
-            comm.all_to_all(x, out)
+    for other, error in ((narrow, gc.DtypeError), (short, gc.ArgumentError)):
+        for pair in ((good, other), (other, good)):
+            with pytest.raises(error):
+                comm.all_to_all(*pair)
 
 
 def ranks_are_those_of_the_subgroup(comm):
@@ -58,33 +56,92 @@ def ranks_are_those_of_the_subgroup(comm):
     turned.close()
 
 
-def odd_counts_are_whole(comm):
-    for count in (1, 3, 17, 1023, 4097):
-        for algorithm in gc.algorithms("all_reduce"):
-            found = comm.all_reduce(numpy.ones(count, numpy.uint8), algorithm=algorithm)
-            assert found.tobytes() == bytes([comm.size]) * count
+def what_is_no_array_is_refused(comm):
+    with pytest.raises(gc.ArgumentError, match="not an array"):
+        comm.all_reduce(array.array("d", [1, 2]))
 
 
-def results_do_not_share_memory(comm):
-    """Blocks of a list are views of one array, but apart from each other and from the input."""
-    x = numpy.ones((2, 3))
-    blocks = comm.all_gather_v(x)
-    blocks[0][...] = 7
-    assert (x == 1).all()
-    assert all((block == 1).all() for block in blocks[1:])
+@pytest.mark.parametrize("hazard", [
+    strided_views_keep_what_lies_between, bool_sum_is_or_not_a_sum_of_bytes, fortran_order_is_not_sent_as_it_lies,
+    both_arrays_are_checked, ranks_are_those_of_the_subgroup,
+    what_is_no_array_is_refused])
+def test_hazard(hazard):
+    on_threads(3, hazard, timeout=seconds(60))
 
 
-HAZARDS = [strided_views_keep_what_lies_between, a_remainder_is_refused_not_dropped, bool_sum_is_or_not_a_sum_of_bytes,
-           fortran_order_is_not_sent_as_it_lies, both_arrays_are_checked, ranks_are_those_of_the_subgroup,
-           odd_counts_are_whole, results_do_not_share_memory]
+class Interface:
+    """Anything with NumPy's array interface, e.g. an array of a C library."""
+
+    def __init__(self, memory):
+        self.memory = memory
+        self.__array_interface__ = memory.__array_interface__
 
 
-def run(mpi, hazard):
-    with gc.Communicator.from_mpi(mpi, timeout=30) as comm:
-        hazard(comm)
-    return True
+class Exchange:
+    """Anything with DLPack and nothing else."""
+
+    def __init__(self, memory):
+        self.memory, self.__dlpack__, self.__dlpack_device__ = memory, memory.__dlpack__, memory.__dlpack_device__
 
 
-@pytest.mark.parametrize("hazard", HAZARDS)
-def test_hazard(ranks, hazard):
-    ranks(run, 3, hazard)
+@pytest.mark.parametrize("kind", [Interface, Exchange])
+def test_whatever_shows_its_memory(kind):
+    """It is read without a copy, and written where it is."""
+    def program(comm):
+        memory, total = numpy.arange(5.0) + comm.rank, comm.size * numpy.arange(5.0) + sum(range(comm.size))
+        x, out, told = kind(memory), kind(numpy.zeros(5)), kind(numpy.full(3, comm.rank))
+        assert type(comm.all_reduce(x)) is numpy.ndarray
+        assert comm.all_reduce(x, out=out) is out
+        assert comm.all_reduce(x, out=x) is x
+        assert (out.memory == total).all()
+        assert (memory == total).all()
+        assert comm.broadcast(told, root=1) is told
+        assert (told.memory == 1).all()
+        plan = comm.plan("all_reduce", kind(numpy.full(2, 1.5)))
+        assert [plan().tolist() for _ in range(2)] == [[1.5 * comm.size] * 2] * 2
+        blocks = comm.all_to_all_v([kind(numpy.full(peer + 1, comm.rank)) for peer in range(comm.size)])
+        assert [block.tolist() for block in blocks] == [[rank] * (comm.rank + 1) for rank in range(comm.size)]
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+        comm.sendrecv(kind(numpy.full(5, comm.rank + 0.5)), out, right, left)
+        assert (out.memory == left + 0.5).all()
+        memory.flags.writeable = False
+        with pytest.raises(gc.ArgumentError):
+            comm.all_reduce(numpy.ones(5), out=kind(memory))
+
+    on_threads(2, program, timeout=seconds(60))
+
+
+def test_pytorch_tensors():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch")
+
+    def program(comm):
+        for name in "float32 float16 bfloat16 int64 uint8 bool complex64 float8_e5m2".split():
+            x, total = torch.ones(6).to(getattr(torch, name)), 1 if name == "bool" else comm.size
+            out = torch.zeros_like(x)
+            assert comm.all_reduce(x, out=out) is out
+            assert (out.to(torch.complex64) == total).all(), name
+        assert type(comm.all_reduce(torch.ones(2, 3).t())) is numpy.ndarray
+        with pytest.raises(gc.ArgumentError, match="no access to its memory"):
+            comm.all_reduce(torch.ones(2).to_sparse())
+
+    on_threads(2, program, timeout=seconds(60))
+
+
+def large(mpi, algorithm):
+    """More bytes than 31 bits count."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(200)) as comm:
+        count = int(2.1 * (1 << 30)) + 3
+        x, some = numpy.zeros(count, numpy.uint8), [0, 1 << 20, count - 1]
+        x[some] = comm.rank + 1
+        if algorithm == "send":
+            comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
+        else:
+            comm.all_reduce(x, out=x, algorithm=algorithm)
+        assert x[some].tolist() == [1 if algorithm == "send" else 3] * 3
+        assert numpy.count_nonzero(x) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["ring", "star", "send"])
+def test_arrays_over_two_gibibytes(ranks, algorithm):
+    ranks(large, 2, algorithm, timeout=seconds(220))

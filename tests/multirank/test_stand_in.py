@@ -1,4 +1,7 @@
-"""The device path on CuPy arrays, on a stand-in for CuPy and NCCL: whole programs, streams, refusals, failures."""
+"""The device path on CuPy arrays, on a stand-in for CuPy and NCCL: streams, graphs, refusals, failures.
+
+Every schedule, op and dtype is the contract's, on the emulated device; here a sample of them meets CuPy's arrays.
+"""
 
 import json
 import os
@@ -7,14 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from grids import in_pairs, sampled
-from programs import MOVEMENTS, REDUCTIONS, SHARES, algorithms, grid, share_of
+from grids import in_pairs
+from pace import seconds
+from programs import REDUCTIONS, grid, share_of
 from ranks import RankPool, launch, run_job
 
 HERE = Path(__file__).parents[1]
 STAND_IN = str(HERE / "stand_in")
 TRAIN = HERE.parent / "scripts" / "train.py"
-SIZE = 4
+SIZE = 3
+PEER = {"GPUCOLL_EXECUTOR": "peer"}
+SLOW = pytest.mark.slow
+
+pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
 
 def environment(**variables):
@@ -24,21 +32,14 @@ def environment(**variables):
 
 
 @pytest.fixture(scope="module")
-def pool(launcher, emulated_kernels):
+def gpus(launcher, emulated_kernels):
+    """`gpus(name, size, *args)` runs a program of `gpu_programs` on ranks that have a GPU each."""
     with pytest.MonkeyPatch.context() as patch, RankPool() as pool:
         patch.syspath_prepend(STAND_IN)
         for name, value in environment().items():
             patch.setenv(name, value)
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def gpus(pool):
-    """`gpus(name, size, *args)` runs a program of `gpu_programs` on ranks that have a GPU each."""
-    def run(name, size, *arguments, timeout=60, **options):
-        return pool.run(on_mpi, size, name, *arguments, timeout=timeout, **options)
-
-    return run
+        yield lambda name, size, *arguments, **options: pool.run(on_mpi, size, name, *arguments,
+                                                                 timeout=seconds(120), **options)
 
 
 def on_mpi(mpi, name, *arguments):
@@ -48,25 +49,53 @@ def on_mpi(mpi, name, *arguments):
     return gpu_programs.on_mpi(mpi, name, *arguments)
 
 
-def everywhere(collectives):
-    return [(collective, algorithm) for collective in collectives for algorithm in algorithms(collective)
-            if algorithm != "native"]
+def named(programs, slow):
+    """Programs as parameters, those whose first word is in `slow` marked."""
+    return [pytest.param(one, id="-".join(one), marks=SLOW if one[0] in slow.split() else ()) for one in programs]
 
 
-# The programs of the host
+# ---------------------------------------------------------------- programs on CuPy arrays
+
+ANYWHERE = [("streams", "ring"), ("many_streams",), ("asynchronous", "ring"), ("points",), ("ragged",), ("dlpack",),
+            ("refusals",), ("elementwise",), ("unknown_dtypes", "tree"), ("mirrored", "shapes_and_strides", "ring"),
+            ("mirrored", "segmented", "all_reduce", "tree"), ("mirrored", "special_values", "tree"),
+            ("mirrored", "carriers", "star"), ("mirrored", "copies", "all_to_all", "auto")]
+WITH_NCCL = [("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
+             ("captured", "auto"), ("unknown_dtypes", "native"), ("aborted",), ("broken",),
+             ("kept_from_the_collector",), ("unshared",), ("mirrored", "copies", "broadcast", "native"),
+             ("mirrored", "copies", "gather", "native"), ("mirrored", "copies", "all_to_all", "native")]
+ON_PEER = [("streams", "two_shot"), ("points",), ("many_streams",), ("asynchronous", "one_shot"), ("captured", "ring"),
+           ("captured", "one_shot"), ("captured", "two_shot"), ("ragged",), ("dlpack",), ("symmetric",), ("planned",),
+           ("unknown_dtypes", "two_shot"), ("blocks",), ("unreachable",),
+           ("mirrored", "every_count", "all_reduce", "ring")]
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), sampled(everywhere(REDUCTIONS), keep=24, seed=8))
-def test_every_reduction(gpus, collective, algorithm):
-    """Of the ops and dtypes one algorithm of a collective has one third, the next one another."""
-    share = algorithms(collective).index(algorithm) % SHARES
-    gpus("mirrored", SIZE, "every_op_and_dtype", collective, algorithm, share, timeout=120)
-    gpus("mirrored", 3, "every_count", collective, algorithm, timeout=120)
+@pytest.mark.parametrize("program", named([*ANYWHERE, *WITH_NCCL], slow="many_streams"))
+def test_programs(gpus, program):
+    gpus(program[0], SIZE, *program[1:])
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), sampled(everywhere(MOVEMENTS), keep=24, seed=9))
-def test_every_movement(gpus, collective, algorithm):
-    gpus("mirrored", 3, "copies", collective, algorithm, timeout=120)
+@pytest.mark.parametrize("program", named(ON_PEER, slow="many_streams blocks"))
+def test_programs_by_the_peer_executor(gpus, program):
+    gpus(program[0], SIZE, *program[1:], env=PEER)
+
+
+def test_alone_in_fours_and_in_parts(gpus):
+    gpus("many", 1, [("streams", "ring"), ("captured", "ring"), ("dlpack",), ("unknown_dtypes", "native")])
+    gpus("many", 1, [("streams", "ring"), ("captured", "one_shot"), ("symmetric",)], env=PEER)
+    gpus("split", 4)
+    assert gpus("executors_named", 2, env=PEER) == [["peer", "nccl", "native"]] * 2
+
+
+@pytest.mark.parametrize("algorithm", ["ring", pytest.param("tree", marks=SLOW)])
+def test_calls_that_repeat_become_graphs(gpus, algorithm):
+    assert min(gpus("replayed", SIZE, algorithm)) >= 3
+
+
+@pytest.mark.mutant
+def test_results_are_wrong_where_streams_do_not_wait_for_each_other(gpus):
+    assert gpus("unordered", SIZE, "streamQuery") == [12] * SIZE
+    assert min(gpus("unordered", SIZE, "streamWaitEvent")) < 12
 
 
 # By NCCL's documentation: four ops of six integers, three of six floats (its min and max need not let NaN win), sums
@@ -74,84 +103,36 @@ def test_every_movement(gpus, collective, algorithm):
 SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce", "reduce_scatter"])
+@pytest.mark.parametrize("collective", ["all_reduce", pytest.param("reduce", marks=SLOW), "reduce_scatter"])
 def test_native_reductions(gpus, collective):
-    assert gpus("native", SIZE, collective, timeout=120) == [SERVED] * SIZE
+    assert gpus("native", SIZE, collective) == [SERVED] * SIZE
 
 
-@pytest.mark.parametrize("collective", ["broadcast", "all_gather", "gather", "scatter", "all_to_all"])
-def test_native_movements(gpus, collective):
-    gpus("mirrored", SIZE, "copies", collective, "native", timeout=120)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("collective", "algorithm", "size"), in_pairs(
+    [case for case in grid(REDUCTIONS) if case[1] != "native"], 7))
+def test_reductions(gpus, collective, algorithm, size):
+    gpus("mirrored", size, "every_op_and_dtype", collective, algorithm, share_of(size))
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(
-    in_pairs([case for case in grid(REDUCTIONS) if case[1] != "native"], 7), keep=3, seed=7))
-def test_other_sizes(gpus, collective, algorithm, size):
-    gpus("mirrored", size, "every_op_and_dtype", collective, algorithm, share_of(size), timeout=120)
-
-
-@pytest.mark.parametrize("algorithm", [name for name in algorithms("all_reduce") if name != "native"])
-def test_shapes_values_and_carriers(gpus, algorithm):
-    gpus("many", 3, ("shapes_and_strides", "special_values", "carriers", "in_place_here_and_there"), algorithm)
-    gpus("mirrored", 3, "shapes_of_the_others")
-
-
-@pytest.mark.parametrize("algorithm", ["tree", "ring", "star"])
-def test_pipelined(gpus, algorithm):
-    gpus("mirrored", SIZE, "segmented", "all_reduce", algorithm)
-
-
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
-def test_the_same_bits_on_every_rank_and_in_every_run(gpus, collective):
+def test_the_same_bits_on_every_rank_and_in_every_run(gpus):
     for name in ("float32", "bfloat16"):
-        found = gpus("mirrored", SIZE, "digests", collective, "ring", name)
+        found = gpus("mirrored", 4, "digests", "all_reduce", "ring", name)
         assert len({digest for one in found for digest in one}) == 1, name
 
 
-# Programs on CuPy arrays, also run by threads that share a GPU
+# ---------------------------------------------------------------- jobs of their own
 
 
-ANYWHERE = [("streams", "ring"), ("streams", "tree"), ("many_streams",), ("asynchronous", "ring"), ("points",),
-            ("ragged",), ("split",), ("dlpack",), ("refusals",), ("elementwise",), ("unknown_dtypes", "tree")]
-WITH_NCCL = [("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
-             ("captured", "auto"), ("unknown_dtypes", "native"), ("aborted",), ("broken",),
-             ("kept_from_the_collector",)]
-
-
-@pytest.mark.parametrize("program", [one for one in (*ANYWHERE, *WITH_NCCL) if one != ("split",)], ids="-".join)
-@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), 3])
-def test_arrays_of_cupy(gpus, program, size):
-    gpus(program[0], size, *program[1:])
-
-
-def test_parts_of_a_communicator(gpus):
-    gpus("split", 4)
-
-
-@pytest.mark.mutant
-def test_results_are_wrong_where_streams_do_not_wait_for_each_other(gpus):
-    assert gpus("unordered", 3, "streamQuery") == [12] * 3
-    assert min(gpus("unordered", 3, "streamWaitEvent")) < 12
-
-
-@pytest.mark.parametrize("algorithm", ["ring", "tree", "star"])
-def test_calls_that_repeat_become_graphs(gpus, algorithm):
-    assert min(gpus("replayed", 3, algorithm)) >= 3
-
-
-# Jobs of their own
-
-
-def job(ranks, code, timeout=60, **variables):
-    """What ranks that run these lines print."""
-    result = launch(ranks, sys.executable, "-c", code, env=environment(**variables), timeout=timeout)
+def job(ranks, code, **variables):
+    """What ranks that run these lines print; lines may run together."""
+    result = launch(ranks, sys.executable, "-c", code, env=environment(**variables), timeout=seconds(60))
     assert result.returncode == 0, result.stdout + result.stderr
-    return sorted(result.stdout.split())
+    return "".join(sorted(result.stdout.split()))
 
 
 def test_torchs_calls_on_cupy_arrays(mpiexec, emulated_kernels):
-    said = job(2, "import gpu_programs; print(gpu_programs.torch_like())")
-    assert "".join(said) == "nccl" * 2  # lines may run together
+    assert job(2, "import gpu_programs; print(gpu_programs.torch_like())") == "nccl" * 2
 
 
 def test_the_oldest_cupy_that_is_taken(mpiexec, emulated_kernels):
@@ -159,12 +140,12 @@ def test_the_oldest_cupy_that_is_taken(mpiexec, emulated_kernels):
     which = [("streams", "ring"), ("mirrored", "carriers", "tree"), ("points",), ("replayed", "ring")]
     code = (f"import gpu_programs; from mpi4py import MPI\nfor program in {which!r}:\n"
             "    gpu_programs.on_mpi(MPI.COMM_WORLD, *program)")
-    assert job(2, code, STAND_IN_CUPY="13.6.0") == []
+    assert job(2, code, STAND_IN_CUPY="13.6.0") == ""
 
 
 CLAIM = """
 import sys, cupy, gpucoll as gc
-comm = gc.init(timeout=20)
+comm = gc.init(timeout=60)
 try:
     said = f"{(comm.all_reduce(cupy.ones(3), algorithm='ring').get() == comm.size).all()}\\n"
 except gc.GpucollError as error:
@@ -175,25 +156,26 @@ comm.close()
 
 
 @pytest.mark.parametrize(("variables", "said"), [
-    ({"STAND_IN_GPUS": "1"}, ["0"] * 2 + ["1"] * 2 + ["GC-SHARED-GPU"] * 2),
-    ({"STAND_IN_GPUS": "1", "GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, ["True"] * 2),
-    ({"STAND_IN_GPUS": "1", "GPUCOLL_SHARE_GPU": "1"}, ["GC-NCCL"] * 2),
+    ({"STAND_IN_GPUS": "1"}, "0011" + "GC-SHARED-GPU" * 2),
+    ({"STAND_IN_GPUS": "1", "GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "True" * 2),
+    ({"STAND_IN_GPUS": "1", "GPUCOLL_SHARE_GPU": "1"}, "GC-NCCL" * 2),
 ])
 def test_two_ranks_on_one_gpu(mpiexec, emulated_kernels, variables, said):
     assert job(2, CLAIM, **variables) == said
 
 
 def test_messages_and_collectives_do_not_wait_for_each_other(mpiexec, emulated_kernels):
-    assert job(2, "import gpu_programs; gpu_programs.crossed()") == []
+    assert job(2, "import gpu_programs; gpu_programs.crossed()") == ""
 
 
+@pytest.mark.slow
 def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
     pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
     losses = {}
     for device, variables in (("cpu", {}), ("cuda", environment())):
         log = tmp_path / f"{device}.jsonl"
         result = launch(2, sys.executable, TRAIN, f"--device={device}", "--epochs=1", "--batch=256", "--dtype=float64",
-                        f"--log={log}", f"--save={tmp_path / device}.npz", env=variables, timeout=120)
+                        f"--log={log}", env=variables, timeout=seconds(120))
         assert result.returncode == 0, result.stdout + result.stderr
         losses[device] = [json.loads(line)["loss"] for line in log.read_text().splitlines()]
     assert losses["cuda"] == pytest.approx(losses["cpu"], rel=1e-12)
@@ -201,19 +183,24 @@ def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
 
 
 def test_training_without_gpus(mpiexec, emulated_kernels):
-    result = launch(2, sys.executable, TRAIN, "--device=cuda", env=environment(STAND_IN_GPUS="0"), timeout=60)
+    result = launch(2, sys.executable, TRAIN, "--device=cuda", env=environment(STAND_IN_GPUS="0"), timeout=seconds(60))
     assert result.returncode == 2
     assert "--device cuda" in result.stderr
 
 
-# Threads that share one GPU
+# ---------------------------------------------------------------- threads that share a GPU
+
+THREADS = [*ANYWHERE, ("split",)]
+PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("planned",), ("captured", "ring"),
+                ("blocks",)]
 
 
-@pytest.mark.parametrize("gpus", [1, 3])
-def test_threads(emulated_kernels, gpus):
+@pytest.mark.parametrize(("programs", "gpus", "variables"), [
+    (THREADS, 3, {}), pytest.param(THREADS, 1, {}, marks=SLOW), (PEER_THREADS[:1], 1, PEER),
+    pytest.param(PEER_THREADS, 1, PEER, marks=SLOW)], ids=["GPUs", "one GPU", "peer", "peer, all"])
+def test_threads(emulated_kernels, programs, gpus, variables):
     """One process runs all programs, and names the one that fails."""
-    programs = [*ANYWHERE, ("mirrored", "every_op_and_dtype", "all_reduce", "ring"),
-                ("mirrored", "copies", "all_to_all", "auto")]
     which = json.dumps([("threads", 3, *program) for program in programs])
-    result = run_job([sys.executable, HERE / "gpu" / "runner.py", which], 200, environment(STAND_IN_GPUS=str(gpus)))
+    result = run_job([sys.executable, HERE / "gpu" / "runner.py", which], seconds(200),
+                     environment(STAND_IN_GPUS=str(gpus), **variables))
     assert result.returncode == 0, result.stdout + result.stderr

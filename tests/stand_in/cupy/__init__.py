@@ -18,35 +18,26 @@ from . import _machine, cuda
 from ._array import array, asarray, from_dlpack, ndarray
 from ._functions import (
     arange,
-    ascontiguousarray,
     asfortranarray,
     asnumpy,
-    broadcast_to,
-    concatenate,
     copyto,
     empty,
     empty_like,
     exp,
     full,
-    isnan,
     log,
     maximum,
-    minimum,
     ones,
-    ones_like,
     sqrt,
-    stack,
     tanh,
     zeros,
-    zeros_like,
 )
 from ._raw import RawKernel, RawModule
 
 __version__ = _machine.VERSION
-__all__ = ["RawKernel", "RawModule", "arange", "array", "asarray", "ascontiguousarray", "asfortranarray", "asnumpy",
-           "broadcast_to", "concatenate", "copyto", "cuda", "empty", "empty_like", "exp", "from_dlpack", "full",
-           "isnan", "log", "maximum", "minimum", "ndarray", "ones", "ones_like", "sqrt", "stack", "tanh", "zeros",
-           "zeros_like"]
+__all__ = ["RawKernel", "RawModule", "arange", "array", "asarray", "asfortranarray", "asnumpy", "copyto", "cuda",
+           "empty", "empty_like", "exp", "from_dlpack", "full", "log", "maximum", "ndarray", "ones", "sqrt", "tanh",
+           "zeros"]
 
 for _name in ("bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 "
               "dtype newaxis pi inf nan").split():

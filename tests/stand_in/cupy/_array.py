@@ -13,23 +13,13 @@ from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream
 
 KINDS = "biufc"
-CUDA, CPU = 2, 1  # DLPack's device types
+CUDA = 2  # DLPack's type of device
 
 
 class Flags:
-    def __init__(self, host, owndata):
-        self.c_contiguous, self.f_contiguous, self.owndata = host.flags.c_contiguous, host.flags.f_contiguous, owndata
-
-    @property
-    def forc(self):
-        return self.c_contiguous or self.f_contiguous
-
-    @property
-    def fnc(self):
-        return self.f_contiguous and not self.c_contiguous
-
-    def __getitem__(self, name):
-        return {"C_CONTIGUOUS": self.c_contiguous, "F_CONTIGUOUS": self.f_contiguous, "OWNDATA": self.owndata}[name]
+    def __init__(self, host):
+        self.c_contiguous, self.f_contiguous = host.flags.c_contiguous, host.flags.f_contiguous
+        self.forc = self.c_contiguous or self.f_contiguous
 
 
 class Capsule:
@@ -46,7 +36,6 @@ class ndarray:
         nbytes = int(numpy.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
         self.data = _memory.alloc(nbytes) if memptr is None else memptr
         self._place(shape, dtype, contiguous(shape, dtype.itemsize, order) if strides is None else tuple(strides))
-        self.base = None
 
     def _place(self, shape, dtype, strides):
         """Be the elements at `data` with this shape and these strides."""
@@ -65,30 +54,21 @@ class ndarray:
     ndim = property(lambda self: self._host.ndim)
     itemsize = property(lambda self: self._host.itemsize)
     nbytes = property(lambda self: self._host.nbytes)
-    flags = property(lambda self: Flags(self._host, self.base is None))
+    flags = property(lambda self: Flags(self._host))
     device = property(lambda self: self.data.device)
     T = property(lambda self: self._window(self._host.T))
-    real = property(lambda self: self._window(self._host.real) if self.dtype.kind == "c" else self)
-    imag = property(lambda self: self._window(self._host.imag))
+    __array_ufunc__ = None  # NumPy computes with none of them
+    __hash__ = None
 
     def _window(self, host):
         """The same memory through another view of `_host`."""
         found = ndarray.__new__(type(self))
         offset = host.ctypes.data - self._host.ctypes.data if host.size else 0
-        found.data, found._host, found.base = self.data + offset, host, self if self.base is None else self.base
+        found.data, found._host = self.data + offset, host
         return found
 
-    def __array__(self, dtype=None):
-        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()` to construct a NumPy "
-                        "array explicitly.")
-
-    def __array_ufunc__(self, ufunc, method, *inputs, **options):
-        if method != "__call__" or options:
-            return NotImplemented
-        return call(ufunc, *inputs)
-
-    def __array_function__(self, function, types, arguments, options):
-        raise TypeError(f"the stand-in has no {function.__name__}")
+    def __array__(self, dtype=None, copy=None):
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     # What others see
 
@@ -107,8 +87,7 @@ class ndarray:
             raise BufferError("unsupported device requested.")
         consumer = runtime.streamLegacy if stream is None else stream
         if consumer < -1 or consumer == 0:
-            raise ValueError("On CUDA, the valid stream for the DLPack protocol is -1, 1, 2, or any larger value, but "
-                             f"{stream} was provided")
+            raise ValueError(f"On CUDA, {stream} is no valid stream for the DLPack protocol")
         current = get_current_stream()
         if consumer != -1 and consumer != (current.ptr or runtime.streamLegacy):
             _BaseStream(consumer, -1).wait_event(current.record())
@@ -116,50 +95,27 @@ class ndarray:
 
     # To the host and back
 
-    def get(self, stream=None, order="C", out=None, blocking=True):
+    def get(self, stream=None, order="C"):
         stream = get_current_stream() if stream is None else stream
         with on_device(self.data.device_id):
             queue = MACHINE.queue(stream.ptr)
             check(queue.capture is None, 900, "a copy to the host in a capture")
-            found = numpy.empty(self.shape, self.dtype, order="F" if order == "F" else "C") if out is None else out
-            if self.size:
-                check_elements(self)
-                host = self._host
-                MACHINE.submit(queue, lambda: lambda: numpy.copyto(found, host) is None)
-            if blocking:
-                stream.synchronize()
+            found, host = numpy.empty(self.shape, self.dtype, order), self._host
+            MACHINE.submit(queue, lambda: lambda: numpy.copyto(found, host) is None)
+            stream.synchronize()
         return found
 
     def set(self, arr, stream=None):
-        if not isinstance(arr, numpy.ndarray):
-            raise TypeError("Only numpy.ndarray can be set to cupy.ndarray")
-        if self.dtype != arr.dtype:
-            raise TypeError(f"{arr.dtype} array cannot be set to {self.dtype} array")
-        if self.shape != arr.shape:
-            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new shape: {arr.shape}")
+        if not isinstance(arr, numpy.ndarray) or (arr.dtype, arr.shape) != (self.dtype, self.shape):
+            raise TypeError(f"only an array of {self.dtype} and shape {self.shape} can be set")
         if not self.flags.forc:
             raise RuntimeError("Cannot set to non-contiguous array")
-        staged = arr.copy()
+        staged, host = arr.copy(), self._host
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         check(queue.capture is None, 900, "a copy from the host in a capture")
-        host = self._host
         MACHINE.submit(queue, lambda: lambda: numpy.copyto(host, staged) is None)
 
-    def item(self):
-        if self.size != 1:
-            raise ValueError("can only convert an array of size 1 to a Python scalar")
-        return self.get().item()
-
-    def tolist(self):
-        return self.get().tolist()
-
-    def tobytes(self, order="C"):
-        return self.get().tobytes(order)
-
     def __bool__(self):
-        if self.size != 1:
-            raise ValueError("The truth value of an array with more than one element is ambiguous. Use a.any() or "
-                             "a.all()")
         return bool(self.get())
 
     def __int__(self):
@@ -171,82 +127,45 @@ class ndarray:
     def __index__(self):
         return self.get().__index__()
 
-    def __str__(self):
-        return str(self.get())
-
-    def __repr__(self):
-        return repr(self.get())
-
     # Views and copies
 
     def __len__(self):
         return len(self._host)
 
-    def __iter__(self):
-        if self.ndim == 0:
-            raise TypeError("iteration over a 0-d array")
-        return (self[index] for index in range(len(self)))
-
     def __getitem__(self, index):
         parts = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(part, ndarray | numpy.ndarray | list) for part in parts):
-            return call(lambda host, *chosen: host[tuple(chosen)], self, *map(index_of, parts))
+        if any(isinstance(part, ndarray) for part in parts):
+            return call(lambda host, *chosen: host[tuple(chosen)], self, *parts)
         return self._window(self._host[(*parts, ...)] if Ellipsis not in parts else self._host[index])
 
     def __setitem__(self, index, value):
-        parts = index if isinstance(index, tuple) else (index,)
-        if any(isinstance(part, ndarray | list) for part in parts):
-            write(self, lambda host, given, *chosen: host.__setitem__(tuple(chosen), given), value,
-                  *map(index_of, parts))
-        else:
-            write(self[index], lambda host, given: host.__setitem__(..., given), value)
+        write(self[index], lambda host, given: host.__setitem__(..., given), value)
 
     def view(self, dtype=None, array_class=None):
         return self._window(self._host if dtype is None else self._host.view(numpy.dtype(dtype)))
 
     def reshape(self, *shape, order="C"):
-        shape = shape[0] if len(shape) == 1 and not isinstance(shape[0], int | numpy.integer) else shape
         found = self._host.view()
-        try:
-            found.shape = tuple(shape) if not isinstance(shape, int | numpy.integer) else (shape,)
-        except AttributeError:  # it cannot be a view
-            return self.copy().reshape(shape)
+        found.shape = shape[0] if len(shape) == 1 else shape  # AttributeError where it cannot be a view
         return self._window(found)
-
-    def transpose(self, *axes):
-        return self._window(self._host.transpose(*axes))
 
     def ravel(self, order="C"):
         return self.reshape(-1)
 
-    def squeeze(self, axis=None):
-        return self._window(self._host.squeeze(axis))
-
     def copy(self, order="C"):
         return call(lambda host: host.copy(order), self)
 
-    def astype(self, dtype, order="K", casting="unsafe", subok=None, copy=True):
+    def astype(self, dtype, copy=True):
         dtype = supported(dtype)
-        if not copy and dtype == self.dtype:
-            return self
-        return call(lambda host: host.astype(dtype), self)
+        return call(lambda host: host.astype(dtype), self) if copy or dtype != self.dtype else self
 
     def fill(self, value):
-        if not isinstance(value, ndarray):
-            value = numpy.asarray(value, dtype=self.dtype)
-            if value.shape:
-                raise ValueError("non-scalar numpy.ndarray cannot be used for fill")
-            value = value[()]
-        write(self, lambda host, given: host.fill(given), value)
+        write(self, lambda host, given: host.fill(given), numpy.asarray(value, dtype=self.dtype)[()])
 
     def _reduced(name):
-        def method(self, axis=None, dtype=None, out=None, keepdims=False):
-            options = {"axis": axis, "keepdims": keepdims} | ({"dtype": dtype} if dtype else {})
-            return call(lambda host: getattr(host, name)(**options), self)
-        return method
+        return lambda self, axis=None, **options: call(lambda host: getattr(host, name)(axis=axis, **options), self)
 
-    sum, max, min, prod, mean, all, any, argmax, argmin = map(
-        _reduced, ("sum", "max", "min", "prod", "mean", "all", "any", "argmax", "argmin"))
+    sum, max, min, all, any, argmax = map(_reduced, ("sum", "max", "min", "all", "any", "argmax"))
     del _reduced
 
     def __matmul__(self, other):
@@ -254,14 +173,6 @@ class ndarray:
 
     def __neg__(self):
         return call(numpy.negative, self)
-
-    def __abs__(self):
-        return call(numpy.absolute, self)
-
-    def __invert__(self):
-        return call(numpy.invert, self)
-
-    __hash__ = None
 
 
 def contiguous(shape, itemsize, order="C"):
@@ -289,10 +200,6 @@ def check_elements(array):
     if array.data.device_id != current:
         raise ValueError("Array device must be same as the current device: array device = "
                          f"{array.data.device_id} while current = {current}.")
-
-
-def index_of(part):
-    return asarray(part) if isinstance(part, list) else part
 
 
 def hosts(operands):
@@ -334,7 +241,12 @@ def enqueue(work, target):
         MACHINE.submit(MACHINE.queue(get_current_stream().ptr), lambda: act)
 
 
-def operator(function):
+def takes(other):
+    """Whether CuPy computes with it; NumPy's arrays are refused by `call`."""
+    return isinstance(other, ndarray | numpy.ndarray | numpy.generic | int | float | complex | bool)
+
+
+def operators(name, function):
     def forward(self, other):
         return call(function, self, other) if takes(other) else NotImplemented
 
@@ -345,33 +257,22 @@ def operator(function):
         write(self, lambda host, given: function(host, given, out=host, casting="same_kind"), other)
         return self
 
-    return forward, backward, in_place
-
-
-def takes(other):
-    """Whether CuPy computes with it; NumPy's arrays are refused by `call`."""
-    return isinstance(other, ndarray | numpy.ndarray | numpy.generic | int | float | complex | bool)
+    for prefix, method in (("", forward), ("r", backward), ("i", in_place)):
+        setattr(ndarray, f"__{prefix}{name}__", method)
 
 
 for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.true_divide,
-                         "floordiv": numpy.floor_divide, "mod": numpy.remainder, "pow": numpy.power,
-                         "and": numpy.bitwise_and, "or": numpy.bitwise_or, "xor": numpy.bitwise_xor,
-                         "lshift": numpy.left_shift, "rshift": numpy.right_shift}.items():
-    for _prefix, _method in zip(("", "r", "i"), operator(_function), strict=True):
-        setattr(ndarray, f"__{_prefix}{_name}__", _method)
-for _name, _function in {"eq": numpy.equal, "ne": numpy.not_equal, "lt": numpy.less, "le": numpy.less_equal,
-                         "gt": numpy.greater, "ge": numpy.greater_equal}.items():
-    setattr(ndarray, f"__{_name}__", operator(_function)[0])
+                         "eq": numpy.equal, "ne": numpy.not_equal, "lt": numpy.less, "gt": numpy.greater}.items():
+    operators(_name, _function)
 
 
 # Functions
 
 
-def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocking=False):
+def array(obj, dtype=None, copy=True):
     if isinstance(obj, ndarray):
         check_elements(obj)
-        dtype = obj.dtype if dtype is None else supported(dtype)
-        return obj.astype(dtype) if copy or dtype != obj.dtype else obj
+        return obj.astype(obj.dtype if dtype is None else dtype, copy)
     if hasattr(obj, "__cuda_array_interface__"):
         return from_interface(obj.__cuda_array_interface__, obj)
     host = numpy.array(obj, dtype=dtype)
@@ -381,8 +282,8 @@ def array(obj, dtype=None, copy=True, order="K", subok=False, ndmin=0, *, blocki
     return found
 
 
-def asarray(a, dtype=None, order=None, *, blocking=False):
-    return array(a, dtype=dtype, copy=False)
+def asarray(a, dtype=None):
+    return array(a, dtype, copy=False)
 
 
 def from_interface(described, owner):
@@ -401,25 +302,17 @@ class UnownedPointer(_memory.MemoryPointer):
         self.mem, self.device_id, self.ptr = owner, chunk.device if chunk else MACHINE.device(), ptr
 
     def __add__(self, offset):
-        found = _memory.MemoryPointer.__new__(_memory.MemoryPointer)
-        found.mem, found.device_id, found.ptr = self.mem, self.device_id, self.ptr + offset
+        found = UnownedPointer(self.ptr, self.mem)
+        found.ptr += offset
         return found
 
 
-def from_dlpack(x, *, device=None, copy=None):
-    if not hasattr(x, "__dlpack_device__"):
-        raise ValueError(f"A DLPack tensor object cannot be consumed multiple times (or object was not a DLPack "
-                         f"capsule). Got: {x!r}")
+def from_dlpack(x):
     kind, ordinal = x.__dlpack_device__()
     if kind != CUDA:
-        raise TypeError("CPU arrays cannot be directly imported to CuPy. Use `cupy.array(numpy.from_dlpack(input))` "
-                        "instead.")
+        raise TypeError("CPU arrays cannot be directly imported to CuPy")
     with on_device(ordinal):
-        stream = get_current_stream().ptr or runtime.streamLegacy
-        try:
-            capsule = x.__dlpack__(stream=stream, max_version=(1, 0), copy=copy)
-        except TypeError:
-            capsule = x.__dlpack__(stream=stream)
+        capsule = x.__dlpack__(stream=get_current_stream().ptr or runtime.streamLegacy, max_version=(1, 0))
     given, capsule.array = capsule.array, None
     if given is None:
         raise ValueError("A DLPack tensor object cannot be consumed multiple times")

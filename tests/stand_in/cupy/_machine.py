@@ -14,9 +14,7 @@ import time
 CODES = {1: "cudaErrorInvalidValue", 100: "cudaErrorNoDevice", 101: "cudaErrorInvalidDevice",
          400: "cudaErrorInvalidResourceHandle", 600: "cudaErrorNotReady", 700: "cudaErrorIllegalAddress",
          719: "cudaErrorLaunchFailure", 900: "cudaErrorStreamCaptureUnsupported",
-         901: "cudaErrorStreamCaptureInvalidated", 902: "cudaErrorStreamCaptureMerge",
-         904: "cudaErrorStreamCaptureUnjoined", 905: "cudaErrorStreamCaptureIsolation",
-         906: "cudaErrorStreamCaptureImplicit", 907: "cudaErrorCapturedEvent"}
+         905: "cudaErrorStreamCaptureIsolation", 906: "cudaErrorStreamCaptureImplicit"}
 VERSION = os.environ.get("STAND_IN_CUPY", "14.2.0")
 OLD = VERSION.startswith("13.")
 LAG = 3e-4  # seconds between what the host asks for and its beginning, unless the host waits
@@ -28,7 +26,7 @@ class CUDARuntimeError(RuntimeError):
 
     def __init__(self, status, words=""):
         self.status, self.words = status, words
-        super().__init__(f"{CODES.get(status, 'cudaError')}: {words or CODES.get(status, status)}")
+        super().__init__(f"{CODES.get(status, 'cudaError')}: {words or status}")
 
     def __reduce__(self):
         return type(self), (self.status, self.words)
@@ -124,7 +122,7 @@ class Machine:
         """Put the action that `begin` returns at the end of a queue, or `begin` in the graph that is being captured."""
         self.check()
         if queue.capture is not None:
-            queue.capture.add(queue, begin)
+            queue.capture.append(begin)
             return
         with self.news:
             dependencies = [*after, *self.implied(queue)]
@@ -138,7 +136,7 @@ class Machine:
         if queue is null:
             others = [other for other in self.queues
                       if other.blocking and other.device == queue.device and other is not null]
-            check(not any(other.capture for other in others), 906)
+            check(all(other.capture is None for other in others), 906)
             return [(other, other.issued) for other in others]
         return [(null, null.issued)] if queue.blocking else []
 

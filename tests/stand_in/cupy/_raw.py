@@ -12,11 +12,7 @@ _modules = {}
 
 
 class RawModule:
-    def __init__(self, *, code=None, path=None, options=(), backend="nvrtc", name_expressions=None):
-        if (code is None) == (path is None):
-            raise TypeError("Exactly one of `code` and `path` keyword arguments must be given.")
-        if code is not None:
-            raise NotImplementedError("the stand-in compiles no CUDA")
+    def __init__(self, *, path):
         self.file_path = path
 
     def get_function(self, name):
@@ -26,12 +22,12 @@ class RawModule:
 class RawKernel:
     """One of CUDA source: nothing here can run it, so that a launch has no effect but on what its stream has issued."""
 
-    def __init__(self, code, name, options=(), backend="nvrtc"):
+    def __init__(self, code, name):
         self.code, self.name = code, name
 
-    def __call__(self, grid, block, args, *, shared_mem=0, stream=None):
+    def __call__(self, grid, block, args):
         from .cuda import get_current_stream
-        MACHINE.submit(MACHINE.queue((stream or get_current_stream()).ptr), lambda: lambda: True)
+        MACHINE.submit(MACHINE.queue(get_current_stream().ptr), lambda: lambda: True)
 
 
 class _RawKernel:
@@ -60,7 +56,7 @@ class Function:
             raise CUDADriverError(500, f"named symbol not found: {name}") from error
         self._call.restype, self._name, self._device = ctypes.c_char_p, name, device
 
-    def __call__(self, grid, block, args, shared_mem=0, stream=None, enable_cooperative_groups=False):
+    def __call__(self, grid, block, args, shared_mem=0, stream=None):
         from .cuda import get_current_stream
         if MACHINE.device() != self._device:
             raise CUDADriverError(400, f"{self._name} was loaded on GPU {self._device}, not {MACHINE.device()}")

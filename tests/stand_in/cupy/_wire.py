@@ -1,7 +1,7 @@
 """What carries NCCL's messages in the stand-in: MPI between processes, a queue for what a rank sends to itself.
 
-The k-th message from a to b is the k-th that b receives from a; k is given when a call is enqueued, not when its stream
-comes to it. A message tells its length and dtype, and who receives another one fails.
+Messages of two ranks arrive in the order that they were sent in. Each tells its length and dtype, and who receives
+another one fails.
 """
 
 import collections
@@ -13,7 +13,6 @@ import time
 import numpy
 
 HEAD = struct.Struct("=QQ")  # bytes and dtype
-TAGS = 1 << 15
 MEETING = 23_000  # a tag of COMM_WORLD, of ours alone
 
 
@@ -26,35 +25,32 @@ class Wire:
 
     def __init__(self, rank, size, mpi):
         self.rank, self.size, self.mpi = rank, size, mpi
-        self._counts = collections.Counter()
-        self._own = {}  # messages to itself, by number
+        self._own = collections.deque()  # messages to itself
 
-    def number(self, peer, way):
-        self._counts[peer, way] += 1
-        return self._counts[peer, way]
-
-    def send(self, data, kind, peer, number):
+    def send(self, data, kind, peer):
         """A predicate: whether the message has gone. `data` may change from here on."""
         message = numpy.frombuffer(HEAD.pack(len(data), kind) + data.tobytes(), numpy.uint8)
         if peer == self.rank:
-            self._own[number] = message
+            self._own.append(message)
             return lambda: True
-        return self.mpi.Isend([message, "B"], peer, number % TAGS).Test
+        return self.mpi.Isend([message, "B"], peer).Test
 
-    def receive(self, nbytes, kind, peer, number):
-        """A function: the bytes once they are there, until then None."""
-        if peer == self.rank:
-            return lambda: opened(self._own.pop(number), nbytes, kind, peer) if number in self._own else None
-        room = numpy.zeros(HEAD.size + nbytes, numpy.uint8)
-        request = self.mpi.Irecv([room, "B"], peer, number % TAGS)
-        return lambda: opened(room, nbytes, kind, peer) if request.Test() else None
+    def receive(self, target, kind, peer):
+        """A predicate: whether the message has come; from then on it is in `target`."""
+        room = numpy.zeros(HEAD.size + target.size, numpy.uint8)
+        request = None if peer == self.rank else self.mpi.Irecv([room, "B"], peer)
 
+        def has_come():
+            if not (self._own if request is None else request.Test()):
+                return False
+            message = self._own.popleft() if request is None else room
+            told = HEAD.unpack(message[:HEAD.size].tobytes())
+            if told != (target.size, kind):
+                raise Mismatch(f"rank {peer} sent {told} bytes and dtype, expected {target.size, kind}")
+            target[:] = message[HEAD.size:]
+            return True
 
-def opened(message, nbytes, kind, peer):
-    told = HEAD.unpack(message[:HEAD.size].tobytes())
-    if told != (nbytes, kind):
-        raise Mismatch(f"rank {peer} sent {told[0]} bytes of dtype {told[1]}, expected {nbytes} of {kind}")
-    return message[HEAD.size:]
+        return has_come
 
 
 def meet(size, unique_id, rank, bus):
@@ -64,26 +60,18 @@ def meet(size, unique_id, rank, bus):
         return None, [here]
     from mpi4py import MPI
 
-    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        raise RuntimeError("the stand-in's NCCL needs an MPI with MPI_THREAD_MULTIPLE")
     world = MPI.COMM_WORLD
     maker, tag = unpacked(unique_id)
     if world.rank == maker:
-        news = gathered(world, size, tag, (rank, world.rank, here))
+        news = sorted([(rank, world.rank, here),
+                       *(wait(world.irecv(source=MPI.ANY_SOURCE, tag=tag)) for _ in range(size - 1))])
+        for _, number, _ in news:
+            if number != world.rank:
+                wait(world.isend(news, number, tag))
     else:
         wait(world.isend((rank, world.rank, here), maker, tag))
         news = wait(world.irecv(source=maker, tag=tag))
     return world.Create_group(world.group.Incl([number for _, number, _ in news]), tag), [spot for _, _, spot in news]
-
-
-def gathered(world, size, tag, mine):
-    from mpi4py import MPI
-
-    news = sorted([mine, *(wait(world.irecv(source=MPI.ANY_SOURCE, tag=tag)) for _ in range(size - 1))])
-    for _, number, _ in news:
-        if number != world.rank:
-            wait(world.isend(news, number, tag))
-    return news
 
 
 def wait(request):

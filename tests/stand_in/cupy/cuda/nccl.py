@@ -3,8 +3,11 @@
 Outside a group a call is a group of its own. Nothing is enqueued before `groupEnd`.
 """
 
+import contextlib
+import ctypes
 import os
 import threading
+import types
 import weakref
 
 import ml_dtypes
@@ -16,19 +19,24 @@ from . import runtime
 
 available = True
 _ERRORS = {0: "NCCL_ERROR_SUCCESS", 1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR", 2: "NCCL_ERROR_SYSTEM_ERROR",
-          3: "NCCL_ERROR_INTERNAL_ERROR", 4: "NCCL_ERROR_INVALID_ARGUMENT", 5: "NCCL_ERROR_INVALID_USAGE",
-          6: "NCCL_ERROR_REMOTE_ERROR"}
-(NCCL_INT8, NCCL_UINT8, NCCL_INT32, NCCL_UINT32, NCCL_INT64, NCCL_UINT64, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64,
- NCCL_BFLOAT16) = range(10)
-NCCL_CHAR, NCCL_INT, NCCL_HALF, NCCL_FLOAT, NCCL_DOUBLE = 0, 2, 6, 7, 8
-NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN, NCCL_AVG = range(5)
+           3: "NCCL_ERROR_INTERNAL_ERROR", 4: "NCCL_ERROR_INVALID_ARGUMENT", 5: "NCCL_ERROR_INVALID_USAGE",
+           6: "NCCL_ERROR_REMOTE_ERROR"}
 _KINDS = [numpy.dtype(kind) for kind in ("i1 u1 i4 u4 i8 u8 f2 f4 f8".split())] + [
     numpy.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
 _PAIRS = (numpy.add, numpy.multiply, numpy.maximum, numpy.minimum, numpy.add)
+_AVG = 4
 
 _last_error = ""
 _communicators = weakref.WeakValueDictionary()  # by what stands for the address of an ncclComm
-_local = threading.local()
+
+
+class _Local(threading.local):
+    """The group that a thread has open: how deep, its calls, and the first error in it."""
+
+    depth, calls, error = 0, (), None
+
+
+_local = _Local()
 
 
 class NcclError(RuntimeError):
@@ -61,35 +69,32 @@ def get_unique_id():
 
 
 def groupStart():
-    _local.depth = getattr(_local, "depth", 0) + 1
+    _local.depth += 1
 
 
 def groupEnd():
-    if not getattr(_local, "depth", 0):
+    if not _local.depth:
         _refuse(5, "ncclGroupEnd: not in a group call.")
     _local.depth -= 1
     if _local.depth == 0:
-        calls, _local.calls = getattr(_local, "calls", []), []
-        error, _local.error = getattr(_local, "error", None), None
+        calls, error = _local.calls, _local.error
+        _local.calls, _local.error = (), None
         if error:
             raise error
-        _enqueue(calls)
+        for comm in {call.comm for call in calls}:
+            _enqueue(comm, [call for call in calls if call.comm is comm])
 
 
-def _enqueue(calls):
-    """Enqueue the calls of a group, all under way together; what a rank sends to itself it also receives."""
-    for comm in {call.comm for call in calls}:
-        mine = [call for call in calls if call.comm is comm]
-        streams = {call.stream for call in mine}
-        if len(streams) != 1:
-            raise NotImplementedError("the stand-in takes one stream in a group")
-        itself = [call.way for call in mine if isinstance(call, _Message) and call.peer == comm.rank_id()]
-        if itself.count("send") != itself.count("receive"):
-            _refuse(5, "Trying to send to self without a matching recv, or to receive without a send")
-        queue = MACHINE.queue(streams.pop())
-        if queue.device != comm.device_id():
-            _refuse(4, f"a stream of GPU {queue.device} for a communicator on GPU {comm.device_id()}")
-        MACHINE.submit(queue, lambda mine=mine, comm=comm: _Group(comm, [call.number() for call in mine]))
+def _enqueue(comm, calls):
+    """Enqueue a group's calls, all under way together; what a rank sends to itself it also receives."""
+    (stream,) = {call.stream for call in calls}  # the stand-in takes one stream in a group
+    itself = [call.sends for call in calls if isinstance(call, _Message) and call.peer == comm.rank_id()]
+    if itself.count(True) != itself.count(False):
+        _refuse(5, "Trying to send to self without a matching recv, or to receive without a send")
+    queue = MACHINE.queue(stream)
+    if queue.device != comm.device_id():
+        _refuse(4, f"a stream of GPU {queue.device} for a communicator on GPU {comm.device_id()}")
+    MACHINE.submit(queue, lambda: _Group(comm, calls))
 
 
 class _Group:
@@ -114,36 +119,13 @@ class _Group:
 class _Message:
     """A send or a receive."""
 
-    def __init__(self, comm, way, address, nbytes, kind, peer, stream):
-        self.comm, self.way, self.peer, self.kind, self.stream = comm, way, peer, kind, stream
+    def __init__(self, comm, sends, address, nbytes, kind, peer, stream):
+        self.comm, self.sends, self.peer, self.kind, self.stream = comm, sends, peer, kind, stream
         self.place = comm._place(address, nbytes)
 
-    def number(self):
-        """A call that has its number among the messages of two ranks: one for each launch."""
-        return _Numbered(self, [self.comm.wire.number(self.peer, self.way)])
-
-    def begin(self, numbers):
-        wire = self.comm.wire
-        if self.way == "send":
-            return [wire.send(self.place, self.kind, self.peer, *numbers)]
-        return [_into(self.place, wire.receive(self.place.size, self.kind, self.peer, *numbers))]
-
-
-class _Numbered:
-    def __init__(self, call, numbers):
-        self.begin = lambda: call.begin(numbers)
-
-
-def _into(place, receive):
-    """A step that ends when what is received lies there."""
-    def step():
-        found = receive()
-        if found is None:
-            return False
-        place[:] = found
-        return True
-
-    return step
+    def begin(self):
+        go = self.comm.wire.send if self.sends else self.comm.wire.receive
+        return [go(self.place, self.kind, self.peer)]
 
 
 class _Collective:
@@ -155,27 +137,18 @@ class _Collective:
         self.source = comm._place(source, given)
         self.target = comm._place(target, taken) if taken else None
 
-    def number(self):
-        wire = self.comm.wire
-        return _Numbered(self, [(wire.number(peer, "send"), wire.number(peer, "receive")) for peer in range(wire.size)])
-
-    def begin(self, numbers):
+    def begin(self):
         wire, mine = self.comm.wire, self.source.copy()
-        sends = [wire.send(mine, self.kind, peer, send) for peer, (send, _) in enumerate(numbers)]
-        rooms = [numpy.empty(mine.size, numpy.uint8) for _ in numbers]
-        receives = [_into(room, wire.receive(mine.size, self.kind, peer, receive))
-                    for peer, (room, (_, receive)) in enumerate(zip(rooms, numbers, strict=True))]
-        return [*sends, self.ending(receives, rooms)]
+        rooms = [numpy.empty(mine.size, numpy.uint8) for _ in range(wire.size)]
+        receives = [wire.receive(room, self.kind, peer) for peer, room in enumerate(rooms)]
 
-    def ending(self, receives, rooms):
-        """A step that ends when everything has come and the result is formed."""
-        def step():
+        def has_ended():
             receives[:] = [receive for receive in receives if not receive()]
             if not receives and self.target is not None:
                 self.target[:] = self.form(rooms)
             return not receives
 
-        return step
+        return [*(wire.send(mine, self.kind, peer) for peer in range(wire.size)), has_ended]
 
 
 def _reduced(kind, op, rooms):
@@ -186,13 +159,8 @@ def _reduced(kind, op, rooms):
         total = rooms[0].view(dtype).astype(wide)
         for room in rooms[1:]:
             total = _PAIRS[op](total, room.view(dtype).astype(wide))
-        total = total / len(rooms) if op == NCCL_AVG else total
+        total = total / len(rooms) if op == _AVG else total
         return total.astype(dtype).view(numpy.uint8)
-
-
-class NcclConfig:
-    def __init__(self, split_share=0):
-        self.split_share = split_share
 
 
 class NcclCommunicator:
@@ -200,12 +168,10 @@ class NcclCommunicator:
 
     _collected = 0  # how many the garbage collector has destroyed
 
-    def __init__(self, ndev, commId, rank, config=None):
+    def __init__(self, ndev, commId, rank):
         self.comm = 0
-        if not isinstance(commId, tuple if OLD else bytes):
-            raise TypeError(f"Argument 'commId' has incorrect type {type(commId)}")
-        if len(commId) != 128:
-            raise ValueError(f"commId length {len(commId)} != 128.")
+        if not isinstance(commId, tuple if OLD else bytes) or len(commId) != 128:
+            raise TypeError(f"Argument 'commId' has incorrect type {type(commId)} or length")
         self._device = runtime.getDevice()
         mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
         self.mpi, self.wire = mpi, _wire.Wire(rank, ndev, mpi)
@@ -235,18 +201,13 @@ class NcclCommunicator:
             while self.ended < self.issued and not self.aborted and MACHINE.fault is None:
                 MACHINE.hurry = True
                 threading.Event().wait(1e-3)
-            self._forget()
+            self.comm = 0
             if self.mpi is not None and not self.aborted:
                 self.mpi.Free()
 
     def abort(self):
         if self.comm:
-            self.aborted = True
-            self._forget()
-
-    def _forget(self):
-        _communicators.pop(self.comm, None)
-        self.comm = 0
+            self.aborted, self.comm = True, 0
 
     def device_id(self):
         self._usable()
@@ -256,95 +217,104 @@ class NcclCommunicator:
         self._usable()
         return self.wire.rank
 
-    _rank = rank_id
-
-    def size(self):
-        self._usable()
-        return self.wire.size
-
     def check_async_error(self):
         self._usable()
         if MACHINE.fault is not None:
             _refuse(1, repr(MACHINE.fault))
 
-    def _call(self, make):
-        """Make a call, and enqueue it unless a group is open; what is wrong in a group is told at its end again."""
+    @contextlib.contextmanager
+    def _calling(self, datatype, op=0, peer=0):
+        """A call, enqueued at the end unless a group is open; what is wrong in a group is told at its end again.
+
+        Gives the bytes of an element.
+        """
         groupStart()
         try:
             self._usable()
-            _local.calls = [*getattr(_local, "calls", []), make()]
+            if not 0 <= datatype < len(_KINDS) or not 0 <= op < len(_PAIRS) or not 0 <= peer < self.wire.size:
+                _refuse(4, f"dtype {datatype}, op {op}, rank {peer}")
+            yield _KINDS[datatype].itemsize
         except NcclError as error:
             _local.error = error
             groupEnd()
             raise
         groupEnd()
 
-    def _kind(self, datatype, op=0, peer=0):
-        if not 0 <= datatype < len(_KINDS) or not 0 <= op < len(_PAIRS) or not 0 <= peer < self.wire.size:
-            _refuse(4, f"dtype {datatype}, op {op}, rank {peer}")
-        return _KINDS[datatype].itemsize
+    def _message(self, sends, address, count, datatype, peer, stream):
+        with self._calling(datatype, peer=peer) as width:
+            _local.calls += (_Message(self, sends, address, count * width, datatype, peer, stream),)
 
     def send(self, sendbuf, count, datatype, peer, stream):
-        self._call(lambda: _Message(self, "send", sendbuf, count * self._kind(datatype, 0, peer), datatype, peer,
-                                   stream))
+        self._message(True, sendbuf, count, datatype, peer, stream)
 
     def recv(self, recvbuf, count, datatype, peer, stream):
-        self._call(lambda: _Message(self, "receive", recvbuf, count * self._kind(datatype, 0, peer), datatype, peer,
-                                   stream))
+        self._message(False, recvbuf, count, datatype, peer, stream)
 
     def _collective(self, name, source, target, given, taken, datatype, stream, form, op=0, root=0):
-        self._call(lambda: _Collective(self, f"{name}{op}{root}", source, target,
-                                      given * self._kind(datatype, op, root), taken * self._kind(datatype), datatype,
-                                      stream, form))
+        with self._calling(datatype, op, root) as width:
+            _local.calls += (_Collective(self, f"{name}{op}{root}", source, target, given * width, taken * width,
+                                         datatype, stream, form),)
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
         self._collective("allReduce", sendbuf, recvbuf, count, count, datatype, stream,
                          lambda rooms: _reduced(datatype, op, rooms), op)
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
-        self._collective("reduce", sendbuf, recvbuf, count, count * (self._rank() == root), datatype, stream,
+        self._collective("reduce", sendbuf, recvbuf, count, count * (self.rank_id() == root), datatype, stream,
                          lambda rooms: _reduced(datatype, op, rooms), op, root)
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
-        source = sendbuff if self._rank() == root else recvbuff
+        source = sendbuff if self.rank_id() == root else recvbuff
         self._collective("broadcast", source, recvbuff, count, count, datatype, stream, lambda rooms: rooms[root],
                          root=root)
 
     def reduceScatter(self, sendbuf, recvbuf, recvcount, datatype, op, stream):
-        def form(rooms):
-            return _reduced(datatype, op, rooms).reshape(self.wire.size, -1)[self.wire.rank]
-
         self._collective("reduceScatter", sendbuf, recvbuf, recvcount * self.wire.size, recvcount, datatype, stream,
-                         form, op)
+                         lambda rooms: numpy.split(_reduced(datatype, op, rooms), len(rooms))[self.wire.rank], op)
 
     def allGather(self, sendbuf, recvbuf, count, datatype, stream):
         self._collective("allGather", sendbuf, recvbuf, count, count * self.wire.size, datatype, stream,
                          numpy.concatenate)
 
-    def _foreign(self, name, source, target, count, datatype, root, stream):
-        """The collectives that CuPy lacks, called in the library itself."""
-        rank, size = self.wire.rank, self.wire.size
-        if name == "ncclAlltoAll":
-            self._collective(name, source, target, count * size, count * size, datatype, stream, lambda rooms:
-                             numpy.concatenate([room.reshape(size, -1)[rank] for room in rooms]))
-        elif name == "ncclGather":
-            self._collective(name, source, target, count, count * size * (rank == root), datatype, stream,
-                             numpy.concatenate, root=root)
-        else:  # only the root has what is scattered: the others' buffer stands for it
-            self._scatter(source, target, count, datatype, root, stream)
+    # Those that CuPy lacks are called by ctypes in the library that it has loaded.
 
-    def _scatter(self, source, target, count, datatype, root, stream):
-        width = self._kind(datatype) * count
-        groupStart()
-        try:
-            if self.wire.rank == root:
-                for peer in range(self.wire.size):
-                    self.send(source + peer * width, count, datatype, peer, stream)
+    def _ncclAlltoAll(self, source, target, count, datatype, stream):
+        self._collective("ncclAlltoAll", source, target, count * self.wire.size, count * self.wire.size, datatype,
+                         stream, lambda rooms: numpy.concatenate([room.reshape(len(rooms), -1)[self.wire.rank]
+                                                                  for room in rooms]))
+
+    def _ncclGather(self, source, target, count, datatype, root, stream):
+        taken = count * self.wire.size * (self.wire.rank == root)
+        self._collective("ncclGather", source, target, count, taken, datatype, stream, numpy.concatenate, root=root)
+
+    def _ncclScatter(self, source, target, count, datatype, root, stream):
+        with self._calling(datatype, peer=root) as width:
+            for peer in range(self.wire.size) if self.wire.rank == root else ():
+                self.send(source + peer * width * count, count, datatype, peer, stream)
             self.recv(target, count, datatype, root, stream)
-        finally:
-            groupEnd()
 
 
-from . import _libnccl  # noqa: E402 (it calls back here)
+def _foreign(name):
+    def call(*arguments):
+        *most, comm, stream = arguments
+        try:
+            if comm not in _communicators:
+                _refuse(4, f"{comm:#x} is no communicator")
+            getattr(_communicators[comm], f"_{name}")(*most, stream)
+        except NcclError as error:
+            return error.status
+        return 0
+    return call
 
-_libnccl.load()
+
+class _Library(ctypes.CDLL):
+    """Stands for any library, but for NCCL's own."""
+
+    def __new__(cls, name=None, *rest, **options):
+        if name != "libnccl.so.2":
+            return super().__new__(cls)
+        functions = {name: _foreign(name) for name in ("ncclAlltoAll", "ncclGather", "ncclScatter")}
+        return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
+
+
+ctypes.CDLL = _Library

@@ -27,12 +27,8 @@ def get_elapsed_time(start_event, end_event):
 
 
 class Event:
-    def __init__(self, block=False, disable_timing=False, interprocess=False):
-        self.ptr = 0
-        if interprocess and not disable_timing:
-            raise ValueError("Timing must be disabled for interprocess events")
-        self.ptr = runtime.eventCreateWithFlags((block and runtime.eventBlockingSync) or
-                                                (disable_timing and runtime.eventDisableTiming))
+    def __init__(self, disable_timing=False):
+        self.ptr = runtime.eventCreateWithFlags(disable_timing and runtime.eventDisableTiming)
 
     def __del__(self, is_shutting_down=sys.is_finalizing):
         if self.ptr and not is_shutting_down():
@@ -58,9 +54,6 @@ class _BaseStream:
 
     def __hash__(self):
         return self.ptr
-
-    def __repr__(self):
-        return f"<{type(self).__name__} {self.ptr} (device {self.device_id})>"
 
     def __cuda_stream__(self):
         return 0, self.ptr
@@ -88,10 +81,6 @@ class _BaseStream:
     @property
     def done(self):
         return runtime.streamQuery(self.ptr) == 0
-
-    @property
-    def is_non_blocking(self):
-        return bool(runtime.streamGetFlags(self.ptr) & runtime.streamNonBlocking)
 
     def synchronize(self):
         runtime.streamSynchronize(self.ptr)
@@ -137,9 +126,7 @@ class Stream(_BaseStream):
     null = None
     _foreign_stream_ref = None
 
-    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
-        if ptds:
-            raise NotImplementedError("the stand-in has no per-thread default stream")
+    def __init__(self, null=False, non_blocking=False):
         ptr = 0 if null else runtime.streamCreateWithFlags(
             runtime.streamNonBlocking if non_blocking else runtime.streamDefault)
         super().__init__(ptr, -1 if null else runtime.getDevice())
@@ -150,11 +137,7 @@ class Stream(_BaseStream):
 
     @classmethod
     def from_external(cls, obj):
-        try:
-            version, pointer = obj.__cuda_stream__()
-        except AttributeError as error:
-            raise TypeError(f"Object of type {type(obj).__name__} does not implement the CUDA stream protocol "
-                            "(__cuda_stream__ method)") from error
+        version, pointer = obj.__cuda_stream__()
         if version != 0 or not isinstance(pointer, int):
             raise TypeError("__cuda_stream__() must return (0, int)")
         stream = cls.__new__(cls)
@@ -166,8 +149,7 @@ class Stream(_BaseStream):
 class ExternalStream(_BaseStream):
     def __init__(self, ptr, device_id=-1):
         if not OLD:
-            warnings.warn("ExternalStream is deprecated. Use Stream.from_external() instead to interoperate with "
-                          "external streams that implement the CUDA stream protocol.", DeprecationWarning, stacklevel=2)
+            warnings.warn("ExternalStream is deprecated. Use Stream.from_external()", DeprecationWarning, stacklevel=2)
         super().__init__(ptr, device_id)
 
 

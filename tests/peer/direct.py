@@ -6,7 +6,7 @@ from gpucoll.device import sources
 from gpucoll.device.peer import Places, Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
-from peer_world import World, expected, placed
+from peer.world import World, expected, placed
 
 KERNELS = ("packets", "one_shot", "two_shot")
 NAMES = "abcdefghijkl"

@@ -3,58 +3,43 @@
 import ctypes
 import functools
 import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy
 
 from gpucoll.device import sources
-from gpucoll.device.gxx import OPTIONS, compile_shared, recipe
+from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.peer import CONTROL, Heap
 from gpucoll.device.store import user_store
 
-TESTS = Path(__file__).parent
-if str(TESTS / "kernels") not in sys.path:
-    sys.path.append(str(TESTS / "kernels"))
+KERNELS = str(Path(__file__).parents[1] / "kernels")
+if KERNELS not in sys.path:
+    sys.path.append(KERNELS)
 
 import expected  # noqa: E402, F401 (the path comes first; others take it from here)
 
 PATIENCE = 2e-1  # seconds by a clock of which a turn takes 100 ns
 ALL = 1 << 30  # blocks of a rank under way at once
-GRAIN = 128
+LINE = 128
 
 
 class Fault(Exception):
     """What a kernel did that no GPU would let pass, or a wait that came to its deadline."""
 
 
-def library(source, flags=()):
+def library(source, *flags):
     """The shared object of `source`, made once; `flags` are the compiler's beside the library's own."""
-    store = user_store()
-    build = functools.partial(compile_shared if not flags else functools.partial(_compile, flags), source)
-    return ctypes.CDLL(str(store.path(source, ".so", build, flags=recipe() + " ".join(flags))), mode=os.RTLD_LOCAL)
+    build = functools.partial(compile_shared, source, *flags)
+    path = user_store().path(source, ".so", build, flags=recipe() + " ".join(flags))
+    return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL)
 
 
-def _compile(flags, source):
-    with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "kernels.so"
-        subprocess.run([os.environ.get("CXX", "g++"), *OPTIONS, *flags, "-x", "c++", "-", "-o", str(target)],
-                       input=source, text=True, check=True)
-        return target.read_bytes()
-
-
-SCHEDULER = sources.Instance("", "fibers.h", "")
-ELSEWHERE = "#define GC_SCHEDULER_ELSEWHERE\n"
-
-
-@functools.cache
 def watched(source):
-    """The same for ThreadSanitizer, which looks at the kernels and not at what runs them."""
-    scheduler = library(sources.text(SCHEDULER), ("-DGC_ALONE",))
+    """The scheduler and the kernels apart, so that ThreadSanitizer looks at the kernels and not at what runs them."""
+    scheduler = library(sources.text(sources.Instance("", "fibers.h", "")), "-DGC_ALONE")
     ctypes.CDLL(scheduler._name, mode=os.RTLD_GLOBAL)
-    return scheduler, library(ELSEWHERE + source, ("-fsanitize=thread", "-g"))
+    return scheduler, library(f"#define GC_SCHEDULER_ELSEWHERE\n{source}", "-fsanitize=thread", "-g")
 
 
 class World:
@@ -98,8 +83,8 @@ class World:
 
 def zeros(nbytes):
     """Bytes that begin on a line of their own."""
-    room = numpy.zeros(nbytes + GRAIN, numpy.uint8)
-    start = -room.ctypes.data % GRAIN
+    room = numpy.zeros(nbytes + LINE, numpy.uint8)
+    start = -room.ctypes.data % LINE
     return room[start:start + nbytes]
 
 

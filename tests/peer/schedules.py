@@ -1,0 +1,153 @@
+"""Schedules of all ranks walked by the step kernel, and what NumPy makes of them."""
+
+import functools
+
+import numpy
+
+import oracle
+from gpucoll.algorithms import schedule
+from gpucoll.chunks import Layout
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.device import sources
+from gpucoll.device.peer import Room
+from gpucoll.dtypes import DTYPES
+from gpucoll.executors import Layouts, resolve
+from gpucoll.executors.peer.check import check
+from gpucoll.executors.peer.program import BUFFERS, program, tables
+from gpucoll.ops import OPS
+from gpucoll.schedule import Copy, Schedule, Slice
+from peer.world import World, placed, zeros
+
+UNWRITTEN = 0xA5
+
+
+class Case:
+    """One collective of `size` ranks on blocks of `count` elements."""
+
+    def __init__(self, collective, algorithm, size, count, *, name="int32", op="sum", root=0, segments=1,
+                 in_place=False):
+        self.row, self.algorithm, self.size, self.root = COLLECTIVES[collective], algorithm, size, root
+        self.count, self.name, self.op, self.segments, self.in_place = count, name, op, segments, in_place
+        self.width = oracle.kind(name).itemsize
+
+    def length(self, side):
+        return self.count * (self.size if side.blocks else 1)
+
+    def schedule(self, rank):
+        return schedule(self.row.name, self.algorithm, rank=rank, size=self.size, root=self.root,
+                        segments=self.segments)
+
+    def plan(self, rank):
+        made = self.schedule(rank)
+        layout = Layout(self.count, made.chunks // self.size if self.row.blocks else made.chunks)
+        layouts = Layouts(layout, layout)
+        return resolve(made, layouts, in_place=self.in_place, schedules=self.schedule), layouts
+
+    def programs(self, channels):
+        empty = self.row.name == "barrier"
+        return [program(*self.plan(rank), channels, self.width, empty=empty) for rank in range(self.size)]
+
+    @functools.cached_property
+    def inputs(self):
+        """What every rank has, None where that is nothing: any bits, unless sums must be exact."""
+        return [self.values(rank) if self.row.input.exists(rank, self.root) else None for rank in range(self.size)]
+
+    def values(self, rank):
+        count = self.length(self.row.input)
+        if self.row.reduces and self.name != "int32":
+            return oracle.values(self.op, self.name, rank, count)
+        return numpy.frombuffer(numpy.random.default_rng([rank, count]).bytes(count * self.width),
+                                oracle.kind(self.name))
+
+    def output(self, rank):
+        """What `rank` must have in the end, None where that is nothing; by the words of the contract."""
+        if not self.row.output.exists(rank, self.root) or (self.row.name == "exscan" and rank == 0):
+            return None
+        everyone, blocks = self.inputs, slice(rank * self.count, (rank + 1) * self.count)
+        match self.row.name:
+            case "all_reduce" | "reduce" | "reduce_scatter" | "scan" | "exscan":
+                last = {"scan": rank + 1, "exscan": rank}.get(self.row.name, self.size)
+                # The division of an average is the executor's.
+                total = oracle.reduced("sum" if self.op == "avg" else self.op, self.name, everyone[:last])
+                return total[blocks] if self.row.input.blocks else total
+            case "all_gather" | "gather":
+                return numpy.concatenate(everyone)
+            case "broadcast":
+                return everyone[self.root]
+            case "scatter":
+                return everyone[self.root][blocks]
+            case "all_to_all":
+                return numpy.concatenate([x[blocks] for x in everyone])
+
+    def instance(self):
+        return sources.steps(OPS[self.op] if self.row.reduces else None, DTYPES[self.name])
+
+
+class Swap(Case):
+    """No collective: every rank copies two chunks and exchanges them again and again."""
+
+    def __init__(self, size, count):
+        super().__init__("all_gather", "swap", size, count)
+
+    def schedule(self, rank):
+        low, high = (Slice("output", first) for first in (0, 1))
+        copies = Copy(Slice("input", 0), low), Copy(Slice("input", 1), high)
+        swap = Copy(low, high), Copy(high, low)
+        return Schedule("all_gather", "swap", rank, self.size, 2 * self.size,
+                        lambda: [copies, *[swap] * 5])
+
+    def output(self, rank):
+        first = -(-self.count // 2)
+        found = unwritten(oracle.kind(self.name), self.count * self.size)
+        found[:self.count] = numpy.concatenate([self.inputs[rank][first:], self.inputs[rank][:first]])
+        return found
+
+
+class Rank:
+    """The buffers of one rank and the tables of its program, `made` for so many blocks."""
+
+    def __init__(self, case, rank, made, channels):
+        plan, _ = case.plan(rank)
+        self.tables, self.region = tables(made.steps), made.region * case.width
+        source, dtype = case.inputs[rank], oracle.kind(case.name)
+        self.output = unwritten(dtype, case.length(case.row.output))
+        if case.in_place and source is not None:
+            self.output[:source.size] = source
+        apart = source is not None and (plan.copy_input or not case.in_place)
+        self.input = placed(source) if apart else self.output[:source.size] if source is not None else None
+        rows = [self.input, self.output, unwritten(dtype, plan.scratch), unwritten(dtype, made.region * channels)]
+        assert len(rows) == len(BUFFERS)
+        self.kept, self.buffers = rows, [0 if row is None else row.ctypes.data for row in rows]
+
+    def launch(self, world, case, rank, channels, threads):
+        addresses = {name: table.ctypes.data for name, table in self.tables.items()}
+        arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]))
+        world.launch(rank, case.instance().entry, arguments, channels, threads)
+
+
+def ranks_of(case, channels):
+    return [Rank(case, rank, made, channels) for rank, made in enumerate(case.programs(channels))]
+
+
+def unwritten(dtype, count):
+    row = zeros(count * dtype.itemsize)
+    row[:] = UNWRITTEN
+    return row.view(dtype)
+
+
+def run(libraries, *cases, channels=2, depth=2, slot=32, threads=4, **world):
+    """Run `cases` back to back on every rank's stream; raise AssertionError where an element is wrong."""
+    size = cases[0].size
+    where = World(Room(size, channels, depth, packets=16, slot=slot, staging=16), libraries, **world)
+    ranks = [ranks_of(case, channels) for case in cases]
+    for case, own in zip(cases, ranks, strict=True):
+        check(case.programs(channels), channels, depth, max(1, slot // case.width))
+        for rank in range(size):
+            own[rank].launch(where, case, rank, channels, threads)
+    where.run()
+    for case, own in zip(cases, ranks, strict=True):
+        for rank in range(size):
+            expected, found = case.output(rank), own[rank].output
+            assert expected is None or oracle.same_bits(found, expected), (case.row.name, case.algorithm, rank)
+            if own[rank].input is not None and not case.in_place:
+                assert own[rank].input.tobytes() == case.inputs[rank].tobytes()

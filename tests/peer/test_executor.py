@@ -1,0 +1,139 @@
+"""The `peer` executor on the emulated device, ranks as threads: what the contract of all executors does not ask.
+
+Memory that ranks share, calls that come again, programs that would stick, ranks that do not come.
+"""
+
+import threading
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import thread_ranks
+from gpucoll.executors.peer import binding
+from multirank import test_peer_life as processes
+from pace import seconds
+
+pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
+
+
+@pytest.fixture(autouse=True)
+def emulated(monkeypatch, emulated_kernels):
+    monkeypatch.setenv("GPUCOLL_DEVICE", "emulated")
+
+
+def on_threads(size, program):
+    """Run `program(comm)` on a thread for each rank, by this executor."""
+    return thread_ranks.on_threads(size, program, timeout=seconds(60), executor="peer")
+
+
+def executor(comm):
+    return comm._gpus["emulated"].executors[0]
+
+
+def values(comm, count):
+    """What every rank has: sums are exact."""
+    return [numpy.arange(count, dtype=numpy.float32) % 1000 + rank for rank in range(comm.size)]
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_all_reduce_of_every_length():
+    """Packets, one section and several, words that are not full, in place or not."""
+    def program(comm):
+        for algorithm in ("one_shot", "two_shot", "ring", "recursive_doubling"):
+            for count in (0, 1, 3, 16384, 16385, 1_100_000 if algorithm in ("one_shot", "two_shot") else 1000):
+                everyone = values(comm, count)
+                x = everyone[comm.rank].copy()
+                assert (comm.all_reduce(x, algorithm=algorithm) == sum(everyone)).all(), (algorithm, count)
+                assert (comm.all_reduce(x, x, algorithm=algorithm) == sum(everyone)).all(), (algorithm, count)
+
+    on_threads(3, program)
+
+
+def test_copies_of_complex_numbers_that_are_aligned_as_reals_only():
+    def program(comm):
+        x = (values(comm, 333)[comm.rank] * 1j).astype(numpy.complex64)
+        room = numpy.zeros(4 * x.size + 1, numpy.float32)
+        out = room[1:].view(numpy.complex64).reshape(2, -1)
+        assert comm.all_gather(x, out, algorithm="ring") is out
+        assert (out.imag == values(comm, 333)).all()
+
+    on_threads(2, program)
+
+
+def test_planned_calls_allocate_nothing():
+    def program(comm):
+        for collective, algorithm in (("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("all_reduce", "ring"),
+                                      ("all_gather", "bruck"), ("broadcast", "chain"), ("reduce_scatter", "circulant")):
+            x = numpy.ones((comm.size, 3000), numpy.float32)
+            shapes = {"all_gather": (comm.size, *x.shape), "reduce_scatter": x.shape[1:], "all_reduce": x.shape}
+            out = {"out": numpy.empty(shapes[collective], x.dtype)} if collective in shapes else {}
+            plan = comm.plan(collective, x, algorithm=algorithm, **out)
+            assert plan.executor == "peer"
+            plan()
+            with mock.patch.object(comm._gpus["emulated"].device, "empty", side_effect=AssertionError):
+                for number in range(2, 5):
+                    x[...] = number
+                    expected = number * (comm.size if "reduce" in collective else 1)
+                    assert (plan() == expected).all(), (collective, algorithm)
+
+    on_threads(3, program)
+
+
+def test_a_program_that_sticks_is_refused():
+    """Every rank has rank 0's part: some wait for what nobody sends."""
+    def program(comm):
+        with pytest.raises(gc.GpucollError, match="never sends"):
+            comm.all_reduce(numpy.ones(5000, numpy.float32), algorithm="ring")
+
+    everyone = binding.everyone
+    with mock.patch.object(binding, "everyone", lambda plan, size, *rest, **more:
+                           [everyone(plan, size, *rest, **more)[0]] * size):
+        on_threads(2, program)
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", "ring"])
+def test_a_rank_that_never_comes_is_a_timeout(algorithm):
+    over = threading.Event()
+
+    def program(comm):
+        x, out, other = (numpy.ones(30_000, numpy.float32) for _ in range(3))
+        assert (comm.all_reduce(x, out, algorithm=algorithm) == 2).all()
+        if comm.rank == 1:
+            over.wait()
+            return
+        try:
+            executor(comm)._meeting.heap._heap["patience"] = 200_000_000  # nanoseconds
+            with pytest.raises(gc.CollectiveTimeout, match="from rank 1") as late:
+                comm.all_reduce(x, other, algorithm=algorithm)
+            assert late.value.ranks == (1,)
+            with pytest.raises(gc.RevokedError):
+                comm.all_reduce(x, algorithm=algorithm)
+        finally:
+            over.set()
+
+    on_threads(2, program)
+
+
+# ---------------------------------------------------------------- memory that ranks share
+
+
+def test_arrays_that_all_ranks_pass_are_read_where_they_are():
+    assert on_threads(3, processes.shared) == [True] * 3
+
+
+def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
+    def program(comm):
+        comm.barrier()
+        comm.all_reduce(numpy.ones(3, numpy.float32))
+        if comm.rank == 1:
+            executor(comm)._meeting.memory.reach = mock.Mock(side_effect=OSError("not permitted"))
+        x, out = (comm.empty(50_000, "float32") for _ in range(2))
+        x[:] = values(comm, x.size)[comm.rank]
+        assert (comm.all_reduce(x, out, algorithm="two_shot") == sum(values(comm, x.size))).all()
+        assert processes.staged(comm).any()
+
+    on_threads(2, program)

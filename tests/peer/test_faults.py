@@ -1,0 +1,111 @@
+"""Nightly: planted faults, data races and models of the peer kernels, and the compilers of every line of GPUs."""
+
+import functools
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiled import compile_all
+from gpucoll.device import nvrtc, sources
+from gpucoll.dtypes import DTYPES
+from gpucoll.errors import BackendError
+from gpucoll.ops import OPS
+from pace import seconds
+from peer import mutants
+
+HERE = Path(__file__).parent
+gate = importlib.import_module("test_compile")  # beside the kernels' other tests, to which `peer.world` has made a way
+
+pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
+
+
+@pytest.fixture(scope="module")
+def changed():
+    """All mutants compiled."""
+    compile_all(map(mutants.changed, mutants.MUTANTS.values()))
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", mutants.MUTANTS)
+def test_a_mutant_is_noticed(changed, name):
+    assert mutants.is_noticed(mutants.MUTANTS[name])
+
+
+# ---------------------------------------------------------------- data races
+
+
+def sanitizer():
+    """What makes a process one that ThreadSanitizer looks at: its library, at addresses that it can bear."""
+    command = [os.environ.get("CXX", "g++"), "-print-file-name=libtsan.so"]
+    path = Path(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+    if not path.is_absolute() or shutil.which("setarch") is None:
+        pytest.skip("ThreadSanitizer's library or setarch is not installed")
+    return path.resolve()
+
+
+def below_sanitizer(*words):
+    environment = {**os.environ, "LD_PRELOAD": str(sanitizer()), "TSAN_OPTIONS": "exitcode=66", "PYTHONPATH":
+                   os.pathsep.join([str(HERE.parents[1]), *sys.path]), "OPENBLAS_NUM_THREADS": "1"}
+    return subprocess.run(["setarch", "-R", sys.executable, HERE / "mutants.py", *words], capture_output=True,
+                          text=True, timeout=seconds(240), env=environment)
+
+
+@pytest.mark.parametrize("check", ["check_direct", "check_steps", "check_between"])
+def test_no_data_race(check):
+    job = below_sanitizer(check)
+    assert (job.returncode, job.stdout) == (0, "ended\n"), job.stderr[-5000:]
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("race", mutants.RACES)
+def test_a_data_race_is_noticed(race):
+    job = below_sanitizer(mutants.RACES[race].check.__name__, race)
+    assert job.returncode == 66, job.stderr[-5000:]
+    assert "data race" in job.stderr
+
+
+# ---------------------------------------------------------------- models of the protocols
+
+# Which model, and whether it holds.
+MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
+          ("packets.pml -DONE_WAY -DBUFFERS=3", False), ("credits.pml", True), ("credits.pml -DDEPTH=1", True),
+          ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
+          ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
+          ("tickets.pml -DSTALE", False)]
+
+
+@pytest.mark.parametrize(("words", "holds"), MODELS)
+def test_a_model_holds_or_is_violated(words, holds, tmp_path):
+    if shutil.which("spin") is None:
+        pytest.skip("the models need SPIN: apt-get install spin")
+    model, *options = words.split()
+    path = HERE.parent / "spin" / model
+    subprocess.run(["spin", *options, "-a", path], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run([os.environ.get("CC", "gcc"), "-O1", "-w", "-o", "pan", "pan.c"], cwd=tmp_path, check=True)
+    job = subprocess.run([tmp_path / "pan", "-m100000"], cwd=tmp_path, capture_output=True, text=True,
+                         timeout=seconds(120))
+    assert f"errors: {0 if holds else 1}" in job.stdout, job.stdout
+    assert "max search depth too small" not in job.stdout
+
+
+# ---------------------------------------------------------------- GPUs' compilers: needs NVRTC, and no GPU
+
+MAKERS = (functools.partial(sources.shots, "one_shot"), functools.partial(sources.shots, "two_shot"), sources.packets,
+          sources.steps)
+PAIRS = [(op, dtype) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds]
+MOVES = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "float32", "float64", "complex128")]
+
+
+def test_every_kernel_compiles():
+    """Every op on every dtype; kernels and lines of GPUs take turns."""
+    try:
+        archs = gate.known(nvrtc.archs())
+    except BackendError as error:
+        pytest.skip(str(error))
+    kernels = [*MOVES, *(MAKERS[number % len(MAKERS)](*pair) for number, pair in enumerate(PAIRS))]
+    gate.check_all([[one] for one in kernels], [archs[number % len(archs)] for number in range(len(kernels))])

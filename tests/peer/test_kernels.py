@@ -1,0 +1,170 @@
+"""The kernels for memory that ranks share: in every order of their threads NumPy's bits, and no wait without an end."""
+
+import functools
+
+import numpy
+import pytest
+
+import oracle
+from compiled import compile_all
+from gpucoll.algorithms import algorithms
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.device import sources
+from gpucoll.device.peer import Room
+from gpucoll.dtypes import DTYPES
+from gpucoll.ops import OPS
+from grids import batches, in_pairs, naming
+from peer import direct, mutants, schedules
+from peer.schedules import Case
+from peer.world import ALL, Fault, World, library
+
+SIZES = (2, 3, 4, 8)
+SEEDS = batches([(seed,) for seed in range(200)], 50, keep=4, seed=0)
+# Every way of computing is in these; the others are nightly. They are always the same ones, made in one piece.
+OFTEN = [("sum", "bfloat16"), ("prod", "complex64"), ("min", "float8_e4m3fn"), ("lxor", "bool"), ("avg", "int16")]
+PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
+WIDTHS = ("int8", "float16", "float64", "complex128")
+
+pytestmark = pytest.mark.kernel
+
+
+def kernels_of(*pairs):
+    return sources.text(*(one for op, name in pairs for one in (*direct.instances(op, name),
+                                                                sources.steps(OPS[op], DTYPES[name]))))
+
+
+@pytest.fixture(scope="module")
+def made():
+    """Everything that the default tests use, made on every core."""
+    units = {"once": sources.text(*mutants.DIRECT, *mutants.STEPS), "floats": sources.text(*mutants.FLOATS),
+             "often": kernels_of(*OFTEN),
+             "widths": sources.text(*(sources.steps(None, DTYPES[name]) for name in WIDTHS))}
+    compile_all(units.values())
+    libraries = {name: library(source) for name, source in units.items()}
+    return {name: (one, one) for name, one in libraries.items()}
+
+
+@pytest.fixture
+def both(made):
+    """The op and dtype that most checks use."""
+    return made["once"]
+
+
+def in_turns(seeds, run, **options):
+    """Run with all blocks under way at once, or with one of each rank: in turns."""
+    for number, (seed,) in enumerate(seeds):
+        residency = (ALL, 1)[number % 2]
+        with naming((seed, residency)):
+            run(seed=seed, residency=residency, **options)
+
+
+@pytest.mark.parametrize("check", mutants.NEEDED, ids=lambda check: check.__name__)
+def test_every_order_gives_numpys_bits(made, check):
+    """Every fault in `mutants.MUTANTS` makes one of these fail."""
+    libraries = made["floats" if mutants.NEEDED[check] is mutants.FLOATS else "once"]
+    for seed in mutants.SEEDS:
+        with naming(seed):
+            check(libraries, seed)
+
+
+# ---------------------------------------------------------------- direct all-reduces
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_direct_operations_back_to_back(both, seeds):
+    run = functools.partial(direct.run, both, mutants.OP, mutants.NAME)
+    for size in SIZES:
+        in_turns(seeds, run, ranks=size, blocks=3)
+        for (seed,) in seeds:  # what the ranks do not share is staged section by section
+            run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3)
+    run(ranks=4, count=20_000, blocks=4, threads=128)
+
+
+def check_ops_on_dtypes(libraries, pairs):
+    for op, name in pairs:
+        with naming((op, name)):
+            for count, threads in ((1, 4), (33, 4), (1000, 64)):
+                direct.run(libraries, op, name, ranks=3, count=count, threads=threads)
+            step = oracle.kind(name).itemsize // (2 if name.startswith("complex") else 1)
+            direct.run(libraries, op, name, ranks=4, count=131, threads=8, misaligned=step)
+            for algorithm in ("ring", "one_shot", "recursive_doubling"):
+                schedules.run(libraries, Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
+
+
+def test_ops_and_dtypes(made):
+    check_ops_on_dtypes(made["often"], OFTEN)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("pairs", batches(PAIRS, 8, keep=0, seed=11))
+def test_every_op_on_some_dtypes(pairs):
+    one = library(kernels_of(*pairs))
+    check_ops_on_dtypes((one, one), pairs)
+
+
+# ---------------------------------------------------------------- schedules
+
+ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
+SHAPES = [(1, 1, 2, 0), (1, 100, 1, 1), (2, 67, 2, 2), (3, 200, 3, 0)]  # segments, elements, blocks, seed
+IN_PLACE = ("all_reduce", "scan", "exscan", "broadcast")
+WALKS = [(*case, size, shape, False) for case in ALIKE for size in (1, 2, 3, 4, 5, 8) for shape in SHAPES]
+WALKS += [(*walk[:4], True) for walk in WALKS if walk[0] in IN_PLACE]
+
+
+@pytest.mark.parametrize("walks", batches(in_pairs(WALKS, 3), 40, keep=80, seed=3))
+def test_every_schedule(both, walks):
+    for walk in walks:
+        collective, algorithm, size, (segments, count, channels, seed), in_place = walk
+        case = Case(collective, algorithm, size, count, segments=segments, root=size // 2, in_place=in_place)
+        with naming(walk):
+            schedules.run(both, case, channels=channels, seed=seed)
+
+
+def back_to_back(libraries, size, seed, residency):
+    cases = [Case("all_reduce", "ring", size, 67, segments=2), Case("broadcast", "chain", size, 40, root=1, segments=3),
+             Case("reduce", "tree", size, 33), Case("all_to_all", "direct", size, 21),
+             Case("broadcast", "binomial", size, 50), Case("all_reduce", "recursive_doubling", size, 29)]
+    schedules.run(libraries, *cases, channels=3, depth=1 + seed % 3, seed=seed, residency=residency)
+
+
+@pytest.mark.parametrize("seeds", SEEDS)
+def test_schedules_back_to_back(both, seeds):
+    """What is left in the slots, and the counters, go on from one to the next."""
+    for size in SIZES:
+        in_turns(seeds, functools.partial(back_to_back, both), size=size)
+
+
+def test_copies_of_every_width(made):
+    for name in WIDTHS:
+        for algorithm in algorithms("all_gather"):
+            with naming((name, algorithm)):
+                schedules.run(made["widths"], Case("all_gather", algorithm, 4, 61, name=name), slot=64, threads=16)
+
+
+# ---------------------------------------------------------------- waits that come to no good end
+
+
+# In a ring, one that waits for the missing rank keeps the next one waiting.
+@pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("one_shot", "where 1, peer 1,"),
+                                              ("ring", "where 3,")])
+def test_a_rank_that_never_comes_is_told(both, kernel, told):
+    """Every wait ends, and the control block says what was missing."""
+    world = World(Room(3, 2, packets=64, slot=32, staging=64), both, patience=1e-2)
+    case = Case("all_reduce", "ring", 3, 16)
+    for rank, own in enumerate(schedules.ranks_of(case, 2)):
+        if kernel == "ring" and rank != 1:
+            own.launch(world, case, rank, 2, 4)
+        elif rank != 1:
+            make = world.heaps[rank].packets if kernel == "packets" else world.heaps[rank].shots
+            world.launch(rank, f"{kernel}_int32_sum", make(*own.buffers[:2], 16), 2, 4)
+    with pytest.raises(Fault, match=f"gave up.*{told}"):
+        world.run()
+
+
+def test_the_host_ends_a_wait(both):
+    world = World(Room(2, 1, packets=64, slot=32, staging=64), both, patience=1e9)
+    world.controls[0]["aborted"] = 1
+    x = numpy.zeros(4, numpy.int32)
+    world.launch(0, "packets_int32_sum", world.heaps[0].packets(x.ctypes.data, x.ctypes.data, 4), 1, 4)
+    with pytest.raises(Fault, match="failures 0"):
+        world.run()

@@ -1,0 +1,93 @@
+"""Programs for the step kernel: every rank's part of a chunk stays in one block's hands, and all come to their ends."""
+
+import itertools
+
+import pytest
+
+from gpucoll.algorithms import algorithms
+from gpucoll.analysis.replay import ScheduleError
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.executors.peer.check import check
+from gpucoll.executors.peer.program import program
+from grids import batches, naming
+from peer.schedules import Case
+
+ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
+SIZES = (1, 2, 3, 5, 8)
+
+
+@pytest.mark.parametrize("cases", batches(list(itertools.product(ALIKE, SIZES, ((1, 1), (3, 40)), (1, 3))), 60,
+                                          keep=240, seed=41))
+def test_every_schedule_ends_on_a_single_slot_of_one_element(cases):
+    for (collective, algorithm), size, (segments, count), channels in cases:
+        with naming((collective, algorithm, size, segments, channels)):
+            check(Case(collective, algorithm, size, count, segments=segments).programs(channels), channels, 1, 1)
+
+
+def without(program, number):
+    """The same program without its step `number`."""
+    return program._replace(steps=program.steps[:number] + program.steps[number + 1:])
+
+
+@pytest.mark.parametrize(("collective", "algorithm"), [("all_reduce", "ring"), ("broadcast", "tree"),
+                                                       ("all_to_all", "direct"), ("scan", "linear")])
+def test_a_missing_step_is_noticed(collective, algorithm):
+    programs = Case(collective, algorithm, 4, 40, segments=2).programs(2)
+    for rank, one in enumerate(programs):
+        for number in range(len(one.steps)):
+            if one.steps[number].lanes:
+                mutant = [*programs[:rank], without(one, number), *programs[rank + 1:]]
+                with pytest.raises(ScheduleError):
+                    check(mutant, 2, 2, 8)
+
+
+def test_a_message_of_another_length_is_noticed():
+    programs, other = (Case("broadcast", "linear", 2, count).programs(1) for count in (40, 39))
+    with pytest.raises(ScheduleError, match="sends others"):
+        check([programs[0], other[1]], 1, 2, 64)
+
+
+def test_two_that_send_before_they_receive_stick_where_there_are_too_few_slots():
+    """Each in two rounds instead of one: with a slot for every piece they would come through."""
+    one = Case("all_reduce", "recursive_doubling", 2, 40).programs(1)
+    apart = [program._replace(steps=tuple(
+        step._replace(lanes=(lane,)) for step in program.steps for lane in step.lanes)) for program in one]
+    with pytest.raises(ScheduleError, match="never takes"):
+        check(apart, 1, 2, 8)
+    assert check(apart, 1, 5, 8) == 20
+    assert check(one, 1, 1, 8) == 20
+
+
+def test_no_part_crosses_from_one_chunk_into_another():
+    for collective, algorithm in ALIKE:
+        case = Case(collective, algorithm, 4, 57, segments=2)
+        for rank in range(4):
+            plan, layouts = case.plan(rank)
+            starts = {layouts.input.start(chunk) for chunk in range(layouts.input.chunks * 4 * 8 + 1)}
+            for step in program(plan, layouts, 2, 4).steps:
+                spans = [span for lane in step.lanes for span, _ in lane.parts]
+                spans += [span for write in (*step.before, *step.after) for span in write]
+                for span in (span for span in spans if span.buffer != "staging"):
+                    with naming((collective, algorithm, rank, span)):
+                        assert {span.start, span.stop} <= starts
+                        assert not starts & set(range(span.start + 1, span.stop))
+
+
+def meet(spans, others):
+    return [(a, b) for a, b in itertools.product(spans, others)
+            if a.buffer == b.buffer and a.start < b.stop and b.start < a.stop]
+
+
+def test_what_is_read_in_a_step_is_not_changed_meanwhile():
+    """What comes is put only where nothing is sent from, and nothing read afterwards but by what is formed there."""
+    for (collective, algorithm), in_place in itertools.product(ALIKE, (False, True)):
+        case = Case(collective, algorithm, 5, 64, in_place=in_place and collective == "all_reduce")
+        for step in (step for made in case.programs(2) for step in made.steps):
+            with naming((collective, algorithm, in_place, step)):
+                sent = [span for lane in step.lanes if not lane.receives for span, _ in lane.parts]
+                came = [span for lane in step.lanes if lane.receives for span, _ in lane.parts]
+                read = [span for write in step.after for span in write[1:] if span != write[0]]
+                summed = [span for lane in step.lanes for span, combined in lane.parts if combined]
+                assert not meet(came, sent)
+                assert not meet([span for span in came if span.buffer != "staging"], read)
+                assert not meet(summed, [write[0] for write in step.after])
