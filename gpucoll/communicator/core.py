@@ -284,7 +284,7 @@ class Core:
 
     def _host_executor(self) -> str | None:
         """Return the executor for what has no arrays of the user's: the one asked for, if it serves the host."""
-        return self.executor if self.executor in ("mpi", "shared", "native") else None
+        return self.executor if self.executor in ("mpi", "shared", "hybrid", "native") else None
 
     def __enter__(self) -> Self:
         return self
