@@ -25,21 +25,14 @@ def slabs():
 @pytest.mark.parametrize("executor", [None, "shared"])
 def test_one_thread_closes_all_ranks_and_the_last_one_frees(executor):
     comms, before = gc.init_local(4, timeout=NEVER, executor=executor), slabs()
-
-    def use(comm):
-        mine = comm.zeros(8, "float64")
-        mine += comm.rank
-        return comm.all_reduce(mine, numpy.empty(8), async_op=True)
-
-    works = all_on_threads(comms, use)
+    found = all_on_threads(comms, lambda comm: comm.all_reduce(comm.zeros(8, "float64") + comm.rank))
+    assert (numpy.array(found) == 6).all()
     for comm in comms:
         assert slabs() - before == 4
         comm.close()
         comm.close()
         with pytest.raises(gc.ClosedError):
             comm.barrier()
-    assert [work.wait()[0] for work in works] == [6] * 4  # what was under way came to its end
-    works.clear()
     assert slabs() == before
 
 
@@ -51,6 +44,22 @@ def test_kernels_that_read_other_ranks_memory_do_not_stop_it(monkeypatch, emulat
     for comm in reversed(comms):
         comm.close()
     assert all((one == 6).all() for one in found)
+
+
+def test_what_is_under_way_is_completed_first():
+    comms, begun, total = gc.init_local(2, timeout=seconds(60)), threading.Event(), numpy.zeros(8)
+
+    def program(comm):
+        if comm.rank == 0:
+            comm.all_reduce(numpy.ones(8), total, async_op=True)
+            begun.set()
+        else:
+            assert begun.wait(seconds(60))
+            comm.all_reduce(numpy.ones(8))
+        comm.close()
+
+    all_on_threads(comms, program)
+    assert (total == 2).all()
 
 
 def test_a_rank_may_leave_what_others_are_still_in():
