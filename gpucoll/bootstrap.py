@@ -32,7 +32,6 @@ class Options(NamedTuple):
     timeout: float = 300.0
     check: str | None = None
     executor: str | None = None
-    deterministic: bool = False
     prefer: str = ""
     emulated: bool = False
 
@@ -41,14 +40,17 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     """Return what was `given`, else what the environment says, else the defaults; None is not given.
 
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
-    Options(timeout=5.0, check='off', executor=None, deterministic=False, prefer='', emulated=False)
+    Options(timeout=5.0, check='off', executor=None, prefer='', emulated=False)
     """
     unknown = set(given) - {"timeout", "check", "executor", "deterministic"}
     if unknown:
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
+    if given.get("deterministic"):
+        raise UsageError("deterministic=True is not there yet; leave it out: the same inputs, algorithm and "
+                         "communicator give the same bits anyway", code="GC-OPTION")
     names = {"timeout": "GPUCOLL_TIMEOUT", "check": "GPUCOLL_CHECK", "executor": "GPUCOLL_EXECUTOR"}
     chosen: dict[str, Any] = {name: environment.get(variable) or None for name, variable in names.items()}
-    chosen |= {name: value for name, value in given.items() if value is not None}
+    chosen |= {name: value for name, value in given.items() if value is not None and name in names}
     _check_choice("check", chosen["check"], CHECKS)
     _check_choice("executor", chosen["executor"], EXECUTORS)
     timeout = Options().timeout if chosen["timeout"] is None else _seconds(chosen["timeout"])

@@ -112,6 +112,22 @@ def _tune(options: Any) -> int:
     return tune(options)
 
 
+def _unknown(collective: str | None, algorithm: str) -> str:
+    """Return what is wrong with a collective and an algorithm, of which there is none."""
+    from gpucoll.algorithms import algorithms, find
+    from gpucoll.collectives import COLLECTIVES
+    from gpucoll.errors import GpucollError, nearest
+
+    if collective is None:
+        known = sorted({name for one in COLLECTIVES for name in algorithms(one)})
+        return f"no collective has an algorithm {algorithm!r}{nearest(algorithm, known)}"
+    try:
+        find(collective, algorithm)
+    except GpucollError as error:
+        return str(error.args[0])
+    return f"{algorithm!r}: name it without its parameters"
+
+
 def _verify(options: Any) -> int:
     """Prove what was asked for; print a line per algorithm and a last line with the total."""
     from gpucoll.analysis.verify import prove_registry
@@ -124,7 +140,7 @@ def _verify(options: Any) -> int:
         if not options.json:
             print(f"{row.collective:16} {row.algorithm:20} {row.schedules:6} schedules  {row.fault or 'proved'}")
     if not rows:
-        refuse("gpucoll verify", f"no algorithm {options.algorithm!r} of collective {options.collective!r}")
+        refuse("gpucoll verify", _unknown(options.collective, options.algorithm))
     seconds = round(time.perf_counter() - started, 1)
     total = sum(row["schedules"] for row in rows)
     if options.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy
@@ -110,9 +110,13 @@ class LocalLink:
     def free(self) -> None:
         """Nothing to give back."""
 
+    def leave(self, release: Callable[[bool], None], *, failed: bool) -> None:
+        """Leave without waiting; who leaves last calls every rank's `release` with whether any of them has failed."""
+        self._hub.leave(release, failed)
+
 
 class _Hub:
-    """What the threads of one `init_local` share: mail, and what splits tell each other."""
+    """What the threads of one `init_local` share: mail, what splits tell each other, and who has left."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -120,6 +124,18 @@ class _Hub:
         self._news = threading.Condition()
         self._told: dict[int, dict[int, Any]] = collections.defaultdict(dict)
         self._parts: dict[tuple[int, int], _Hub] = {}
+        self._releases: list[Callable[[bool], None]] = []  # of those who have left
+        self._has_failed = False
+
+    def leave(self, release: Callable[[bool], None], failed: bool) -> None:
+        """See `LocalLink.leave`."""
+        with self._news:
+            self._releases.append(release)
+            self._has_failed |= failed
+            if len(self._releases) < self.size:
+                return
+        while self._releases:
+            self._releases.pop(0)(self._has_failed)
 
     def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> Mapping[int, Any]:
         """Return the values of all ranks for the `number`-th split."""

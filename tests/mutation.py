@@ -60,6 +60,7 @@ class Verdict(NamedTuple):
 def faults():
     """All of the repository's own: schedules and product here, kernels where their checks are tested on them."""
     import peer_mutants
+
     import slots_mutants
 
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))

@@ -140,9 +140,8 @@ def refused_on_several_nodes(mpi):
 
 
 def on_several_nodes(mpi, name):
-    """The mpi executor reads memory within a node: the bits are those of messages alone."""
-    with way(name), on_two_nodes(mpi, "mpi") as here, on_two_nodes(mpi, "mpi") as there:
-        there._host.executors[0].serves = lambda task: "not here"
+    """The hybrid executor reads memory within a node: the bits are those of messages alone."""
+    with way(name), on_two_nodes(mpi, None) as here, on_two_nodes(mpi, "mpi") as there:
         for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "scan", "broadcast"):
             for algorithm in gc.algorithms(collective, size=mpi.size):
                 shape = (mpi.size, 703) if collective in ("reduce_scatter", "all_to_all") else (2111,)
@@ -151,5 +150,6 @@ def on_several_nodes(mpi, name):
                                  for comm, x in zip((here, there), xs, strict=True))
                 assert found.tobytes() == wanted.tobytes(), (collective, algorithm)
         assert isinstance(here._host.executors[0], SharedExecutor)
+        assert [one.name for one in here._host.executors] == ["hybrid", "mpi", "native"]
         assert here._host.executors[0].serves(NOTHING) is None
     return True

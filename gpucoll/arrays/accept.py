@@ -11,6 +11,7 @@ import numpy
 from gpucoll.arrays.memory import Array, on_gpu, overlap, overlaps_itself, same_memory
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
+from gpucoll.ops import op_of
 
 
 def as_array(name: str, what: str, x: object) -> Array:
@@ -27,9 +28,28 @@ def as_array(name: str, what: str, x: object) -> Array:
     if on_gpu(x):
         return _gpu_array(name, what, x)
     if isinstance(x, numpy.generic) or not (hasattr(x, "__dlpack__") or hasattr(x, "__array_interface__")):
-        raise ArgumentError(f"{name}: {what} is a {type(x).__name__}, not an array; pass numpy.asarray(x)",
-                            code="GC-ARRAY")
+        raise ArgumentError(f"{name}: {what} is a {type(x).__name__}, not an array{_advice(what, x)}", code="GC-ARRAY")
     return _foreign(name, what, x)
+
+
+def _advice(what: str, x: object) -> str:
+    """Return the end of a message about what is no array: what was meant, if that can be guessed."""
+    if type(x).__name__ == "InPlaceType":  # mpi4py's
+        return "; out=x works in place"
+    if what == "out" and _is_op(x):
+        return "; pass the op as op="
+    if isinstance(x, list | tuple) and any(isinstance(one, numpy.ndarray) for one in x):
+        return "; pass one array, its dtype and length are known"
+    is_data = isinstance(x, bool | int | float | complex | list | tuple | numpy.generic)
+    return f"; pass numpy.asarray({what})" if is_data and what != "out" else ""
+
+
+def _is_op(x: object) -> bool:
+    try:
+        op_of(x)
+    except ArgumentError:
+        return False
+    return True
 
 
 def _gpu_array(name: str, what: str, x: Any) -> Array:

@@ -22,12 +22,13 @@ from gpucoll.calibration.sweep import SIZES, sweep
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.links import MpiLink
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner.host import facts, read, table_path
 from gpucoll.tuner.table import Shape, Table, as_toml
 
 PROGRAM = "gpucoll tune"
-EXECUTORS = {"cpu": ("shared", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
+EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
 HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. Without it built-in defaults serve."
 
 
@@ -92,14 +93,19 @@ def _speaker(comm: Communicator) -> Any:
 def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
     """Yield a communicator of the same ranks for each executor that serves here."""
     with contextlib.ExitStack() as stack:
-        made = {name: stack.enter_context(Communicator.from_mpi(comm.mpi, executor=name)) for name in EXECUTORS[device]}
+        made = {name: stack.enter_context(_with_executor(comm, name)) for name in EXECUTORS[device]}
         yield {name: one for name, one in made.items() if probes.serves(one, device)}
+
+
+def _with_executor(comm: Communicator, name: str) -> Communicator:
+    """Return a communicator of the same ranks with an executor, be it one that the library alone chooses."""
+    return Communicator(MpiLink.of(comm.mpi, comm.timeout), comm.options._replace(executor=name))
 
 
 def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:
     some, links = next(iter(comms.values())), []
     for executor in comms:
-        if executor != "native":
+        if executor not in ("native", "hybrid"):  # which has those of shared and mpi
             found = probes.links(some, executor, options.device)
             links += found
             say("\n".join(map(_link_line, found)))

@@ -34,7 +34,8 @@ class Communicator(Ragged, Points, Advice, Persistent, Symmetric):
     def from_mpi(cls, mpi: Any, **options: Any) -> Communicator:
         """Return a communicator of the ranks of an mpi4py intracommunicator, which is duplicated.
 
-        A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else.
+        A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else, UsageError for
+        ``deterministic=True``. `check` does nothing yet: see `init`.
         """
         wanted = bootstrap.options(options)
         return cls(MpiLink.of(mpi, wanted.timeout), wanted)
@@ -46,16 +47,17 @@ _world: Communicator | None = None
 def init(**options: Any) -> Communicator:
     """Return the communicator of all ranks: MPI's COMM_WORLD, duplicated; again, the same object.
 
-    Options: `timeout` in seconds, the deadline of every wait (default 300); `check` "full", "deferred" or "off";
-    `executor` a name or None; `deterministic`. GPUCOLL_TIMEOUT, GPUCOLL_CHECK and GPUCOLL_EXECUTOR say what is left
-    open. Raises UsageError for other options than before, and under a launcher of another MPI.
+    Options: `timeout` in seconds, the deadline of every wait (default 300); `executor` a name or None. GPUCOLL_TIMEOUT
+    and GPUCOLL_EXECUTOR say what is left open. `check` ("full", "deferred", "off"; GPUCOLL_CHECK) is accepted and does
+    nothing yet: ranks' arguments are not compared with each other before data move. ``deterministic=True`` is not there
+    yet either, and refused by a UsageError; so are other options than before, and a launcher of another MPI.
     """
     global _world
     wanted = bootstrap.options(options)
     if _world is None or _world.closed:
         _world = Communicator(MpiLink(bootstrap.world(), wanted.timeout), wanted)
-    elif any(value is not None and getattr(_world.options, name) != getattr(wanted, name)
-             for name, value in options.items()):
+    elif any(options.get(name) is not None and getattr(_world.options, name) != getattr(wanted, name)
+             for name in ("timeout", "check", "executor")):
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "
                          "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
     return _world
@@ -64,7 +66,9 @@ def init(**options: Any) -> Communicator:
 def init_local(n: int, **options: Any) -> list[Communicator]:
     """Return `n` communicators of one process, one for each of `n` threads; no MPI is started.
 
-    Options as in `init`. Every thread uses its own as a rank would. Raises ArgumentError.
+    Options as in `init`. Every thread uses its own as a rank would. `close` completes what this rank has under way and
+    waits for nobody else, so that one thread may close all of them, one after another; their memory is freed when the
+    last one is closed. Raises ArgumentError.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-COMM")

@@ -12,6 +12,7 @@ from gpucoll.links import Link
 from gpucoll.waits import Waits
 
 NATIVE = "native"
+HYBRID = "hybrid"
 
 
 class Backend(Protocol):
@@ -25,7 +26,8 @@ def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
     """Return the executors that can serve `task`, whose algorithm may be "auto"; `allowed` is the one asked for.
 
     Raises ArgumentError where there is none. On the emulated device "auto" leaves MPI's own aside: it is there to
-    test what runs on GPUs.
+    test what runs on GPUs. `mpi` is left aside where `hybrid` serves, which sends the same messages between nodes and
+    none inside them.
     """
     there = [one for one in backend.executors if task.algorithm == "auto" or (one.name == NATIVE)
              == (task.algorithm == NATIVE)]
@@ -36,9 +38,12 @@ def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
     served = tuple(dict.fromkeys(one.name for one, reason in zip(asked, reasons, strict=True) if reason is None))
     if not served:
         raise ArgumentError(f"{task.collective}: executor {asked[-1].name} cannot serve: {reasons[-1]}", code="GC-ALGO")
-    if task.device == "emulated" and task.algorithm == "auto" and allowed is None and len(served) > 1:
-        return tuple(name for name in served if name != NATIVE)
-    return served
+    aside = set[str]()
+    if allowed is None and task.device == "emulated" and task.algorithm == "auto" and len(served) > 1:
+        aside.add(NATIVE)
+    if allowed is None and HYBRID in served:
+        aside.add("mpi")
+    return tuple(name for name in served if name not in aside)
 
 
 def _refused(task: Task, there: list[Executor], allowed: str | None) -> ArgumentError:
@@ -63,8 +68,9 @@ class HostBackend:
     """Host arrays: the node's shared memory, MPI's messages and collectives.
 
     Threads have no collectives of their own, and take each other's memory only where that was `asked` for: their
-    messages are copies in memory anyway. Where there are several nodes, `mpi` reads the memory of its own node, if the
-    system lets it, and sends messages to the others. `heap` is the symmetric memory.
+    messages are copies in memory anyway. Where there are several nodes, `hybrid` reads the memory of its own node, if
+    the system lets it, and sends messages to the others; it is the library's to choose, not the user's to name. `heap`
+    is the symmetric memory.
     """
 
     def __init__(self, link: Link, timeout: float, asked: str | None) -> None:
@@ -102,7 +108,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None) -> Iterator
     from gpucoll.executors.mpi import MpiExecutor
     from gpucoll.executors.shared import SharedExecutor
 
-    name = "shared" if max(link.place.nodes) == 0 else "mpi"
+    name = "shared" if max(link.place.nodes) == 0 else HYBRID
     if asked == name or (asked is None and link.mpi is not None):
         shared = SharedExecutor(link, heap, timeout, name)
         if link.mpi is not None:

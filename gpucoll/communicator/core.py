@@ -28,7 +28,7 @@ from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveT
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import farewell
 from gpucoll.launchers import local_rank
-from gpucoll.links import Link
+from gpucoll.links import Link, LocalLink
 from gpucoll.ops import NOT_IN, Op, op_of
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner, rules
@@ -256,17 +256,35 @@ class Core:
 
         What is still under way is completed first. Where another rank has failed or does not come within the timeout,
         MPI's communicators stay: to free them on some ranks only would let late messages reach the next ones.
+        Of ranks that are threads none waits for another: the last one to close frees the memory of all.
         """
         if self.closed:
             return
         self.closed = True
         self._express = _unknown
-        together = self._say_farewell()
-        self._waits.close()
+        if isinstance(self._link, LocalLink):
+            ended = self._has_ended()
+            self._waits.close()
+            self._link.leave(self._release, failed=not ended)
+        else:
+            together = self._say_farewell()
+            self._waits.close()
+            self._release(not together)
+
+    def _has_ended(self) -> bool:
+        """Return whether all that this rank has under way has come to a good end, on its devices too."""
+        try:
+            self._waits.run(iter(()), "close")
+        except GpucollError:
+            return False
+        return all([gpu.has_ended(self.timeout) for gpu in self._gpus.values()])
+
+    def _release(self, failed: bool) -> None:
+        """Give all memory back, or of devices' what no other rank can still be using where one has `failed`."""
         self._host.close()
         for gpu in self._gpus.values():
-            gpu.close(self.timeout, failed=not together)
-        if together:
+            gpu.close(self.timeout, failed=failed)
+        if not failed:
             self._link.free()
 
     def _say_farewell(self) -> bool:
@@ -289,7 +307,7 @@ class Core:
 
     def _host_executor(self) -> str | None:
         """Return the executor for what has no arrays of the user's: the one asked for, if it serves the host."""
-        return self.executor if self.executor in ("mpi", "shared", "native") else None
+        return self.executor if self.executor in ("mpi", "shared", "hybrid", "native") else None
 
     def __enter__(self) -> Self:
         return self

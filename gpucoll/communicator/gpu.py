@@ -70,12 +70,16 @@ class Gpu:
         if self._peer is not None:
             self._peer.check()
 
+    def has_ended(self, timeout: float) -> bool:
+        """Return whether all that was enqueued comes to an end within `timeout` seconds."""
+        return not self.device.asynchronous or self.order.has_ended(timeout)
+
     def close(self, timeout: float, *, failed: bool) -> None:
         """Give back what it holds, in order; where the communicator has failed, without the other ranks.
 
         Then its memory stays: NCCL may go on writing until it has been aborted, and nobody knows when that is.
         """
-        if failed or (self.device.asynchronous and not self.order.has_ended(timeout)):
+        if failed or not self.has_ended(timeout):
             if self._peer is not None:
                 self._peer.abort()
             self._transport.abort()

@@ -151,8 +151,11 @@ class Points(Core):
         """
         self._check_usable()
         for what, value in (("color", 0 if color is None else color), ("key", key)):
-            if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or (what == "color" and value < 0):
+            if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
                 raise ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
+        if color is not None and color < 0:
+            raise ArgumentError(f"split: color {color} is negative; pass None on the ranks that join nobody",
+                                code="GC-SPLIT")
         self._meet("split")
         link = self._link.split(None if color is None else int(color), int(key))
         return None if link is None else type(self)(link, self.options)

@@ -38,9 +38,8 @@ class Symmetric(Headers):
         array[...] = 0
         return array
 
-    def close(self) -> None:
-        """Give back what the communicator holds, its symmetric memory too; idempotent. See `Core.close`."""
-        super().close()
+    def _release(self, failed: bool) -> None:
+        super()._release(failed)
         for heap in self._own_heaps.values():
             heap.close()
 

@@ -171,8 +171,7 @@ def _with_options(part: Communicator, options: dict[str, float]) -> Communicator
     """Return a communicator of the same ranks with other options."""
     if not options or options["timeout"] == part.timeout:
         return part
-    inherited = {"check": part.check, "executor": part.executor, "deterministic": part.options.deterministic}
-    other = Communicator.from_mpi(part.mpi, **inherited, **options)
+    other = Communicator.from_mpi(part.mpi, check=part.check, executor=part.executor, **options)
     part.close()
     return other
 

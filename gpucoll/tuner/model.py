@@ -164,10 +164,9 @@ class Model:
     def _link(self, executor: str, name: str) -> Link | None:
         if self.world.device == "emulated":  # whose messages are MPI's, and whose memory is the host's
             executor = STANDS_FOR.get(executor, executor)
-        asked = [(executor, name)]
-        if asked == [("mpi", "node")] and self.world.node_count > 1:  # whose ranks read their own node's memory
-            asked.insert(0, ("shared", "node"))
-        return next((link for one in asked for shape in self._shapes for link in shape.links if link[:2] == one), None)
+        if executor == "hybrid":
+            executor = "shared" if name == "node" else "mpi"
+        return next((link for shape in self._shapes for link in shape.links if link[:2] == (executor, name)), None)
 
 
 def _level(link: Link, ranks: int | None) -> Level:

@@ -5,130 +5,118 @@ import pytest
 
 import gpucoll as gc
 import oracle
+from pace import seconds
+from thread_ranks import on_threads
 
 
-@pytest.fixture
-def ranks(ranks_anywhere):
-    return ranks_anywhere
-
-
-def messages(mpi):
+def messages(comm):
     """send, recv and sendrecv: order, tags, strided arrays, every dtype, empty arrays."""
-    with gc.Communicator.from_mpi(mpi, timeout=30) as comm:
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        for name in oracle.DTYPES:
-            x = oracle.values("sum", name, comm.rank, 11)
-            out = numpy.empty_like(x)
-            assert comm.sendrecv(x, out, right, left) is out
-            assert oracle.same_bits(out, oracle.values("sum", name, left, 11))
-        gaps = numpy.zeros((4, 6), numpy.int32)
-        across = numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32))
-        comm.sendrecv(across, gaps[:, ::2], right, left, tag=7)
-        assert (gaps[:, ::2] == left).all()
-        assert not gaps[:, 1::2].any()
-        assert comm.sendrecv(numpy.empty(0), numpy.empty(0), right, left).size == 0
-        if comm.size > 1 and comm.rank == 0:
-            comm.send(numpy.array([1]), comm.size - 1, tag=5)
-            comm.send(numpy.array([2]), comm.size - 1, tag=6)
-        if comm.size > 1 and comm.rank == comm.size - 1:
-            assert comm.recv(numpy.empty(1, int), 0, tag=6)[0] == 2
-            assert comm.recv(numpy.empty(1, int), 0, tag=5)[0] == 1
-    return True
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for name in oracle.DTYPES:
+        x = oracle.values("sum", name, comm.rank, 11)
+        out = numpy.empty_like(x)
+        assert comm.sendrecv(x, out, right, left) is out
+        assert oracle.same_bits(out, oracle.values("sum", name, left, 11))
+    gaps = numpy.zeros((4, 6), numpy.int32)
+    across = numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32))
+    comm.sendrecv(across, gaps[:, ::2], right, left, tag=7)
+    assert (gaps[:, ::2] == left).all()
+    assert not gaps[:, 1::2].any()
+    assert comm.sendrecv(numpy.empty(0), numpy.empty(0), right, left).size == 0
+    if comm.size > 1 and comm.rank == 0:
+        first = comm.send(numpy.array([1]), comm.size - 1, tag=5, async_op=True)
+        comm.send(numpy.array([2]), comm.size - 1, tag=6)
+        first.wait()
+    if comm.size > 1 and comm.rank == comm.size - 1:
+        assert comm.recv(numpy.empty(1, int), 0, tag=6)[0] == 2
+        assert comm.recv(numpy.empty(1, int), 0, tag=5)[0] == 1
 
 
-def nonblocking(mpi):
+def nonblocking(comm):
     """Each goes on by itself: receives may come before the sends that they wait for, collectives between them."""
-    with gc.Communicator.from_mpi(mpi, timeout=30) as comm:
-        peers = [peer for peer in range(comm.size) if peer != comm.rank]
-        outs = {peer: numpy.zeros(50_000) for peer in peers}
-        takes = {peer: comm.recv(outs[peer], peer, async_op=True) for peer in peers}
-        total = comm.all_reduce(numpy.array([comm.rank]), algorithm="ring")
-        gives = [comm.send(numpy.full(50_000, comm.rank + peer / 8), peer, async_op=True) for peer in reversed(peers)]
-        for peer, work in takes.items():
-            assert (work.wait() == peer + comm.rank / 8).all()
-        for work in gives:
-            work.wait()
-        assert total[0] == sum(range(comm.size))
-    return True
+    peers = [peer for peer in range(comm.size) if peer != comm.rank]
+    outs = {peer: numpy.zeros(50_000) for peer in peers}
+    takes = {peer: comm.recv(outs[peer], peer, async_op=True) for peer in peers}
+    total = comm.all_reduce(numpy.array([comm.rank]), algorithm="ring")
+    gives = [comm.send(numpy.full(50_000, comm.rank + peer / 8), peer, async_op=True) for peer in reversed(peers)]
+    for peer, work in takes.items():
+        assert (work.wait() == peer + comm.rank / 8).all()
+    for work in gives:
+        work.wait()
+    assert total[0] == sum(range(comm.size))
 
 
-def groups(mpi):
+def groups(comm):
     """Calls of a block are sent together; a ring of plain sends would lock without it."""
-    with gc.Communicator.from_mpi(mpi, timeout=30) as comm:
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        out, big = numpy.zeros(3), numpy.zeros(300_000)
-        with comm.group():
-            comm.send(numpy.full(3, comm.rank + 0.5), right)
-            assert comm.recv(out, left) is out
-            total = comm.all_reduce(numpy.array([comm.rank]))
-            comm.send(numpy.full(300_000, float(comm.rank)), left, tag=1)
-            comm.recv(big, right, tag=1)
-            work = comm.all_gather(numpy.array([comm.rank]), async_op=True)
-            blocks = comm.all_gather_v(numpy.full(comm.rank, comm.rank))
-        assert (out == left + 0.5).all()
-        assert (big == right).all()
-        assert total[0] == sum(range(comm.size))
-        assert (work.wait()[:, 0] == numpy.arange(comm.size)).all()
-        assert all((block == rank).all() and len(block) == rank for rank, block in enumerate(blocks))
-        with pytest.raises(gc.UsageError, match="nest"), comm.group(), comm.group():
-            pass
-        with pytest.raises(KeyError), comm.group():
-            raise KeyError("the block failed: nothing is sent")
-        assert comm.all_reduce(numpy.array([1]))[0] == comm.size
-    return True
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    out, big = numpy.zeros(3), numpy.zeros(300_000)
+    with comm.group():
+        comm.send(numpy.full(3, comm.rank + 0.5), right)
+        assert comm.recv(out, left) is out
+        total = comm.all_reduce(numpy.array([comm.rank]))
+        comm.send(numpy.full(300_000, float(comm.rank)), left, tag=1)
+        comm.recv(big, right, tag=1)
+        work = comm.all_gather(numpy.array([comm.rank]), async_op=True)
+        blocks = comm.all_gather_v(numpy.full(comm.rank, comm.rank))
+    assert (out == left + 0.5).all()
+    assert (big == right).all()
+    assert total[0] == sum(range(comm.size))
+    assert (work.wait()[:, 0] == numpy.arange(comm.size)).all()
+    assert all((block == rank).all() and len(block) == rank for rank, block in enumerate(blocks))
+    with pytest.raises(gc.UsageError, match="nest"), comm.group(), comm.group():
+        pass
+    with pytest.raises(KeyError), comm.group():
+        raise KeyError("the block failed: nothing is sent")
+    assert comm.all_reduce(numpy.array([1]))[0] == comm.size
 
 
-def splits(mpi):
-    with gc.Communicator.from_mpi(mpi, timeout=30, check="off") as comm:
-        half = comm.split(comm.rank % 2, key=-comm.rank)
-        members = sorted((rank for rank in range(comm.size) if rank % 2 == comm.rank % 2), reverse=True)
-        assert (half.rank, half.size) == (members.index(comm.rank), len(members))
-        assert (half.timeout, half.check) == (30, "off")
-        assert (half.all_gather(numpy.array([comm.rank]))[:, 0] == members).all()
-        nobody = comm.split(None if comm.rank else 3)
-        assert (nobody is None) == bool(comm.rank)
-        quarter = half.split(half.rank // 2)
-        assert quarter.size == min(2, half.size - half.rank // 2 * 2)
-        for one in (quarter, half, nobody):
-            if one is not None:
-                one.close()
-        for color, key in ((-1, 0), (1.5, 0), (True, 0), (0, "first")):
-            with pytest.raises(gc.ArgumentError, match="GC-SPLIT"):
-                comm.split(color, key)
-        assert comm.all_reduce(numpy.array([1]))[0] == comm.size
-    return True
+def splits(comm):
+    half = comm.split(comm.rank % 2, key=-comm.rank)
+    members = sorted((rank for rank in range(comm.size) if rank % 2 == comm.rank % 2), reverse=True)
+    assert (half.rank, half.size) == (members.index(comm.rank), len(members))
+    assert half.options == comm.options
+    assert (half.all_gather(numpy.array([comm.rank]))[:, 0] == members).all()
+    nobody = comm.split(None if comm.rank else 3)
+    assert (nobody is None) == bool(comm.rank)
+    quarter = half.split(half.rank // 2)
+    assert quarter.size == min(2, half.size - half.rank // 2 * 2)
+    for one in (quarter, half, nobody):
+        if one is not None:
+            one.close()
+    assert comm.all_reduce(numpy.array([1]))[0] == comm.size
 
 
-def wrong_arguments(mpi):
-    with gc.Communicator.from_mpi(mpi, timeout=30) as comm:
-        x, fixed = numpy.zeros(4), numpy.zeros(4)
-        fixed.flags.writeable = False
-        for call, code in ((lambda: comm.send(x, comm.size), "GC-ROOT"), (lambda: comm.send(x, -1), "GC-ROOT"),
-                           (lambda: comm.send(x, True), "GC-ROOT"), (lambda: comm.send(x, 0, tag=-1), "GC-TAG"),
-                           (lambda: comm.send(x, 0, tag=1 << 15), "GC-TAG"), (lambda: comm.send([1], 0), "GC-ARRAY"),
-                           (lambda: comm.recv(fixed, 0), "GC-READONLY"), (lambda: comm.recv(3, 0), "GC-ARRAY"),
-                           (lambda: comm.sendrecv(x, x, 0, 0), "GC-OVERLAP")):
-            with pytest.raises(gc.ArgumentError) as refused:
-                call()
-            assert refused.value.code == code
-        if comm.rank == 0:
-            comm.send(numpy.arange(3.0), 1)
-            comm.send(numpy.arange(3.0), 1)
-        elif comm.rank == 1:
-            with pytest.raises(gc.MismatchError, match="sent 24 bytes, out has 32") as mismatch:
-                comm.recv(x, 0)
-            assert mismatch.value.ranks == (0,)
-            with pytest.raises(gc.MismatchError, match="out has 16"):
-                comm.recv(x[:2], 0)
-        comm.barrier()
-    return True
+def wrong_lengths(comm):
+    """An error on the receiver, who can go on."""
+    x = numpy.zeros(4)
+    if comm.size > 1 and comm.rank == 0:
+        comm.send(numpy.arange(3.0), 1)
+        comm.send(numpy.arange(3.0), 1)
+    elif comm.rank == 1:
+        with pytest.raises(gc.MismatchError, match="sent 24 bytes, out has 32") as mismatch:
+            comm.recv(x, 0)
+        assert mismatch.value.ranks == (0,)
+        with pytest.raises(gc.MismatchError, match="out has 16"):
+            comm.recv(x[:2], 0)
+    comm.barrier()
+
+
+def all_programs(comm):
+    for program in (messages, nonblocking, groups, splits, wrong_lengths):
+        program(comm)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("program", [messages, nonblocking, groups, splits])
-def test_points(ranks, program, size):
-    assert ranks(program, size) == [True] * size
+def test_points_between_threads(size):
+    on_threads(size, all_programs, timeout=seconds(60))
 
 
-def test_wrong_arguments(ranks):
-    ranks(wrong_arguments, 2)
+def on_processes(mpi):
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60), check="off") as comm:
+        all_programs(comm)
+
+
+@pytest.mark.parametrize("size", [3, pytest.param(8, marks=pytest.mark.slow)])
+def test_points_between_processes(ranks_anywhere, size):
+    """On the host, and on the emulated device."""
+    ranks_anywhere(on_processes, size, timeout=seconds(60))

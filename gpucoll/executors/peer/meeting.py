@@ -66,7 +66,7 @@ class Meeting:
         self._device, self._timeout, self._check = device, timeout, check
         self._place, self._wire = link.place, link.wire
         self._waits = Waits(timeout, foreign=link.foreign)
-        self._open = False
+        self._open, self._between_processes = False, link.mpi is not None
         self.control = numpy.zeros((), CONTROL)
         self.room = Room(link.place.size)
         self.trouble = _unfit(link.place)
@@ -74,13 +74,14 @@ class Meeting:
             self._waits.run(self._meet(), "peer memory")
 
     def close(self) -> None:
-        """Give all memory back; idempotent. A collective call."""
+        """Give all memory back; idempotent. A collective call, but of threads: those map nobody's memory."""
         if self._open:
             self._open = False
             mine = [self.memory] if hasattr(self, "memory") else []
             for memory in mine:
                 memory.close()
-            self._waits.run(self._exchange([]), "peer memory")  # an owner frees what nobody maps any more
+            if self._between_processes:
+                self._waits.run(self._exchange([]), "peer memory")  # an owner frees what nobody maps any more
             for memory in mine:
                 memory.free()
 

@@ -1,13 +1,14 @@
 """The `shared` executor: the ranks of one node read, and reduce, each other's memory in place.
 
 It runs every schedule: a receive reads the sender's part where it is, once that rank shows that it has come so far;
-nothing is sent, and no rank waits for others than those that it reads from, or that read from it.
+no rank waits for others than those that it reads from, or that read from it. Inside a node nothing is sent. Across
+nodes the same executor, then named `hybrid`, sends messages.
 
     order        what waits for what
     program      an order bound to memory
     calls        where the buffers of a call are, and the programs that were made
     neighbours   the ranks of the node, and ways into their memory
-    slots        small all-reduces in one exchange
+    slots        calls of one or two exchanges, done by C++
 
 Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
 arrays are copied, block by block, by the system (process_vm_readv), or where it forbids that, to mapped memory as a
@@ -42,7 +43,7 @@ class SharedExecutor:
     """Runs schedules by way of the node's shared memory; `heap` is the ranks' symmetric memory.
 
     The ranks `meet` before their first call, or in it, all of them in the same one, for at most `timeout` seconds.
-    Under the name "mpi" it serves several nodes: messages go between them.
+    Under the name "hybrid" it serves several nodes: messages go between them.
     """
 
     def __init__(self, link: Any, heap: Heap, timeout: float, name: str = "shared") -> None:

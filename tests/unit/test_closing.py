@@ -1,0 +1,88 @@
+"""Threads as ranks leave without waiting for each other, and what they shared lasts until the last has left."""
+
+import gc as garbage
+import threading
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.arrays.symmetric import SLAB
+from pace import seconds
+from thread_ranks import all_on_threads
+
+NEVER = 1e6  # seconds: a test that waited for it would be stopped
+
+
+def slabs():
+    """How many slabs of symmetric memory this process has mapped."""
+    garbage.collect()
+    with open("/proc/self/maps") as file:
+        ends = [line.split()[0].split("-") for line in file if "memfd:gpucoll" in line]
+    return sum(int(end, 16) - int(start, 16) == SLAB for start, end in ends)
+
+
+@pytest.mark.parametrize("executor", [None, "shared"])
+def test_one_thread_closes_all_ranks_and_the_last_one_frees(executor):
+    comms, before = gc.init_local(4, timeout=NEVER, executor=executor), slabs()
+    found = all_on_threads(comms, lambda comm: comm.all_reduce(comm.zeros(8, "float64") + comm.rank))
+    assert (numpy.array(found) == 6).all()
+    for comm in comms:
+        assert slabs() - before == 4
+        comm.close()
+        comm.close()
+        with pytest.raises(gc.ClosedError):
+            comm.barrier()
+    assert slabs() == before
+
+
+@pytest.mark.emulated
+def test_kernels_that_read_other_ranks_memory_do_not_stop_it(monkeypatch, emulated_kernels):
+    monkeypatch.setenv("GPUCOLL_DEVICE", "emulated")
+    comms = gc.init_local(3, timeout=NEVER, executor="peer")
+    found = all_on_threads(comms, lambda comm: comm.all_reduce(numpy.full(99, comm.rank + 1.0), algorithm="ring"))
+    for comm in reversed(comms):
+        comm.close()
+    assert all((one == 6).all() for one in found)
+
+
+def test_what_is_under_way_is_completed_first():
+    comms, begun, total = gc.init_local(2, timeout=seconds(60)), threading.Event(), numpy.zeros(8)
+
+    def program(comm):
+        if comm.rank == 0:
+            comm.all_reduce(numpy.ones(8), total, async_op=True)
+            begun.set()
+        else:
+            assert begun.wait(seconds(60))
+            comm.all_reduce(numpy.ones(8))
+        comm.close()
+
+    all_on_threads(comms, program)
+    assert (total == 2).all()
+
+
+def test_a_rank_may_leave_what_others_are_still_in():
+    """The root of a short broadcast has shown its data and goes; the others come only then, and read them."""
+    comms, left = gc.init_local(3, timeout=seconds(60), executor="shared"), threading.Event()
+
+    def program(comm):
+        comm.barrier()
+        x = numpy.full(8, comm.rank)
+        assert comm.rank == 0 or left.wait(seconds(60))
+        comm.broadcast(x, algorithm="linear")
+        comm.close()
+        left.set()
+        return x
+
+    assert not numpy.any(all_on_threads(comms, program))
+
+
+def test_a_call_without_a_rank_that_has_left_ends_at_the_deadline():
+    comms = gc.init_local(2, timeout=0.2)
+    comms[1].close()
+    with pytest.raises(gc.CollectiveTimeout, match="is every rank in the same call"):
+        comms[0].all_reduce(numpy.ones(3), algorithm="ring")
+    with pytest.raises(gc.RevokedError, match="failed earlier"):
+        comms[0].barrier()
+    comms[0].close()
