@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import gpucoll
 from gpucoll.arguments import LAUNCHERS
 from gpucoll.errors import GpucollError
 from gpucoll.launch import find_mpiexec
@@ -32,11 +31,7 @@ class Findings(NamedTuple):
 
 
 def look(**looks: Callable[[], Any]) -> Findings:
-    """Look for everything; what raises, whatever it raises, is missing, and the others do not suffer.
-
-    >>> look(half=lambda: 1 // 2, nothing=lambda: 1 // 0)
-    Findings(facts={'half': 0, 'nothing': None}, missing={'nothing': 'integer division or modulo by zero'})
-    """
+    """Look for everything; what raises, whatever it raises, is missing, and the others do not suffer."""
     found = Findings(dict.fromkeys(looks), {})
     for name, find in looks.items():
         try:
@@ -47,13 +42,7 @@ def look(**looks: Callable[[], Any]) -> Findings:
 
 
 def reason(error: BaseException) -> str:
-    """Return what an exception says, in one line that names no folders.
-
-    >>> reason(ModuleNotFoundError(name="ml_dtypes"))
-    "ml_dtypes is not installed: pip install 'gpucoll[dtypes]'"
-    >>> reason(OSError("cannot open /opt/site/lib/libmpi.so: /dev/shm is full"))
-    'cannot open libmpi.so: /dev/shm is full'
-    """
+    """Return what an exception says, in one line that names no folders."""
     if isinstance(error, ModuleNotFoundError) and error.name:
         remedy = REMEDIES.get(error.name.partition(".")[0])
         return f"{error.name} is not installed" + (f": {remedy}" if remedy else "")
@@ -65,14 +54,11 @@ def reason(error: BaseException) -> str:
 
 
 def versions() -> Findings:
-    """Find the versions of all packages and libraries, as text."""
-    packages = {name: functools.partial(_package, name) for name in ("numpy", "mpi4py", "ml_dtypes", "cupy")}
-    return look(gpucoll=lambda: gpucoll.__version__, python=platform.python_version, **packages, nccl=_nccl,
-                nvrtc=_nvrtc, cuda_runtime=_cuda_runtime, cuda_driver=_cuda_driver, nvidia_driver=_nvidia_driver)
-
-
-def _package(name: str) -> str:
-    return str(importlib.import_module(name).__version__)
+    """Find the versions of the packages and libraries, as text."""
+    packages = {name: lambda name=name: importlib.import_module(name).__version__
+                for name in ("gpucoll", "numpy", "mpi4py", "ml_dtypes", "cupy")}
+    return look(python=platform.python_version, **packages, nccl=_nccl, nvrtc=_nvrtc,
+                cuda_runtime=lambda: _cuda("runtimeGetVersion"), cuda_driver=lambda: _cuda("driverGetVersion"))
 
 
 def _nccl() -> str:
@@ -90,28 +76,13 @@ def _nvrtc() -> str:
     return ".".join(map(str, nvrtc.version()))
 
 
-def _cuda_runtime() -> str:
+def _cuda(ask: str) -> str:
     import cupy
 
-    return _cuda(getattr(cupy.cuda, "get_local_runtime_version", cupy.cuda.runtime.runtimeGetVersion)())
-
-
-def _cuda_driver() -> str:
-    import cupy
-
-    number = cupy.cuda.runtime.driverGetVersion()
+    number = getattr(cupy.cuda.runtime, ask)()
     if number == 0:
         raise LookupError("no NVIDIA driver is loaded")
-    return _cuda(number)
-
-
-def _cuda(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
-
-
-def _nvidia_driver() -> str:
-    with nvml() as library:
-        return str(library.nvmlSystemGetDriverVersion())
 
 
 # ---------------------------------------------------------------- MPI
@@ -124,33 +95,24 @@ def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
     """Find which MPI mpi4py uses, who launched this process or would, and whether the two belong together."""
     name, size = launcher(environment) or (None, None)
     found = look(library=lambda: short(mpi_module().Get_library_version()),
-                 mpiexec=_mpiexec if name is None else lambda: None)
+                 mpiexec=lambda: None if name else _mpiexec())
     library, mpiexec = found.facts["library"], found.facts["mpiexec"]
     own, other = family(library or ""), family(name or mpiexec or "")
     match = own == other if own and other else None
-    found.facts.update(launcher=name, launched=size, match=match, mismatch=None, threads=None)
-    if match is False:
-        what = f"{name} started {size} ranks, but mpi4py uses {library}" if name else \
-            f"the mpiexec that comes first is {mpiexec}, but mpi4py uses {library}: each rank would be alone"
-        found.facts["mismatch"] = f"{what}; launch with {own}'s own mpiexec"
+    what = f"{name} started {size} ranks, but mpi4py uses {library}" if name else \
+        f"the mpiexec that comes first is {mpiexec}, but mpi4py uses {library}: each rank would be alone"
+    found.facts.update(launcher=name, launched=size, match=match,
+                       mismatch=f"{what}; launch with {own}'s own mpiexec" if match is False else None)
     return found
 
 
 def family(text: str) -> str | None:
-    """Return whose a library or a launcher is, after what it says of its version; None for an unknown one.
-
-    >>> family("HYDRA build details:"), family("Open MPI v5.0.11"), family("slurm 24.05")
-    ('MPICH', 'Open MPI', None)
-    """
+    """Return whose a library or a launcher is, after what it says of its version; None for an unknown one."""
     return next((name for name, marks in FAMILIES if any(mark in text for mark in marks)), None)
 
 
 def launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return who launched this process, and how many ranks; None for nobody.
-
-    >>> launcher({"PMI_SIZE": "4", "PMI_RANK": "0"})
-    ("MPICH's mpiexec", 4)
-    """
+    """Return who launched this process, and how many ranks; None for nobody."""
     for size, rank, name in LAUNCHERS:
         if environment.get(size, "").isdigit() and environment.get(rank, "").isdigit():
             # srun --mpi=pmi2 speaks like MPICH's mpiexec, which also numbers the ranks of a node.
@@ -160,11 +122,7 @@ def launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def short(library: str) -> str:
-    """Return name and version of an MPI library: not who built it, where and with which options.
-
-    >>> short("Open MPI v5.0.11, package: Open MPI somebody@host"), short("MPICH Version:      5.0.2\\nMPICH configure:")
-    ('Open MPI 5.0.11', 'MPICH 5.0.2')
-    """
+    """Return name and version of an MPI library: not who built it, where and with which options."""
     line = library.strip("\0").strip().partition("\n")[0].partition(",")[0]
     return " ".join(re.sub(r"\bversion\b\s*:?|\bv(?=\d)", " ", line, flags=re.IGNORECASE).split())
 
@@ -190,13 +148,11 @@ def mpi_module() -> Any:
     return MPI
 
 
-def start_mpi(found: Findings) -> None:
-    """MPI is started, and `found` has what threads may do."""
+def start_mpi() -> None:
+    """MPI is started."""
     mpi = mpi_module()
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
-    levels = {mpi.THREAD_SINGLE: "single", mpi.THREAD_FUNNELED: "funneled", mpi.THREAD_SERIALIZED: "serialized"}
-    found.facts["threads"] = levels.get(mpi.Query_thread(), "multiple")
 
 
 # ---------------------------------------------------------------- this host and its GPUs
@@ -205,15 +161,8 @@ READ, BY_NVLINK = 0, 2  # NVML's; pynvml's own NVML_P2P_CAPS_INDEX_READ is, by a
 
 
 def host() -> Findings:
-    """Find this host's shared memory in bytes, the compiler of its engine, and the GPUs by NVML."""
-    found = look(shm=_shared_memory, compiler=_compiler, gpus=_gpus)
-    found.facts.update(found.facts["gpus"] or {"p2p": None})
-    return found
-
-
-def _shared_memory() -> dict[str, int]:
-    found = os.statvfs("/dev/shm")
-    return {"size": found.f_frsize * found.f_blocks, "free": found.f_frsize * found.f_bavail}
+    """Find this host's free bytes of shared memory, the compiler of its engine, and the GPUs by NVML."""
+    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, compiler=_compiler, gpus=_gpus)
 
 
 def _compiler() -> str:
@@ -225,32 +174,24 @@ def _compiler() -> str:
     return gxx.recipe().splitlines()[0]
 
 
-@contextlib.contextmanager
-def nvml() -> Iterator[Any]:
-    """Yield pynvml with its library started."""
+def _gpus() -> list[dict[str, Any]]:
+    """Return what NVML knows of each GPU, in its order."""
     import pynvml
 
     pynvml.nvmlInit()
     try:
-        yield pynvml
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_gpu(pynvml, own, handles).facts for own in handles]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpus() -> dict[str, Any]:
-    """Return `gpus`, in NVML's order, and `p2p`: by what each of them reads each other's memory."""
-    with nvml() as library:
-        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
-        return {"gpus": [{"index": index, **_gpu(library, handle).facts} for index, handle in enumerate(handles)],
-                "p2p": [[_way(library, one, two) for two in handles] for one in handles]}
-
-
-def _gpu(library: Any, handle: Any) -> Findings:
-    return look(name=lambda: str(library.nvmlDeviceGetName(handle)),
-                pci=lambda: str(library.nvmlDeviceGetPciInfo(handle).busId),
-                memory_bytes=lambda: int(library.nvmlDeviceGetMemoryInfo(handle).total),
-                memory_free_bytes=lambda: int(library.nvmlDeviceGetMemoryInfo(handle).free),
-                nvlinks=lambda: _nvlinks(library, handle))
+def _gpu(library: Any, own: Any, handles: Sequence[Any]) -> Findings:
+    return look(name=lambda: str(library.nvmlDeviceGetName(own)),
+                pci=lambda: str(library.nvmlDeviceGetPciInfo(own).busId),
+                free_bytes=lambda: int(library.nvmlDeviceGetMemoryInfo(own).free),
+                nvlinks=lambda: _nvlinks(library, own),
+                reaches=lambda: [_way(library, own, other) for other in handles])
 
 
 def _nvlinks(library: Any, handle: Any) -> dict[str, int]:
@@ -262,12 +203,11 @@ def _nvlinks(library: Any, handle: Any) -> dict[str, int]:
     return {"up": sum(states), "down": len(states) - sum(states)}
 
 
-def _way(library: Any, one: Any, two: Any) -> str:
-    if one is two:
-        return "self"
-    try:
-        ways = [name for name, index in (("NVLink", BY_NVLINK), ("PCI", READ))
-                if library.nvmlDeviceGetP2PStatus(one, two, index) == 0]
-    except library.NVMLError:
-        return "unknown"
-    return ways[0] if ways else "none"
+def _way(library: Any, own: Any, other: Any) -> str:
+    if own is other:
+        return "itself"
+    for name, index in (("NVLink", BY_NVLINK), ("PCI", READ)):
+        with contextlib.suppress(library.NVMLError):
+            if library.nvmlDeviceGetP2PStatus(own, other, index) == 0:
+                return name
+    return "none"

@@ -10,84 +10,97 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 
 import gpucoll
-from gpucoll.collectives import COLLECTIVES, Side
+from gpucoll.collectives import COLLECTIVES, Collective, Side
 from gpucoll.doctor.facts import reason
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 
 SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back
 RESTS = (0.0, 0.05, 0.2, 0.4)  # seconds to let pass before pairs are measured: all at first, then those that look slow
 FACTOR = 3.0  # so many times worse than the better links of its kind: slow
-SLACK = 50e-6  # seconds of latency that are never held against a link: a scheduler's doing
-KINDS = ("same node", "across nodes")
+SLACK = 50.0  # microseconds of latency that are never held against a link: a scheduler's doing
 
 Pair = tuple[int, int]
+Figures = tuple[float, float]  # microseconds one way of a short message, MB/s of a long one
 
 
-class Link(NamedTuple):
-    """What was measured between two ranks, `one` below `two`: seconds one way, and bytes per second."""
+def measure(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Measure the links between all pairs of ranks of `mpi`; return their `verdict`, the same on all ranks.
 
-    one: int
-    two: int
-    kind: str
-    latency: float
-    bandwidth: float
-
-
-def measure(mpi: Any, nodes: Sequence[int], timeout: float) -> list[Link]:
-    """Return the links between all pairs of ranks of `mpi`, the same on all; `nodes` is the node of every rank.
-
-    A collective call. Raises CollectiveTimeout on a rank that gets no answer for `timeout` seconds, and on those that
-    wait for it after twice that.
+    A collective call. `hosts` is every rank's host. Raises CollectiveTimeout on a rank that gets no answer for
+    `timeout` seconds, and on those that wait for it after twice that.
     """
-    links: dict[Pair, Link] = {}
-    pairs = list(itertools.combinations(range(mpi.size), 2))
+    links: dict[Pair, Figures] = {}
+    pairs: list[Pair] = list(itertools.combinations(range(mpi.size), 2))
     for rest in RESTS:
         time.sleep(rest if pairs else 0.0)
-        for link in _measure_all(mpi, nodes, pairs, timeout):
-            before = links.get(link[:2], link)
-            links[link[:2]] = link._replace(latency=min(before.latency, link.latency),
-                                            bandwidth=max(before.bandwidth, link.bandwidth))
-        pairs = [link[:2] for link in slow(list(links.values()))]
-    return sorted(links.values())
+        for pair, (latency, bandwidth) in _measure_all(mpi, hosts, pairs, timeout):
+            before = links.get(pair, (latency, bandwidth))
+            links[pair] = min(latency, before[0]), max(bandwidth, before[1])
+        pairs = [(one, two) for one, two in (link["ranks"] for link in verdict(links, hosts)["pairs"] if link["slow"])]
+    return verdict(links, hosts)
 
 
-def rounds(pairs: Sequence[Pair], nodes: Sequence[int]) -> Iterator[list[Pair]]:
-    """Yield `pairs` in rounds, the same on every rank; in each a node takes part in one pair at most.
+def verdict(links: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, Any]:
+    """Return what the report says of links: of each kind the better ones' figures, of each pair whether it is slow.
 
-    In a shuffled order, so that a round soon has a pair for every node: in theirs, all of rank 0 come first.
+    The best quarter sets the measure: one bad host among three spoils two of three links, and with them the median.
+    """
+    found: dict[str, Any] = {"kinds": {}, "pairs": []}
+    for kind, inside in (("same node", True), ("across nodes", False)):
+        alike = {pair: own for pair, own in links.items() if (hosts[pair[0]] == hosts[pair[1]]) == inside}
+        if alike:
+            latency = _quarter(own[0] for own in alike.values())
+            bandwidth = -_quarter(-own[1] for own in alike.values())
+            slow = {pair for pair, own in alike.items()
+                    if own[0] > FACTOR * latency + SLACK or own[1] * FACTOR < bandwidth}
+            found["kinds"][kind] = {"pairs": len(alike), "slow": len(slow), "latency_us": latency,
+                                    "bandwidth_mb_s": bandwidth}
+            found["pairs"] += [{"ranks": list(pair), "hosts": [hosts[rank] for rank in pair], "kind": kind,
+                                "latency_us": own[0], "bandwidth_mb_s": own[1], "slow": pair in slow}
+                               for pair, own in sorted(alike.items())]
+    return found
+
+
+def _quarter(values: Iterable[float]) -> float:
+    """Return the largest of the smallest quarter of `values`, at least the smallest."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 4]
+
+
+def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
+    """Yield `pairs` in rounds, the same on every rank; in each a host takes part in one pair at most.
+
+    In a shuffled order, so that a round soon has a pair for every host: in theirs, all of rank 0 come first.
     """
     left = random.Random(0).sample(pairs, len(pairs))
     while left:
-        busy: set[int] = set()
-        together, later = [], []
+        busy: set[str] = set()
+        together: list[Pair] = []
+        later: list[Pair] = []
         for one, two in left:
-            free = busy.isdisjoint((nodes[one], nodes[two]))
+            free = busy.isdisjoint((hosts[one], hosts[two]))
             (together if free else later).append((one, two))
-            busy |= {nodes[one], nodes[two]} if free else set()
+            busy |= {hosts[one], hosts[two]} if free else set()
         yield together
         left = later
 
 
-def _measure_all(mpi: Any, nodes: Sequence[int], pairs: Sequence[Pair], timeout: float) -> list[Link]:
+def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float) -> list[tuple[Pair, Figures]]:
     mine = []
-    for together in [*rounds(pairs, nodes), []]:
+    for together in [*rounds(pairs, hosts), []]:
         _complete(mpi.Ibarrier(), 2 * timeout, lambda: time.sleep(1e-3),  # asleep: cores are for those who measure
                   f"link test: waited {2 * timeout:g} s for the pairs that measure")
-        mine += [_measure(mpi, pair, nodes, timeout) for pair in together if mpi.rank in pair]
+        for pair in together:
+            if mpi.rank in pair:
+                latency, seconds = (_quarter(_bounce(mpi, pair, *message, timeout)) for message in (SHORT, LONG))
+                mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{LONG[0] / seconds / 1e6:.3g}"))))
     return [link for links in mpi.allgather(mine) for link in links]
-
-
-def _measure(mpi: Any, pair: Pair, nodes: Sequence[int], timeout: float) -> Link:
-    """Return what this rank, one of the `pair`, has measured; the other finds much the same."""
-    kind = KINDS[nodes[pair[0]] != nodes[pair[1]]]
-    latency, seconds = (_quarter(_bounce(mpi, pair, *message, timeout)) for message in (SHORT, LONG))
-    return Link(*pair, kind, latency, LONG[0] / seconds)
 
 
 def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> list[float]:
@@ -109,34 +122,6 @@ def _complete(request: Any, timeout: float, meanwhile: Callable[[], object], sil
         if time.monotonic() > deadline:
             raise CollectiveTimeout(silence)
         meanwhile()
-
-
-def slow(links: Sequence[Link]) -> list[Link]:
-    """Return the links that are `FACTOR` times worse than the better ones of their kind, in latency or bandwidth.
-
-    >>> fast = [Link(0, rank, "across nodes", 1e-5, 1e9) for rank in (1, 2)]
-    >>> [link[:2] for link in slow([*fast, Link(1, 2, "across nodes", 1e-5, 1e8)])]
-    [(1, 2)]
-    """
-    usual = good(links)
-    return [link for link in links if link.latency > FACTOR * usual[link.kind][0] + SLACK
-            or link.bandwidth * FACTOR < usual[link.kind][1]]
-
-
-def good(links: Sequence[Link]) -> dict[str, tuple[float, float]]:
-    """Return latency and bandwidth of the better links of each kind that there is.
-
-    That is their best quarter: one bad host among three spoils two of three links, and with them the median.
-    """
-    kinds = {kind: alike for kind in KINDS if (alike := [link for link in links if link.kind == kind])}
-    return {kind: (_quarter(link.latency for link in alike), 1 / _quarter(1 / link.bandwidth for link in alike))
-            for kind, alike in kinds.items()}
-
-
-def _quarter(values: Iterable[float]) -> float:
-    """Return the largest of the smallest quarter of `values`, at least the smallest."""
-    ordered = sorted(values)
-    return ordered[(len(ordered) - 1) // 4]
 
 
 # ---------------------------------------------------------------- the self-test
@@ -161,12 +146,6 @@ class Case(NamedTuple):
         numbers = ((7 * numpy.arange(length) + 13 * rank + 5 * index) % 11 for rank in ranks)
         return sum(numbers, numpy.zeros(length, int)).astype(self.dtype)
 
-    def joined(self, side: Side, parts: list[Any]) -> Any:
-        """Return blocks as one array, or as a list where they are ragged; what is no blocks as it is."""
-        if not side.blocks:
-            return parts[0]
-        return parts if COLLECTIVES[self.collective].ragged else numpy.stack(parts)
-
 
 def cases(size: int, device: str) -> Iterator[Case]:
     """Yield cases without end: first every collective once, then again with every algorithm, length and dtype."""
@@ -181,8 +160,8 @@ def fault(comm: Any, case: Case, xp: Any) -> str | None:
     """Run one case on arrays of `xp`; return what is wrong with this rank's result, None where nothing is."""
     row, rank, size, root = COLLECTIVES[case.collective], comm.rank, comm.size, case.length % comm.size
     parts = [case.chunk({rank}, index, size) for index in range(size if row.input.blocks else 1)]
-    given, options = case.joined(row.input, parts), {"algorithm": case.algorithm}
-    options |= {"root": root} if row.rooted else {}
+    options: dict[str, Any] = {"algorithm": case.algorithm, **({"root": root} if row.rooted else {})}
+    given = _joined(row, row.input, parts)
     if case.collective == "reduce_scatter_v":
         given, options["counts"] = numpy.concatenate(parts), [len(part) for part in parts]
     given = [xp.asarray(part) for part in given] if isinstance(given, list) else xp.asarray(given)
@@ -190,8 +169,13 @@ def fault(comm: Any, case: Case, xp: Any) -> str | None:
         given = None
     result = getattr(comm, case.collective)(*(() if row.input.where == "nowhere" else (given,)), **options)
     pieces = [row.result(rank, size, root, 1, index) for index in range(size if row.output.blocks else 1)]
-    promised = case.joined(row.output, [case.chunk(piece.ranks, piece.chunk, size) for piece in pieces])
+    promised = _joined(row, row.output, [case.chunk(piece.ranks, piece.chunk, size) for piece in pieces])
     return _difference(result, promised if row.output.exists(rank, root) else None, xp)
+
+
+def _joined(row: Collective, side: Side, parts: list[Any]) -> Any:
+    """Return blocks as one array, or as a list where they are ragged; what is no blocks as it is."""
+    return parts[0] if not side.blocks else parts if row.ragged else numpy.stack(parts)
 
 
 def _difference(result: Any, promised: Any, xp: Any) -> str | None:
@@ -214,25 +198,20 @@ def self_test(comm: Any, allgather: Callable[[Any], Any], device: str, xp: Any, 
     """
     started, faults, refused = time.monotonic(), [], None
     for calls, case in enumerate(cases(comm.size, device), 1):
-        everyone = allgather((*_guarded(comm, case, xp), time.monotonic() - started))
+        what, ended = None, None
+        try:
+            what = fault(comm, case, xp)
+        except Exception as error:  # one of gpucoll's, CuPy's, whoever's
+            what, ended = reason(error), "refused" if isinstance(error, ArgumentError | UsageError) else "failed"
+        everyone = allgather((what, ended, time.monotonic() - started))
         wrong = {rank: what for rank, (what, _, _) in enumerate(everyone) if what}
-        ended = {how for _, how, _ in everyone}
         if wrong:
             call = f"{case.collective}, algorithm {case.algorithm}, {case.length} elements of {case.dtype}"
             faults.append({"call": call, "ranks": list(wrong), "what": next(iter(wrong.values()))})
-            refused = wrong[0] if calls == 1 and ended == {"refused"} else None
-        late = max(spent for _, _, spent in everyone) >= seconds
-        if ended != {None} or (late and calls >= len(COLLECTIVES)):
+        if any(ended for _, ended, _ in everyone):
+            refused = wrong[0] if calls == 1 and all(ended == "refused" for _, ended, _ in everyone) else None
+            break
+        if calls >= len(COLLECTIVES) and max(spent for _, _, spent in everyone) >= seconds:
             break
     return {"calls": calls, "collectives": min(calls, len(COLLECTIVES)), "faults": faults, "refused": refused,
             "seconds": round(time.monotonic() - started, 3)}
-
-
-def _guarded(comm: Any, case: Case, xp: Any) -> tuple[str | None, str | None]:
-    """Return what is wrong, and how an exception ended the call: one of gpucoll's, CuPy's, whoever's."""
-    try:
-        return fault(comm, case, xp), None
-    except (ArgumentError, UsageError) as error:
-        return reason(error), "refused"
-    except Exception as error:
-        return reason(error), "failed"

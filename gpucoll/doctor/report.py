@@ -1,11 +1,10 @@
-"""What is wrong and what could be better, from the report alone, as a table of rules; and the report for people."""
+"""What is wrong and what could be better, from the report alone, by a table of rules; and the report for people."""
 
 from __future__ import annotations
 
-import itertools
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 Report: TypeAlias = dict[str, Any]
@@ -17,15 +16,13 @@ WRONG, ADVICE = "problems", "advice"  # where the report has them; whatever is w
 LABEL, WIDTH = 12, 110
 
 
-def named(ranks: Iterable[int]) -> str:
+def named(ranks: Sequence[int]) -> str:
     """Return ranks as a sentence says them.
 
-    >>> named([3]), named([5, 0, 1, 2])
-    ('rank 3', 'ranks 0-2,5')
+    >>> named([3]), named(range(100))
+    ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7, ...')
     """
-    ordered = sorted(ranks)
-    runs = [[rank for _, rank in run] for _, run in itertools.groupby(enumerate(ordered), lambda at: at[1] - at[0])]
-    return f"rank{'s' * (len(ordered) > 1)} " + ",".join("-".join(map(str, sorted({run[0], run[-1]}))) for run in runs)
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
 
 
 # ---------------------------------------------------------------- the rules
@@ -43,37 +40,29 @@ class Rule(NamedTuple):
 def judge(report: Report) -> None:
     """The report has its `problems`, its `advice`, a `verdict` and an `exit_code`."""
     report |= {WRONG: [], ADVICE: []}
-    for rule in RULES:
-        report[rule.severity] += [{"code": rule.code, "text": rule.text.format_map(case), "ranks": case.get("ranks", []),
-                                   "hosts": case.get("hosts", [])} for case in rule.cases(report)]
+    for code, severity, cases, text in RULES:
+        report[severity] += [{"code": code, "text": text.format_map(case)} for case in cases(report)]
     report |= {"verdict": "wrong" if report[WRONG] else "fine", "exit_code": int(bool(report[WRONG]))}
 
 
-def _job(condition: Callable[[Report, Report], Any]) -> Callable[[Report], Cases]:
-    """Make one case, of what is known of MPI and versions, where the condition holds for these."""
-    return lambda report: [{**report["mpi"], **report["versions"], "missing": report["missing"]}
-                           for _ in range(bool(condition(report["mpi"], report["versions"])))]
+def _where(condition: Callable[[Report], Any]) -> Callable[[Report], Cases]:
+    """Make one case, with the words of the whole report, where the condition holds."""
+    return lambda report: [report] if condition(report) else []
 
 
 def _hosts(condition: Callable[[Report], Any]) -> Callable[[Report], Cases]:
     """Make a case of each host for which the condition holds."""
-    return lambda report: [{**host, "hosts": [host["name"]], "count": len(host["ranks"])}
-                           for host in report["hosts"] if condition(host)]
+    return lambda report: [{**host, "who": named(host["ranks"])} for host in report["hosts"] if condition(host)]
 
 
-def _free(host: Report) -> float:
-    """Return the free bytes of shared memory for each rank."""
-    return host["shm"]["free"] / len(host["ranks"]) if host["shm"] else SHM_WANTED
+def _memory(least: float, most: float) -> Callable[[Report], Cases]:
+    """Make a case of each host whose free bytes of shared memory for each rank are in that range."""
+    return _hosts(lambda host: host["shm_free"] is not None and least <= host["shm_free"] / len(host["ranks"]) < most)
 
 
-def _major(version: str | None, unknown: int) -> int:
-    return int(version.partition(".")[0]) if version else unknown
-
-
-def _differing(report: Report) -> Cases:
-    for name, by_rank in report["differing"].items():
-        owners = {version: named(rank for rank, own in enumerate(by_rank) if own == version) for version in by_rank}
-        yield {"name": name, "said": "; ".join(f"{version or 'none'} on {ranks}" for version, ranks in owners.items())}
+def _old_driver(versions: Report) -> bool:
+    driver, runtime = (int((versions[name] or "0").partition(".")[0]) for name in ("cuda_driver", "cuda_runtime"))
+    return 0 < driver < runtime
 
 
 def _faults(report: Report) -> Cases:
@@ -86,68 +75,52 @@ def _slow_links(report: Report) -> Cases:
     by_hosts = defaultdict(list)
     for pair in report["links"]["pairs"] if report["links"] else ():
         if pair["slow"]:
-            by_hosts[tuple(dict.fromkeys(pair["hosts"]))].append(pair)
+            by_hosts[" and ".join(dict.fromkeys(pair["hosts"]))].append(pair)
     for hosts, pairs in by_hosts.items():
         worst = max(pairs, key=lambda pair: pair["latency_us"] / pair["bandwidth_mb_s"])
-        yield {"hosts": list(hosts), "where": " and ".join(hosts), "worst": worst,
-               "pairs": ", ".join("-".join(map(str, pair["ranks"])) for pair in pairs),
-               "good": report["links"]["kinds"][worst["kind"]],
-               "ranks": sorted({rank for pair in pairs for rank in pair["ranks"]})}
+        yield {"hosts": hosts, "pairs": ", ".join("-".join(map(str, pair["ranks"])) for pair in pairs), "worst": worst,
+               "better": report["links"]["kinds"][worst["kind"]]}
 
 
-def _nvlinks_down(report: Report) -> Cases:
-    for host in report["hosts"]:
-        gpus = [{**gpu, **gpu["nvlinks"]} for gpu in host["gpus"] or () if gpu["nvlinks"]]
-        most = max((gpu["up"] for gpu in gpus), default=0)
-        yield from ({**gpu, "host": host["name"], "most": most, "hosts": [host["name"]]}
-                    for gpu in gpus if gpu["up"] < most or (gpu["up"] and gpu["down"]))
+def _gpus(condition: Callable[[Report], Any]) -> Callable[[Report], Cases]:
+    """Make a case of each GPU for which the condition holds."""
+    return lambda report: [{**gpu, "host": host["name"], "index": index} for host in report["hosts"]
+                           for index, gpu in enumerate(host["gpus"] or ()) if condition(gpu)]
 
 
-def _apart(report: Report) -> Cases:
-    for host in report["hosts"]:
-        pairs = [f"{j}-{i}" for i, row in enumerate(host["p2p"] or ()) for j in range(i) if row[j] == "none"]
-        yield from [{"host": host["name"], "pairs": ", ".join(pairs), "hosts": [host["name"]]}] if pairs else []
-
-
-SHM = ("/dev/shm of {name} has {shm[free]:,} bytes free for {count} ranks, 64 MiB for each would do; remove what crashed "
-       "jobs left there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)")
+SHM = ("/dev/shm of {name} has {shm_free:,} bytes free for {who}, 64 MiB for each would do; remove what crashed jobs "
+       "left there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)")
 RULES = (
-    Rule("GC-MPI", WRONG, _job(lambda mpi, _: mpi["library"] is None),
+    Rule("GC-MPI", WRONG, _where(lambda report: report["mpi"]["library"] is None),
          "MPI cannot be used: {missing[library]}; pip install 'gpucoll[mpich]', or load the site's MPI"),
-    Rule("GC-LAUNCHER", WRONG, _job(lambda mpi, _: mpi["mismatch"]), "{mismatch}"),
-    Rule("GC-LAUNCHER", ADVICE, _job(lambda mpi, _: mpi["launcher"] is None and mpi["mpiexec"] is None),
+    Rule("GC-LAUNCHER", WRONG, _where(lambda report: report["mpi"]["mismatch"]), "{mpi[mismatch]}"),
+    Rule("GC-LAUNCHER", ADVICE, _where(lambda report: "mpiexec" in report["missing"]),
          "ranks cannot be launched: {missing[mpiexec]}"),
-    Rule("GC-THREADS", ADVICE, _job(lambda mpi, _: mpi["threads"] not in ("multiple", None)),
-         "MPI allows threads only as {threads!r}: what async_op starts goes on only inside a call of gpucoll's"),
-    Rule("GC-VERSIONS", WRONG, _differing,
-         "ranks have different versions of {name}: {said}; give every host the same environment"),
-    Rule("GC-CUPY", ADVICE, _job(lambda _, versions: versions["nvidia_driver"] and versions["cupy"] is None),
-         "there is an NVIDIA driver, but no CuPy: {missing[cupy]}"),
-    Rule("GC-DRIVER", WRONG, _job(lambda _, versions: _major(versions["cuda_driver"], 99)
-                                  < _major(versions["cuda_runtime"], 0)),
-         "the driver is for CUDA {cuda_driver}, older than CuPy's {cuda_runtime}; update it, or install an older CuPy"),
-    Rule("GC-NCCL", ADVICE, _job(lambda _, versions: versions["cuda_driver"] and versions["nccl"] is None),
+    Rule("GC-CUPY", ADVICE, _where(lambda report: "cupy" in report["missing"] and report["hosts"][0]["gpus"]),
+         "there are GPUs, but no CuPy: {missing[cupy]}"),
+    Rule("GC-DRIVER", WRONG, _where(lambda report: _old_driver(report["versions"])),
+         "the driver is for CUDA {versions[cuda_driver]}, older than CuPy's {versions[cuda_runtime]}; update the driver, "
+         "or install the extra for its CUDA"),
+    Rule("GC-NCCL", ADVICE, _where(lambda report: "nccl" in report["missing"] and report["versions"]["cuda_driver"]),
          "GPUs have no NCCL: {missing[nccl]}"),
-    Rule("GC-NVRTC", ADVICE, _job(lambda _, versions: versions["cuda_driver"] and versions["nvrtc"] is None),
-         "kernels cannot be compiled for the GPUs: {missing[nvrtc]}"),
     Rule("GC-RESULT", WRONG, _faults, "self-test on {memory}: {call}: {what} on {who}"),
     Rule("GC-LINK", WRONG, _slow_links,
-         "slow link, {where}: rank pairs {pairs}: {worst[bandwidth_mb_s]:g} MB/s and {worst[latency_us]:g} us, where good "
-         "links have {good[bandwidth_mb_s]:g} MB/s and {good[latency_us]:g} us"),
-    Rule("GC-SHM", WRONG, _hosts(lambda host: host["shm"] is None),
-         "{name} has no shared memory: {missing[shm]}; mount a tmpfs on /dev/shm"),
-    Rule("GC-SHM", WRONG, _hosts(lambda host: _free(host) < SHM_NEEDED), SHM),
-    Rule("GC-SHM", ADVICE, _hosts(lambda host: SHM_NEEDED <= _free(host) < SHM_WANTED), SHM),
+         "slow link, {hosts}: rank pairs {pairs}: {worst[bandwidth_mb_s]:g} MB/s and {worst[latency_us]:g} us, where "
+         "better links have {better[bandwidth_mb_s]:g} MB/s and {better[latency_us]:g} us"),
+    Rule("GC-SHM", WRONG, _hosts(lambda host: host["shm_free"] is None),
+         "{name} has no shared memory: {missing[shm_free]}; mount a tmpfs on /dev/shm"),
+    Rule("GC-SHM", WRONG, _memory(0, SHM_NEEDED), SHM),
+    Rule("GC-SHM", ADVICE, _memory(SHM_NEEDED, SHM_WANTED), SHM),
     Rule("GC-COMPILER", ADVICE, _hosts(lambda host: host["compiler"] is None),
          "{name} cannot compile what makes short calls on the host fast: {missing[compiler]}; install g++ and Python's "
          "headers (python3-dev), or name a compiler in CXX"),
     Rule("GC-CORES", ADVICE, _hosts(lambda host: len(host["ranks"]) > host["cores"]),
-         "{count} ranks share {cores} cores of {name}: they wait for each other more than for messages"),
-    Rule("GC-NVLINK", ADVICE, _nvlinks_down,
-         "GPU {index} ({pci}) of {host} has {up} NVLinks up and {down} down, others up to {most}: see nvidia-smi nvlink -s"),
-    Rule("GC-P2P", ADVICE, _apart,
-         "GPUs {pairs} of {host} cannot read each other's memory: data goes through the host: IOMMU or ACS switched on, "
-         "or GPUs behind different sockets"),
+         "{who} share {cores} cores of {name}: they wait for each other more than for messages"),
+    Rule("GC-NVLINK", ADVICE, _gpus(lambda gpu: gpu["nvlinks"] and gpu["nvlinks"]["down"]),
+         "GPU {index} ({pci}) of {host} has {nvlinks[down]} NVLinks down: see nvidia-smi nvlink --status"),
+    Rule("GC-P2P", ADVICE, _gpus(lambda gpu: "none" in (gpu["reaches"] or ())),
+         "GPU {index} ({pci}) of {host} cannot read the memory of all others: data goes through the host: IOMMU or ACS "
+         "switched on, or GPUs behind different sockets"),
 )
 
 
@@ -169,39 +142,35 @@ def paragraph(label: str, *lines: str) -> Iterator[str]:
 def facts(report: Report) -> Iterator[str]:
     """Yield the part that needs no tests."""
     yield f"gpucoll doctor: {named(range(report['ranks']))} on {', '.join(host['name'] for host in report['hosts'])}"
-    versions = [f"{name} {version}" for name, version in report["versions"].items() if version]
-    yield from paragraph("versions", ", ".join(versions))
-    mpi, words = report["mpi"], {True: ": they match", False: ": they do NOT match", None: ""}
-    launched = f"{mpi['launcher']} started {mpi['launched']}" if mpi["launcher"] else f"mpiexec is {mpi['mpiexec']}"
-    yield from paragraph("MPI", f"{mpi['library']}, threads {mpi['threads']}; {launched}{words[mpi['match']]}")
+    versions, mpi = report["versions"], report["mpi"]
+    yield from paragraph("versions", ", ".join(f"{name} {version}" for name, version in versions.items() if version))
+    launcher = f"{mpi['launcher']} started {mpi['launched']}" if mpi["launcher"] else f"mpiexec is {mpi['mpiexec']}"
+    match = {True: ": they match", False: ": they do NOT match", None: ""}[mpi["match"]]
+    yield from paragraph("MPI", f"{mpi['library']}; {launcher}{match}")
     for host in report["hosts"]:
-        shm = f"{host['shm']['free'] / GIB:.1f} of {host['shm']['size'] / GIB:.1f} GiB" if host["shm"] else "none"
-        yield from paragraph("host", f"{host['name']}: {named(host['ranks'])}; {host['cores']} cores; /dev/shm {shm} free; "
-                                     f"compiler {host['compiler'] or 'none'}")
-        for gpu, row in zip(host["gpus"] or (), host["p2p"] or (), strict=True):
-            sizes = [f"{(gpu[name] or 0) / GIB:.1f}" for name in ("memory_free_bytes", "memory_bytes")]
-            yield from paragraph(f"GPU {gpu['index']}", f"{gpu['name']}  {gpu['pci']}  {' of '.join(sizes)} GiB free  NVLinks "
-                                 f"{(gpu['nvlinks'] or {}).get('up', 0)}  reaches by {' '.join(row)}")
+        yield from paragraph("host", f"{host['name']}: {named(host['ranks'])}; {host['cores']} cores; /dev/shm has "
+                                     f"{(host['shm_free'] or 0) / GIB:.1f} GiB free; compiler: {host['compiler']}")
+        for index, gpu in enumerate(host["gpus"] or ()):
+            links = "{up} NVLinks up, {down} down".format(**gpu["nvlinks"]) if gpu["nvlinks"] else "NVLinks unknown"
+            free = f"{(gpu['free_bytes'] or 0) / GIB:.1f} GiB free"
+            yield from paragraph(f"GPU {index}", f"{gpu['name']}  {gpu['pci']}  {free}  {links}  "
+                                                 f"reaches others by: {' '.join(gpu['reaches'] or ())}")
 
 
 def tests(report: Report) -> Iterator[str]:
-    """Yield what came of the tests, and what is missing, with the reason."""
-    for kind, found in (report["links"] or {"kinds": {}})["kinds"].items():
-        yield from paragraph("links", f"{kind}: {found['pairs']} pairs, good ones {found['latency_us']:g} us and "
+    """Yield what came of the tests, what is missing and why, what is wrong, the advice, and the verdict."""
+    for kind, found in report["links"]["kinds"].items() if report["links"] else ():
+        yield from paragraph("links", f"{kind}: {found['pairs']} pairs, the better ones {found['latency_us']:g} us and "
                                       f"{found['bandwidth_mb_s']:g} MB/s, {found['slow'] or 'none'} slow")
     for memory, found in report["self_test"].items():
         wrong = f"{len(found['faults'])} WRONG" if found["faults"] else "all right"
         yield from paragraph("self-test", f"{memory}: {found['calls']} calls of {found['collectives']} collectives in "
-                                          f"{found['seconds']:.1f} s: {wrong}")
+                                          f"{found['seconds']:.1f} s, {wrong}")
     reasons = defaultdict(list)
     for missing in (report["missing"], *(host["missing"] for host in report["hosts"])):
         for name, why in missing.items():
             reasons[why].append(name)
     yield from paragraph("missing", *(f"{', '.join(dict.fromkeys(names))}: {why}" for why, names in reasons.items()))
-
-
-def verdict(report: Report) -> Iterator[str]:
-    """Yield what is wrong, the advice, and the verdict."""
     for label, remarks in (("wrong", report[WRONG]), ("advice", report[ADVICE])):
         for remark in remarks:
             yield from paragraph(label, f"[{remark['code']}] {remark['text']}")
