@@ -62,24 +62,22 @@ def _alone(mpi: facts.Findings, *, as_json: bool) -> int:
     if launched()[1] != 0:
         time.sleep(SILENCE)  # Open MPI's mpiexec ends the others when one leaves with an error
         return 1
-    found = assemble([_rank_facts()], mpi)
-    found["missing"].update(dict.fromkeys(("links", "self-test"), "MPI cannot be started"))
-    report.judge(found)
-    _write([json.dumps(found)] if as_json else [*report.facts(found), *report.tests(found)])
-    return int(found["exit_code"])
+    return examine(None, mpi, as_json=as_json)
 
 
 def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
-    """Examine the job of `comm` and return the exit code, the same on all ranks; a collective call."""
-    told = comm.mpi.allgather(_rank_facts(comm))
-    found = assemble(told, mpi)
-    speaks = comm.rank == 0
+    """Examine the job of `comm`, or this process alone; return the exit code, on all ranks. A collective call."""
+    told = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
+    found, speaks = assemble(told, mpi), comm is None or comm.rank == 0
     _write(report.facts(found) if speaks and not as_json else ())
-    if comm.size > 1:
+    if comm and comm.size > 1:
         found["links"] = probes.measure(comm.mpi, [rank["name"] for rank in told], comm.timeout)
     else:
         found["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor"
-    _test_self(comm, found, [number for number, rank in enumerate(told) if rank["device"] is None])
+    if comm:
+        _test_self(comm, found, [number for number, rank in enumerate(told) if rank["device"] is None])
+    else:
+        found["missing"]["self-test"] = "MPI cannot be started"
     report.judge(found)
     if speaks:
         _write([json.dumps(found)] if as_json else report.tests(found))

@@ -14,7 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.arguments import LAUNCHERS
+from gpucoll.device import gxx, nvrtc
 from gpucoll.errors import GpucollError
+from gpucoll.executors.shared import slots
 from gpucoll.launch import find_mpiexec
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
@@ -57,7 +59,8 @@ def versions() -> Findings:
     """Find the versions of the packages and libraries, as text."""
     packages = {name: lambda name=name: importlib.import_module(name).__version__
                 for name in ("gpucoll", "numpy", "mpi4py", "ml_dtypes", "cupy")}
-    return look(python=platform.python_version, **packages, nccl=_nccl, nvrtc=_nvrtc,
+    return look(python=platform.python_version, **packages, nccl=_nccl,
+                nvrtc=lambda: ".".join(map(str, nvrtc.version())),
                 cuda_runtime=lambda: _cuda("runtimeGetVersion"), cuda_driver=lambda: _cuda("driverGetVersion"))
 
 
@@ -68,12 +71,6 @@ def _nccl() -> str:
         raise LookupError("CuPy finds no libnccl; pip install nvidia-nccl-cu13 or nvidia-nccl-cu12, after CuPy's CUDA")
     number = nccl.get_version()
     return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
-
-
-def _nvrtc() -> str:
-    from gpucoll.device import nvrtc
-
-    return ".".join(map(str, nvrtc.version()))
 
 
 def _cuda(ask: str) -> str:
@@ -167,10 +164,7 @@ def host() -> Findings:
 
 def _compiler() -> str:
     """Return the compiler once it has made what short calls on the host need; raise what says why it cannot."""
-    from gpucoll.device import gxx
-    from gpucoll.executors.shared.slots import built
-
-    built()
+    slots.built()
     return gxx.recipe().splitlines()[0]
 
 

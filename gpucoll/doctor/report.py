@@ -99,14 +99,14 @@ RULES = (
     Rule("GC-CUPY", ADVICE, _where(lambda report: "cupy" in report["missing"] and report["hosts"][0]["gpus"]),
          "there are GPUs, but no CuPy: {missing[cupy]}"),
     Rule("GC-DRIVER", WRONG, _where(lambda report: _old_driver(report["versions"])),
-         "the driver is for CUDA {versions[cuda_driver]}, older than CuPy's {versions[cuda_runtime]}; update the driver, "
-         "or install the extra for its CUDA"),
+         "the driver is for CUDA {versions[cuda_driver]}, older than CuPy's {versions[cuda_runtime]}; update it, or "
+         "install the extra for its CUDA"),
     Rule("GC-NCCL", ADVICE, _where(lambda report: "nccl" in report["missing"] and report["versions"]["cuda_driver"]),
          "GPUs have no NCCL: {missing[nccl]}"),
     Rule("GC-RESULT", WRONG, _faults, "self-test on {memory}: {call}: {what} on {who}"),
     Rule("GC-LINK", WRONG, _slow_links,
          "slow link, {hosts}: rank pairs {pairs}: {worst[bandwidth_mb_s]:g} MB/s and {worst[latency_us]:g} us, where "
-         "better links have {better[bandwidth_mb_s]:g} MB/s and {better[latency_us]:g} us"),
+         "better ones have {better[bandwidth_mb_s]:g} MB/s and {better[latency_us]:g} us"),
     Rule("GC-SHM", WRONG, _hosts(lambda host: host["shm_free"] is None),
          "{name} has no shared memory: {missing[shm_free]}; mount a tmpfs on /dev/shm"),
     Rule("GC-SHM", WRONG, _memory(0, SHM_NEEDED), SHM),
@@ -128,11 +128,7 @@ RULES = (
 
 
 def paragraph(label: str, *lines: str) -> Iterator[str]:
-    """Yield `lines` beside their label, the long ones wrapped.
-
-    >>> list(paragraph("links", "one", "two"))
-    ['links       one', '            two']
-    """
+    """Yield `lines` beside their label, the long ones wrapped."""
     for line in lines:
         for part in textwrap.wrap(line, WIDTH - LABEL, subsequent_indent="  ", break_on_hyphens=False):
             yield f"{label:{LABEL}}{part}"
