@@ -1,4 +1,4 @@
-"""What scripts/gpu_check runs on the GPU, each part in a process of its own: `python gpu_parts.py PART [ARGUMENT]`.
+"""What scripts/gpu_check runs on the GPU, each part in a process of its own: `python gpu_parts.py PART ARGUMENT`.
 
 Every line that a part prints is a finding: a JSON object with "name", "status" and more. A part that is stopped has
 printed what it found until then.
@@ -7,12 +7,12 @@ printed what it found until then.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
 import statistics
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -23,7 +23,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PASSED, FAILED, MISSING, SHORT = "passed", "failed", "missing", "below target"
 SHARE = 0.9  # of the device's own copy bandwidth
 CALL_MICROSECONDS = 10.0  # of the host, for one eager all_reduce
-REPEATS, BURST = 15, 4  # measurements of each kernel, and launches in each
+REPEATS, BURST, GRAPH = 15, 4, 20  # measurements of each, launches or calls in one, and calls in a graph
+RANKS = (2, 4, 8)  # threads on one GPU, for the peer executor
+SMALL = (8, 64, 512, 1024, 4096, 8192)  # bytes
+PATIENCE = 60.0  # seconds
 
 Finding = dict[str, Any]
 
@@ -33,125 +36,56 @@ def finding(name: str, status: str, **more: Any) -> Finding:
     return {"name": name, "status": status, **more}
 
 
-def say(found: Finding) -> None:
-    print(json.dumps(found), flush=True)
-
-
 # ---------------------------------------------------------------- the host's facts
 
 
-def facts() -> Iterator[Finding]:
+def facts(_: str) -> Iterator[Finding]:
     """What this host has: every fact, or the reason why it is not known."""
+    from gpucoll.doctor import facts as doctor
+
     yield finding("system", PASSED, value=f"{platform.system()} {platform.release()}, {os.cpu_count()} processors")
-    yield finding("Python", PASSED, value=platform.python_version())
-    for package in ("numpy", "ml_dtypes", "mpi4py", "sklearn", "pytest"):
-        yield _fact(package, lambda package=package: _version_of(package))  # type: ignore[misc]
-    for name, look in (("MPI", _mpi), ("CuPy", _cupy), ("CUDA", _cuda), ("NVRTC", _nvrtc), ("NCCL", _nccl)):
-        yield _fact(name, look)
-    yield _fact("driver", _driver)
-    yield _fact("GPUs", _gpus)
-
-
-def _fact(name: str, look: Callable[[], Any]) -> Finding:
-    try:
-        return finding(name, PASSED, value=look())
-    except Exception as error:  # whatever it is, it is the reason
-        return finding(name, MISSING, reason=f"{type(error).__name__}: {error}")
-
-
-def _version_of(package: str) -> str:
-    if importlib.util.find_spec(package) is None:
-        raise ImportError(f"{package} is not installed")
-    return importlib.metadata.version({"sklearn": "scikit-learn"}.get(package, package))
-
-
-def _mpi() -> str:
-    from mpi4py import MPI
-
-    return MPI.Get_library_version().splitlines()[0].strip("\0 ")
-
-
-def _cupy() -> str:
-    import cupy
-
-    return str(cupy.__version__)
-
-
-def _cuda() -> str:
-    import cupy
-
-    runtime = cupy.cuda.runtime
-    return f"runtime {runtime.runtimeGetVersion()}, driver {runtime.driverGetVersion()}"
-
-
-def _nvrtc() -> str:
-    import cupy
-
-    from gpucoll.device.nvrtc import version
-
-    return ".".join(map(str, version(cupy.cuda.runtime.runtimeGetVersion() // 1000)))
-
-
-def _nccl() -> str:
-    from cupy.cuda import nccl
-
-    return str(nccl.get_version())
-
-
-def _driver() -> str:
-    import pynvml
-
-    pynvml.nvmlInit()
-    return str(pynvml.nvmlSystemGetDriverVersion())
+    packages = {name: lambda name=name: importlib.metadata.version(name) for name in ("scikit-learn", "nvidia-ml-py")}
+    for found in (doctor.versions(), doctor.mpi(), doctor.look(**packages, GPUs=_gpus)):
+        yield from (finding(name, PASSED, value=value) for name, value in found.facts.items() if value)
+        yield from (finding(name, MISSING, reason=why) for name, why in found.missing.items())
 
 
 def _gpus() -> list[str]:
     import cupy
 
-    from gpucoll.bootstrap import describe_gpu
-
-    count = cupy.cuda.runtime.getDeviceCount()
-    return [_described(cupy, number, describe_gpu(number).name) for number in range(count)]
-
-
-def _described(cupy: Any, number: int, name: str) -> str:
-    device = cupy.cuda.Device(number)
-    own = cupy.cuda.runtime.getDeviceProperties(number)["name"].decode()
-    told = own if name.startswith("GPU (") else name  # pynvml's name, or the runtime's where that is missing
-    memory = device.mem_info[1] / 2**30
-    return f"{told}, sm_{device.compute_capability}, {memory:.0f} GiB, {device.attributes['MultiProcessorCount']} SMs"
+    devices = [cupy.cuda.Device(ordinal) for ordinal in range(cupy.cuda.runtime.getDeviceCount())]
+    return [f"{cupy.cuda.runtime.getDeviceProperties(device.id)['name'].decode()}, sm_{device.compute_capability}, "
+            f"{device.mem_info[1] / 2**30:.0f} GiB, {device.attributes['MultiProcessorCount']} SMs"
+            for device in devices]
 
 
-# ---------------------------------------------------------------- the cases of tests/gpu, without pytest
+# ---------------------------------------------------------------- the cases of tests/gpu
 
 
-def cases(keyword: str = "") -> Iterator[Finding]:
-    """The cases one after the other; pytest runs the same ones where it is installed."""
+def tests(keyword: str) -> Iterator[Finding]:
+    """The cases of tests/gpu whose names have the keyword in them, one after the other."""
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
-    import cases as found  # type: ignore[import-not-found]
+    import cases  # type: ignore[import-not-found]
 
-    absent = found.missing("ml_dtypes")
-    for name, case in found.CASES.items():
-        if keyword not in name:
-            continue
-        yield finding(name, MISSING, reason=absent) if absent else _tried(name, case, found.Skipped)
-
-
-def _tried(name: str, case: Callable[[], None], skipped: type[Exception]) -> Finding:
-    started = time.monotonic()
-    try:
-        case()
-    except skipped as error:
-        return finding(name, MISSING, reason=str(error))
-    except Exception:
-        return finding(name, FAILED, reason=traceback.format_exc()[-2000:])
-    return finding(name, PASSED, seconds=round(time.monotonic() - started, 2))
+    absent = cases.missing("ml_dtypes")
+    if absent:
+        yield finding("tests", MISSING, reason=absent)
+        return
+    for name in filter(lambda name: keyword in name, cases.CASES):
+        started = time.monotonic()
+        try:
+            cases.CASES[name]()
+            yield finding(name, PASSED, seconds=round(time.monotonic() - started, 2))
+        except cases.Skipped as error:
+            yield finding(name, MISSING, reason=str(error))
+        except Exception:
+            yield finding(name, FAILED, reason=traceback.format_exc()[-2000:])
 
 
 # ---------------------------------------------------------------- bandwidth and host time
 
 
-def bandwidth(megabytes: int) -> Iterator[Finding]:
+def bandwidth(megabytes: str) -> Iterator[Finding]:
     """How fast the kernels move memory, against how fast the device copies it: bytes read and written per second."""
     import cupy
 
@@ -160,10 +94,11 @@ def bandwidth(megabytes: int) -> Iterator[Finding]:
     device = CudaDevice(0)
     device.use()
     with cupy.cuda.Stream(non_blocking=True) as stream:
-        arrays = [cupy.zeros(megabytes << 20, "uint8") for _ in range(3)]
+        arrays = [cupy.zeros(int(megabytes) << 20, "uint8") for _ in range(3)]
         works = _works(device.kernels, arrays, stream)
-        rates = _measured(cupy, works, stream)
-    own = rates.pop("cudaMemcpyAsync")
+        rates = _in_turn({name: nbytes for name, (nbytes, _) in works.items()},
+                         lambda name: _together(threading.Barrier(1), stream, works[name][1]))
+    own = rates.pop("device copy")
     yield finding("device copy", PASSED, gigabytes_per_second=round(own, 1))
     for name, rate in rates.items():
         yield finding(name, PASSED if rate >= SHARE * own else SHORT, gigabytes_per_second=round(rate, 1),
@@ -182,7 +117,7 @@ def _works(kernels: Any, arrays: list[Any], stream: Any) -> dict[str, tuple[int,
     count, rows = nbytes // 4, nbytes // 4096
     inside, total = runtime.memcpyDeviceToDevice, OPS["sum"]
     return {
-        "cudaMemcpyAsync": (2 * nbytes, lambda: runtime.memcpyAsync(c, a, nbytes, inside, stream.ptr)),
+        "device copy": (2 * nbytes, lambda: runtime.memcpyAsync(c, a, nbytes, inside, stream.ptr)),
         "copy": (2 * nbytes, lambda: kernels.copy(a, c, count, 4, stream)),
         "reduce": (3 * nbytes, lambda: kernels.reduce(total, float32, (a, b), c, count, stream)),
         "pack": (2 * nbytes, lambda: kernels.pack(a, (2, rows, 2048), (2048, 4096, 1), 1, c, stream)),
@@ -191,79 +126,142 @@ def _works(kernels: Any, arrays: list[Any], stream: Any) -> dict[str, tuple[int,
     }
 
 
-def _measured(cupy: Any, works: dict[str, tuple[int, Callable[[], None]]], stream: Any) -> dict[str, float]:
-    """Return GB/s: the medians of repeats that take turns, so that a slow moment meets all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for repeat in range(REPEATS + 2):
-        for name, (_, launch) in works.items():
-            taken = _timed(cupy, launch, stream)
-            if repeat >= 2:  # the first ones load the kernels, and warm up
-                seconds[name].append(taken)
-    return {name: works[name][0] / statistics.median(times) / 1e9 for name, times in seconds.items()}
+def _in_turn(nbytes: dict[str, float], seconds: Callable[[str], float]) -> dict[str, float]:
+    """Return GB/s by name: the medians of repeats that take turns, so that a slow moment meets all alike."""
+    taken = [{name: seconds(name) for name in nbytes} for _ in range(REPEATS + 2)][2:]  # the first ones warm up
+    return {name: moved / statistics.median(one[name] for one in taken) / 1e9 for name, moved in nbytes.items()}
 
 
-def _timed(cupy: Any, launch: Callable[[], None], stream: Any) -> float:
-    first, last = cupy.cuda.Event(), cupy.cuda.Event()
-    first.record(stream)
-    for _ in range(BURST):
-        launch()
-    last.record(stream)
-    last.synchronize()
-    return float(cupy.cuda.get_elapsed_time(first, last)) / 1e3 / BURST
-
-
-def host_time() -> Iterator[Finding]:
+def host_time(_: str) -> Iterator[Finding]:
     """How long the host is busy with one eager all_reduce of a lone rank, on the same arrays every time."""
     import cupy
 
     import gpucoll as gc
+
+    def microseconds(algorithm: str, count: int = 200) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            comm.all_reduce(x, out, algorithm=algorithm)
+        taken = time.perf_counter() - began
+        stream.synchronize()
+        return taken / count * 1e6
 
     with gc.init(timeout=60) as comm:
         cupy.cuda.Device(comm.device).use()
         x, out = cupy.ones(1 << 10, "float32"), cupy.empty(1 << 10, "float32")
         with cupy.cuda.Stream(non_blocking=True) as stream:
             for algorithm in ("native", "ring"):
-                taken = statistics.median(_calls(comm, x, out, algorithm, stream) for _ in range(REPEATS))
+                taken = statistics.median(microseconds(algorithm) for _ in range(REPEATS))
                 yield finding(f"all_reduce, {algorithm}", PASSED if taken <= CALL_MICROSECONDS else SHORT,
                               microseconds=round(taken, 2))
 
 
-def _calls(comm: Any, x: Any, out: Any, algorithm: str, stream: Any, count: int = 200) -> float:
-    """Return microseconds per call, and then wait for the GPU."""
-    began = time.perf_counter()
-    for _ in range(count):
-        comm.all_reduce(x, out, algorithm=algorithm)
-    taken = time.perf_counter() - began
+# ---------------------------------------------------------------- the peer executor: threads on one GPU
+
+
+def peer_bandwidth(megabytes: str) -> Iterator[Finding]:
+    """GB/s that memory sees of one_shot, two_shot and a copy, by all ranks together; shares are of the copy's."""
+    for ranks in RANKS:
+        rates = _on_threads(ranks, lambda comm, met: _large(comm, met, int(megabytes) << 20))
+        copied = rates.pop("device copy")
+        yield finding(f"{ranks} ranks, device copy", PASSED, gigabytes_per_second=round(copied, 1))
+        for name, rate in rates.items():
+            yield finding(f"{ranks} ranks, {name}", PASSED, gigabytes_per_second=round(rate, 1),
+                          share_of_copy=round(rate / copied, 3))
+
+
+def peer_latency(_: str) -> Iterator[Finding]:
+    """Microseconds of a small all-reduce in a captured graph."""
+    for ranks in RANKS:
+        for nbytes in SMALL:
+            taken = _on_threads(ranks, lambda comm, met, nbytes=nbytes: _small(comm, met, nbytes))  # type: ignore[misc]
+            yield finding(f"{ranks} ranks, {nbytes} bytes", PASSED, microseconds=round(taken, 2))
+
+
+def _on_threads(ranks: int, program: Callable[[Any, threading.Barrier], Any]) -> Any:
+    """Return what rank 0 finds; the error of any rank is raised."""
+    import cupy
+
+    import gpucoll as gc
+
+    found: dict[int, Any] = {}
+    errors: list[BaseException] = []
+    met = threading.Barrier(ranks, timeout=PATIENCE)
+
+    def run(comm: Any) -> None:
+        try:
+            with comm, cupy.cuda.Stream(non_blocking=True):
+                found[comm.rank] = program(comm, met)
+        except BaseException as error:
+            errors.append(error)
+            met.abort()
+
+    threads = [threading.Thread(target=run, args=(comm,))
+               for comm in gc.init_local(ranks, timeout=PATIENCE, executor="peer")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
+
+
+def _large(comm: Any, met: threading.Barrier, nbytes: int) -> dict[str, float]:
+    import cupy
+
+    x, y = (comm.zeros(nbytes // 4, "float32", device="cuda") for _ in range(2))
+    stream, runtime, size = cupy.cuda.get_current_stream(), cupy.cuda.runtime, comm.size
+    calls: dict[str, Callable[[], Any]] = {
+        "device copy": lambda: runtime.memcpyAsync(y.data.ptr, x.data.ptr, nbytes, runtime.memcpyDeviceToDevice,
+                                                   stream.ptr),
+        **{name: comm.plan("all_reduce", x, y, algorithm=name) for name in ("one_shot", "two_shot")}}
+    moved = {"device copy": 2, "one_shot": size + 1, "two_shot": 2 + 2 * (size - 1) / size + 1 / size}
+    return _in_turn({name: size * times * nbytes for name, times in moved.items()},
+                    lambda name: _together(met, stream, calls[name]))
+
+
+def _small(comm: Any, met: threading.Barrier, nbytes: int) -> float:
+    import cupy
+
+    x = cupy.ones(nbytes // 4, "float32")
+    plan = comm.plan("all_reduce", x, cupy.empty_like(x), algorithm="one_shot")
+    plan()
+    stream = cupy.cuda.get_current_stream()
+    stream.begin_capture()
+    for _ in range(GRAPH):
+        plan()
+    graph = stream.end_capture()
+    return statistics.median([_together(met, stream, graph.launch) for _ in range(REPEATS + 2)][2:]) / GRAPH * 1e6
+
+
+def _together(met: threading.Barrier, stream: Any, call: Callable[[], Any]) -> float:
+    """Return the seconds of one of some calls that all ranks begin at about the same time and see to their end."""
     stream.synchronize()
-    return taken / count * 1e6
+    met.wait()
+    began = time.perf_counter()
+    for _ in range(BURST):
+        call()
+    stream.synchronize()
+    met.wait()
+    return (time.perf_counter() - began) / BURST
 
 
-def peer(name: str, *arguments: int) -> Iterator[Finding]:
-    """A part of `gpu_peer`."""
-    import gpu_peer
-
-    yield from getattr(gpu_peer, name)(*arguments)
+PARTS: dict[str, Callable[[str], Iterator[Finding]]] = {
+    "facts": facts, "tests": tests, "bandwidth": bandwidth, "host time": host_time, "peer bandwidth": peer_bandwidth,
+    "peer latency": peer_latency}
 
 
-PARTS: dict[str, Callable[..., Iterator[Finding]]] = {
-    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time,
-    "peer bandwidth": lambda megabytes: peer("peer_bandwidth", megabytes),
-    "peer latency": lambda: peer("peer_latency"),
-}
-
-
-def main(arguments: list[str]) -> int:
+def main(name: str, argument: str) -> None:
     """Print what a part finds; an error in the midst of it is a finding too."""
     sys.path.insert(0, str(ROOT))
-    name, *more = arguments
     try:
-        for found in PARTS[name](*(int(one) if one.isdecimal() else one for one in more)):
-            say(found)
+        for found in PARTS[name](argument):
+            print(json.dumps(found), flush=True)
     except Exception as error:
-        missing = isinstance(error, ImportError)
-        say(finding(name, MISSING if missing else FAILED, reason=f"{type(error).__name__}: {error}"))
-    return 0
+        status = MISSING if isinstance(error, ImportError) else FAILED
+        print(json.dumps(finding(name, status, reason=f"{type(error).__name__}: {error}")), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

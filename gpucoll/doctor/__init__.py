@@ -1,17 +1,127 @@
-"""`gpucoll doctor`: is this machine, and this job, fit for collectives? Facts, tests, and what to do, in plain words.
+"""`gpucoll doctor`: is this machine, and this job, fit for collectives? What it finds, and what to do, in plain words.
 
-    run         the order of it all: what each rank finds, what rank 0 makes of it
-    findings    facts by name, and for each that is missing the reason
-    mpi         which MPI and which launcher, and whether they match; before MPI is started
-    versions    of the packages and libraries
-    machine     cores, memory, limits, clock of this process and its host
-    gpus        NVML's view of the GPUs: PCI ids, memory, NVLinks, who reaches whom
-    links       messages between all pairs of ranks; verdicts: which links are slow
-    selftest    every collective on small exact data
-    rules       what is wrong, and advice; from the report alone
-    text        the report for people
+    facts       versions, MPI and launcher, GPUs, shared memory, compiler; for what is missing the reason
+    probes      messages between all pairs of ranks; every collective on small exact data
+    report      what is wrong, by a table of rules from the report alone; the report for people
+
+Every rank learns what all have found, and so comes to the same exit code; rank 0 prints.
 """
 
-from gpucoll.doctor.run import main
+from __future__ import annotations
 
-__all__ = ["main"]
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+
+import gpucoll
+from gpucoll.arguments import launched, refuse
+from gpucoll.doctor import facts, probes, report
+from gpucoll.doctor.report import Report
+from gpucoll.errors import ArgumentError, GpucollError, UsageError
+
+PROGRAM = "gpucoll doctor"
+TIMEOUT = 60.0  # seconds, where GPUCOLL_TIMEOUT says nothing
+SILENCE = 5.0  # seconds that ranks which cannot reach each other leave the one that speaks
+SECONDS = 2.0  # of self-test
+
+
+def main(*, as_json: bool) -> int:
+    """Examine this machine and this job; return 0 where all is fine, 1 where something is wrong, the same on all ranks.
+
+    A collective call; rank 0 prints. Wrong options in the environment end the process with 2.
+    """
+    mpi = facts.mpi()
+    if mpi.facts["library"] is None or mpi.facts["mismatch"]:
+        return _alone(mpi, as_json=as_json)
+    try:
+        facts.start_mpi()
+        with gpucoll.init(timeout=None if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT) as comm:
+            return examine(comm, mpi, as_json=as_json)
+    except UsageError as error:  # a launcher that mpi4py's MPI does not understand
+        mpi.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
+        return _alone(mpi, as_json=as_json)
+    except ArgumentError as error:
+        refuse(PROGRAM, str(error))
+    except GpucollError as error:
+        sys.stderr.write(f"{PROGRAM}: {facts.reason(error)}\n")
+        sys.stderr.flush()
+        world = facts.mpi_module().COMM_WORLD
+        if world.size > 1:  # the others wait for this rank, or for the one that it waits for
+            world.Abort(1)
+        return 1
+
+
+def _alone(mpi: facts.Findings, *, as_json: bool) -> int:
+    """Report on this process without MPI, which cannot be used; one process speaks for all that were launched."""
+    if launched()[1] != 0:
+        time.sleep(SILENCE)  # Open MPI's mpiexec ends the others when one leaves with an error
+        return 1
+    return examine(None, mpi, as_json=as_json)
+
+
+def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
+    """Examine the job of `comm`, or this process alone; return the exit code, on all ranks. A collective call."""
+    told = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
+    found, speaks = assemble(told, mpi), comm is None or comm.rank == 0
+    _write(report.facts(found) if speaks and not as_json else ())
+    if comm and comm.size > 1:
+        found["links"] = probes.measure(comm.mpi, [rank["name"] for rank in told], comm.timeout)
+    else:
+        found["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor"
+    if comm:
+        _test_self(comm, found, [number for number, rank in enumerate(told) if rank["device"] is None])
+    else:
+        found["missing"]["self-test"] = "MPI cannot be started"
+    report.judge(found)
+    if speaks:
+        _write([json.dumps(found)] if as_json else report.tests(found))
+    return int(found["exit_code"])
+
+
+def _write(lines: Iterable[str]) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _rank_facts(comm: Any = None) -> Report:
+    """Return what one rank knows; of a host its first rank tells. A launcher may have its own name for the host."""
+    name = os.environ.get("PMI_HOSTNAME") or os.environ.get("PMIX_HOSTNAME") or socket.gethostname()
+    return {"name": name, "versions": facts.versions(), "cores": os.sched_getaffinity(0),
+            "device": comm and comm.device, "host": facts.host() if comm is None or comm.local_rank == 0 else None}
+
+
+def assemble(told: Sequence[Report], mpi: facts.Findings) -> Report:
+    """Return the report of what all ranks told, and what one knows of MPI; the tests are still missing."""
+    ranks: dict[str, list[int]] = {}
+    for number, rank in enumerate(told):
+        ranks.setdefault(rank["name"], []).append(number)
+    hosts = [{"name": name, "ranks": members, "cores": len(set().union(*(told[rank]["cores"] for rank in members))),
+              **told[members[0]]["host"].facts, "missing": told[members[0]]["host"].missing}
+             for name, members in ranks.items()]
+    versions, missing = told[0]["versions"]
+    return {"schema": 2, "ranks": len(told), "versions": versions, "mpi": mpi.facts, "hosts": hosts, "links": None,
+            "self_test": {}, "missing": {**missing, **mpi.missing}}
+
+
+def _test_self(comm: Any, found: Report, without_gpu: Sequence[int]) -> None:
+    """The report has the outcome of the self-tests: on the host's memory, or the emulated device, and on GPUs."""
+    emulated = os.environ.get("GPUCOLL_DEVICE") == "emulated"
+    device = "emulated" if emulated else "cpu"
+    outcome = found["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, SECONDS)
+    why = "the emulated device stands for it" if emulated else "the test before has failed" if outcome["faults"] else \
+        f"no GPU for {report.named(without_gpu)}" if without_gpu else None
+    if why is None:
+        import cupy
+
+        outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, SECONDS)
+        why = outcome["refused"]
+    if why is None:
+        found["self_test"]["cuda"] = outcome
+    else:
+        found["missing"]["self-test on cuda"] = why

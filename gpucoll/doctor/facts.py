@@ -1,0 +1,207 @@
+"""What there is: versions, MPI and its launcher, and of this host GPUs, shared memory, compiler; MPI is not started."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from gpucoll.arguments import LAUNCHERS
+from gpucoll.device import gxx, nvrtc
+from gpucoll.errors import GpucollError
+from gpucoll.executors.shared import slots
+from gpucoll.launch import find_mpiexec
+
+REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
+            "ml_dtypes": "pip install 'gpucoll[dtypes]'", "mpi4py": "pip install mpi4py"}
+# A file is known by its own name; the folders, but for the system's, say who runs this.
+FOLDERS = re.compile(r"(?<![\w.~])/(?!dev/|proc/|sys/)(?:[^\s/:;,'\"()]+/)+")
+
+
+class Findings(NamedTuple):
+    """What was looked for: `facts` by name; for those that are None, `missing` has the reason."""
+
+    facts: dict[str, Any]
+    missing: dict[str, str]
+
+
+def look(**looks: Callable[[], Any]) -> Findings:
+    """Look for everything; what raises, whatever it raises, is missing, and the others do not suffer."""
+    found = Findings(dict.fromkeys(looks), {})
+    for name, find in looks.items():
+        try:
+            found.facts[name] = find()
+        except Exception as error:
+            found.missing[name] = reason(error)
+    return found
+
+
+def reason(error: BaseException) -> str:
+    """Return what an exception says, in one line that names no folders."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        remedy = REMEDIES.get(error.name.partition(".")[0])
+        return f"{error.name} is not installed" + (f": {remedy}" if remedy else "")
+    said = error.args[0] if isinstance(error, GpucollError) else str(error)
+    return FOLDERS.sub("", " ".join(str(said).split())) or type(error).__name__
+
+
+# ---------------------------------------------------------------- versions
+
+
+def versions() -> Findings:
+    """Find the versions of the packages and libraries, as text."""
+    packages = {name: lambda name=name: importlib.import_module(name).__version__
+                for name in ("gpucoll", "numpy", "mpi4py", "ml_dtypes", "cupy")}
+    return look(python=platform.python_version, **packages, nccl=_nccl,
+                nvrtc=lambda: ".".join(map(str, nvrtc.version())),
+                cuda_runtime=lambda: _cuda("runtimeGetVersion"), cuda_driver=lambda: _cuda("driverGetVersion"))
+
+
+def _nccl() -> str:
+    from cupy.cuda import nccl
+
+    if not getattr(nccl, "available", True):
+        raise LookupError("CuPy finds no libnccl; pip install nvidia-nccl-cu13 or nvidia-nccl-cu12, after CuPy's CUDA")
+    number = nccl.get_version()
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
+
+
+def _cuda(ask: str) -> str:
+    import cupy
+
+    number = getattr(cupy.cuda.runtime, ask)()
+    if number == 0:
+        raise LookupError("no NVIDIA driver is loaded")
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+# ---------------------------------------------------------------- MPI
+
+# Launchers and libraries of one family can work together: MPICH's descendants share its way to start ranks.
+FAMILIES = (("Open MPI", ("Open MPI", "OpenRTE", "PRRTE")), ("MPICH", ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH")))
+
+
+def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
+    """Find which MPI mpi4py uses, who launched this process or would, and whether the two belong together."""
+    name, size = launcher(environment) or (None, None)
+    found = look(library=lambda: short(mpi_module().Get_library_version()),
+                 mpiexec=lambda: None if name else _mpiexec())
+    library, mpiexec = found.facts["library"], found.facts["mpiexec"]
+    own, other = family(library or ""), family(name or mpiexec or "")
+    match = own == other if own and other else None
+    what = f"{name} started {size} ranks, but mpi4py uses {library}" if name else \
+        f"the mpiexec that comes first is {mpiexec}, but mpi4py uses {library}: each rank would be alone"
+    found.facts.update(launcher=name, launched=size, match=match,
+                       mismatch=f"{what}; launch with {own}'s own mpiexec" if match is False else None)
+    return found
+
+
+def family(text: str) -> str | None:
+    """Return whose a library or a launcher is, after what it says of its version; None for an unknown one."""
+    return next((name for name, marks in FAMILIES if any(mark in text for mark in marks)), None)
+
+
+def launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return who launched this process, and how many ranks; None for nobody."""
+    for size, rank, name in LAUNCHERS:
+        if environment.get(size, "").isdigit() and environment.get(rank, "").isdigit():
+            # srun --mpi=pmi2 speaks like MPICH's mpiexec, which also numbers the ranks of a node.
+            slurm = size == "PMI_SIZE" and "SLURM_PROCID" in environment and "MPI_LOCALNRANKS" not in environment
+            return "Slurm's srun" if slurm else name, int(environment[size])
+    return None
+
+
+def short(library: str) -> str:
+    """Return name and version of an MPI library: not who built it, where and with which options."""
+    line = library.strip("\0").strip().partition("\n")[0].partition(",")[0]
+    return " ".join(re.sub(r"\bversion\b\s*:?|\bv(?=\d)", " ", line, flags=re.IGNORECASE).split())
+
+
+def _mpiexec() -> str:
+    """Return whose the mpiexec is that a job would be launched with, and its version."""
+    path = find_mpiexec()
+    if path is None:
+        raise LookupError("no mpiexec beside this Python or on the PATH; pip install 'gpucoll[mpich]'")
+    text = subprocess.run([path, "--version"], capture_output=True, text=True, check=False, timeout=60).stdout
+    number = re.search(r"\d+(\.\d+)+", text)
+    return f"{family(text) or 'unknown'}'s, {number.group() if number else 'of unknown version'}"
+
+
+def mpi_module() -> Any:
+    """Return mpi4py's MPI, not started where this is its first import: a library under another's launcher may die."""
+    if "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+    from mpi4py import MPI
+
+    return MPI
+
+
+def start_mpi() -> None:
+    """MPI is started."""
+    mpi = mpi_module()
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+
+
+# ---------------------------------------------------------------- this host and its GPUs
+
+READ, BY_NVLINK = 0, 2  # NVML's; pynvml's own NVML_P2P_CAPS_INDEX_READ is, by a comma too many, a tuple
+
+
+def host() -> Findings:
+    """Find this host's free bytes of shared memory, the compiler of its engine, and the GPUs by NVML."""
+    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, compiler=_compiler, gpus=_gpus)
+
+
+def _compiler() -> str:
+    """Return the compiler once it has made what short calls on the host need; raise what says why it cannot."""
+    slots.built()
+    return gxx.recipe().splitlines()[0]
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """Return what NVML knows of each GPU, in its order."""
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_gpu(pynvml, own, handles).facts for own in handles]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(library: Any, own: Any, handles: Sequence[Any]) -> Findings:
+    return look(name=lambda: str(library.nvmlDeviceGetName(own)),
+                pci=lambda: str(library.nvmlDeviceGetPciInfo(own).busId),
+                free_bytes=lambda: int(library.nvmlDeviceGetMemoryInfo(own).free),
+                nvlinks=lambda: _nvlinks(library, own),
+                reaches=lambda: [_way(library, own, other) for other in handles])
+
+
+def _nvlinks(library: Any, handle: Any) -> dict[str, int]:
+    """Return how many NVLinks are up and how many down; a GPU has fewer than NVML has numbers for, or none."""
+    states = []
+    for link in range(library.NVML_NVLINK_MAX_LINKS):
+        with contextlib.suppress(library.NVMLError_InvalidArgument, library.NVMLError_NotSupported):
+            states.append(bool(library.nvmlDeviceGetNvLinkState(handle, link)))
+    return {"up": sum(states), "down": len(states) - sum(states)}
+
+
+def _way(library: Any, own: Any, other: Any) -> str:
+    if own is other:
+        return "itself"
+    for name, index in (("NVLink", BY_NVLINK), ("PCI", READ)):
+        with contextlib.suppress(library.NVMLError):
+            if library.nvmlDeviceGetP2PStatus(own, other, index) == 0:
+                return name
+    return "none"

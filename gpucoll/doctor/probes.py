@@ -1,0 +1,217 @@
+"""What is tried: messages between all pairs of ranks, and every collective on small exact data.
+
+A pair is measured while no other pair uses its hosts: who is not at work sleeps. Pairs that look slow are measured
+again, and the better figures count, so that what disturbed a host for a moment is no verdict on a link.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+import gpucoll
+from gpucoll.collectives import COLLECTIVES, Collective, Side
+from gpucoll.doctor.facts import reason
+from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
+
+SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back
+RESTS = (0.0, 0.05, 0.2, 0.4)  # seconds to let pass before pairs are measured: all at first, then those that look slow
+FACTOR = 3.0  # so many times worse than the better links of its kind: slow
+SLACK = 50.0  # microseconds of latency that are never held against a link: a scheduler's doing
+
+Pair = tuple[int, int]
+Figures = tuple[float, float]  # microseconds one way of a short message, MB/s of a long one
+
+
+def measure(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
+    """Measure the links between all pairs of ranks of `mpi`; return their `verdict`, the same on all ranks.
+
+    A collective call. `hosts` is every rank's host. Raises CollectiveTimeout on a rank that gets no answer for
+    `timeout` seconds, and on those that wait for it after twice that.
+    """
+    links: dict[Pair, Figures] = {}
+    pairs: list[Pair] = list(itertools.combinations(range(mpi.size), 2))
+    for rest in RESTS:
+        time.sleep(rest if pairs else 0.0)
+        for pair, (latency, bandwidth) in _measure_all(mpi, hosts, pairs, timeout):
+            before = links.get(pair, (latency, bandwidth))
+            links[pair] = min(latency, before[0]), max(bandwidth, before[1])
+        pairs = [(one, two) for one, two in (link["ranks"] for link in verdict(links, hosts)["pairs"] if link["slow"])]
+    return verdict(links, hosts)
+
+
+def verdict(links: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, Any]:
+    """Return what the report says of links: of each kind the better ones' figures, of each pair whether it is slow.
+
+    The best quarter sets the measure: one bad host among three spoils two of three links, and with them the median.
+    """
+    found: dict[str, Any] = {"kinds": {}, "pairs": []}
+    for kind, inside in (("same node", True), ("across nodes", False)):
+        alike = {pair: own for pair, own in links.items() if (hosts[pair[0]] == hosts[pair[1]]) == inside}
+        if alike:
+            latency = _quarter(own[0] for own in alike.values())
+            bandwidth = -_quarter(-own[1] for own in alike.values())
+            slow = {pair for pair, own in alike.items()
+                    if own[0] > FACTOR * latency + SLACK or own[1] * FACTOR < bandwidth}
+            found["kinds"][kind] = {"pairs": len(alike), "slow": len(slow), "latency_us": latency,
+                                    "bandwidth_mb_s": bandwidth}
+            found["pairs"] += [{"ranks": list(pair), "hosts": [hosts[rank] for rank in pair], "kind": kind,
+                                "latency_us": own[0], "bandwidth_mb_s": own[1], "slow": pair in slow}
+                               for pair, own in sorted(alike.items())]
+    return found
+
+
+def _quarter(values: Iterable[float]) -> float:
+    """Return the largest of the smallest quarter of `values`, at least the smallest."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 4]
+
+
+def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
+    """Yield `pairs` in rounds, the same on every rank; in each a host takes part in one pair at most.
+
+    In a shuffled order, so that a round soon has a pair for every host: in theirs, all of rank 0 come first.
+    """
+    left = random.Random(0).sample(pairs, len(pairs))
+    while left:
+        busy: set[str] = set()
+        together: list[Pair] = []
+        later: list[Pair] = []
+        for one, two in left:
+            free = busy.isdisjoint((hosts[one], hosts[two]))
+            (together if free else later).append((one, two))
+            busy |= {hosts[one], hosts[two]} if free else set()
+        yield together
+        left = later
+
+
+def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float) -> list[tuple[Pair, Figures]]:
+    mine = []
+    for together in [*rounds(pairs, hosts), []]:
+        _complete(mpi.Ibarrier(), 2 * timeout, lambda: time.sleep(1e-3),  # asleep: cores are for those who measure
+                  f"link test: waited {2 * timeout:g} s for the pairs that measure")
+        for pair in together:
+            if mpi.rank in pair:
+                latency, seconds = (_quarter(_bounce(mpi, pair, *message, timeout)) for message in (SHORT, LONG))
+                mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{LONG[0] / seconds / 1e6:.3g}"))))
+    return [link for links in mpi.allgather(mine) for link in links]
+
+
+def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> list[float]:
+    """Return the seconds of a way, measured there and back; the first time, which may connect, is not counted."""
+    first, peer = mpi.rank == pair[0], sum(pair) - mpi.rank
+    buffer, ways = numpy.zeros(nbytes, numpy.uint8), []
+    for _ in range(1 + repeats):
+        started = time.perf_counter()
+        for sends in (first, not first):
+            _complete((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1), timeout, os.sched_yield,
+                      f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
+        ways.append((time.perf_counter() - started) / 2)
+    return ways[1:]
+
+
+def _complete(request: Any, timeout: float, meanwhile: Callable[[], object], silence: str) -> None:
+    deadline = time.monotonic() + timeout
+    while not request.Test():
+        if time.monotonic() > deadline:
+            raise CollectiveTimeout(silence)
+        meanwhile()
+
+
+# ---------------------------------------------------------------- the self-test
+
+LENGTHS = (1000, 1, 4099)  # elements, which the blocks of all ranks share
+DTYPES = ("float32", "int64", "float64", "int32")  # exact: the sums are small whole numbers
+
+
+class Case(NamedTuple):
+    """One call: the collective, its algorithm, the number of elements and their dtype."""
+
+    collective: str
+    algorithm: str
+    length: int
+    dtype: str
+
+    def chunk(self, ranks: Collection[int], index: int, size: int) -> Any:
+        """Return block `index`, or all, of what `ranks` have, added up; ragged blocks have lengths of their own."""
+        row, source = COLLECTIVES[self.collective], max(ranks, default=0)
+        more = {None: 0, "source": source, "target": index, "pair": source + 2 * index}[row.ragged] % 3
+        length = max(1, self.length // size) + more if row.blocks else self.length
+        numbers = ((7 * numpy.arange(length) + 13 * rank + 5 * index) % 11 for rank in ranks)
+        return sum(numbers, numpy.zeros(length, int)).astype(self.dtype)
+
+
+def cases(size: int, device: str) -> Iterator[Case]:
+    """Yield cases without end: first every collective once, then again with every algorithm, length and dtype."""
+    algorithms = {name: ("auto", *gpucoll.algorithms(name, size=size, device=device)) for name in COLLECTIVES}
+    for number in itertools.count():
+        for name, choices in algorithms.items():
+            yield Case(name, choices[number % len(choices)], LENGTHS[number % len(LENGTHS)],
+                       DTYPES[number // 2 % len(DTYPES)])
+
+
+def fault(comm: Any, case: Case, xp: Any) -> str | None:
+    """Run one case on arrays of `xp`; return what is wrong with this rank's result, None where nothing is."""
+    row, rank, size, root = COLLECTIVES[case.collective], comm.rank, comm.size, case.length % comm.size
+    parts = [case.chunk({rank}, index, size) for index in range(size if row.input.blocks else 1)]
+    options: dict[str, Any] = {"algorithm": case.algorithm, **({"root": root} if row.rooted else {})}
+    given = _joined(row, row.input, parts)
+    if case.collective == "reduce_scatter_v":
+        given, options["counts"] = numpy.concatenate(parts), [len(part) for part in parts]
+    given = [xp.asarray(part) for part in given] if isinstance(given, list) else xp.asarray(given)
+    if row.input.blocks and not row.input.exists(rank, root):
+        given = None
+    result = getattr(comm, case.collective)(*(() if row.input.where == "nowhere" else (given,)), **options)
+    pieces = [row.result(rank, size, root, 1, index) for index in range(size if row.output.blocks else 1)]
+    promised = _joined(row, row.output, [case.chunk(piece.ranks, piece.chunk, size) for piece in pieces])
+    return _difference(result, promised if row.output.exists(rank, root) else None, xp)
+
+
+def _joined(row: Collective, side: Side, parts: list[Any]) -> Any:
+    """Return blocks as one array, or as a list where they are ragged; what is no blocks as it is."""
+    return parts[0] if not side.blocks else parts if row.ragged else numpy.stack(parts)
+
+
+def _difference(result: Any, promised: Any, xp: Any) -> str | None:
+    if promised is None or result is None:
+        return None if result is promised else f"the result is {result!r:.40}, expected {promised!r:.40}"
+    wrong, take = 0, getattr(xp, "asnumpy", numpy.asarray)
+    for one, right in zip(result, promised, strict=True) if isinstance(promised, list) else [(result, promised)]:
+        own = take(one)
+        if (own.shape, own.dtype) != (right.shape, right.dtype):
+            return f"the result is {own.dtype} of shape {own.shape}, expected {right.dtype} of shape {right.shape}"
+        wrong += int(numpy.count_nonzero(own != right))
+    return f"{wrong} elements are wrong" if wrong else None
+
+
+def self_test(comm: Any, allgather: Callable[[Any], Any], device: str, xp: Any, seconds: float) -> dict[str, Any]:
+    """Run cases on arrays of `xp` for `seconds`, each collective at least once; return the same account on every rank.
+
+    A collective call; `allgather` tells the ranks of each other. An exception ends the test: the ranks may have parted.
+    Where every rank refuses the first call's arrays, nothing has moved, and `refused` is the reason.
+    """
+    started, faults, refused = time.monotonic(), [], None
+    for calls, case in enumerate(cases(comm.size, device), 1):
+        what, ended = None, None
+        try:
+            what = fault(comm, case, xp)
+        except Exception as error:  # one of gpucoll's, CuPy's, whoever's
+            what, ended = reason(error), "refused" if isinstance(error, ArgumentError | UsageError) else "failed"
+        everyone = allgather((what, ended, time.monotonic() - started))
+        wrong = {rank: what for rank, (what, _, _) in enumerate(everyone) if what}
+        if wrong:
+            call = f"{case.collective}, algorithm {case.algorithm}, {case.length} elements of {case.dtype}"
+            faults.append({"call": call, "ranks": list(wrong), "what": next(iter(wrong.values()))})
+        if any(ended for _, ended, _ in everyone):
+            refused = wrong[0] if calls == 1 and all(ended == "refused" for _, ended, _ in everyone) else None
+            break
+        if calls >= len(COLLECTIVES) and max(spent for _, _, spent in everyone) >= seconds:
+            break
+    return {"calls": calls, "collectives": min(calls, len(COLLECTIVES)), "faults": faults, "refused": refused,
+            "seconds": round(time.monotonic() - started, 3)}
