@@ -190,7 +190,7 @@ def cast(values, target):
     return wide(values).astype(kind(target))
 
 
-def check_cast(launcher, name, target, counts=(0, 1, 15, 17, 1000)):
+def check_cast(launcher, name, target, counts=(0, 1, 15, 17, 20_000)):
     source, destination = Memory(1 << 19), Memory(1 << 19)
     shifts = [(0, 0), (8, 8), (8, 0), (kind(name).itemsize, kind(target).itemsize % 16)]
     for count, (src, dst) in itertools.product(counts, shifts):
