@@ -146,7 +146,8 @@ def check_far_inside(launcher):
 
 
 def factor_for(name):
-    return 3 if "int" in name else 2.5 - 1.5j if name == "complex64" else 3.0
+    """What no narrow dtype holds exactly."""
+    return 3 if "int" in name else 2.6 - 1.4j if name == "complex64" else 3.3
 
 
 @quiet
