@@ -15,9 +15,7 @@ import pytest
 from expected import CASES, REAL
 
 from gpucoll.device import nvrtc, sources
-from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
-from gpucoll.ops import OPS
 from grids import naming
 from oracle import DTYPES as NAMES
 
@@ -98,10 +96,6 @@ FEW = [*grid.reductions([("sum", "float32"), ("sum", "bfloat16")]), sources.copy
 # Of each kind, those whose code differs most.
 EVERYWHERE = [*grid.MOVES, *grid.reductions(grid.CORE_REDUCE), *grid.casts(grid.BOTH_WAYS),
               *grid.scales(grid.CORE_SCALE)]
-# Of the user's own: anything that compiles, so that no such kernel is refused for what it needs.
-EXPRESSIONS = {"a + b - a*b": REAL, "~(a ^ b)": [name for name in REAL if DTYPES[name].kind in ("bool", "int")],
-               "sqrt(a*a + b*b)": ["float16", "float32", "float64"],
-               "log(exp(a) + exp(b))": ["bfloat16", "float32", "float64"], "max(abs(a), abs(b))": REAL}
 
 
 def test_a_few_kernels_compile_without_spills():
@@ -113,18 +107,10 @@ def test_every_kernel_compiles_without_spills():
     check_all(UNITS, [ARCH] * len(UNITS))
 
 
-def test_nothing_is_left_out():
-    """Every op on every dtype on which it is defined, as far as the kernels differ."""
-    entries = {instance.entry for unit in UNITS for instance in unit}
-    kernels = {(op.cuda, dtype.name) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds}
-    assert len([entry for entry in entries if entry.startswith("reduce_")]) == len(kernels)
-    assert len([entry for entry in entries if entry.startswith("cast_")]) == len(REAL) ** 2
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_expressions_compile(expression):
-    kernels = grid.reductions(itertools.product([expression], EXPRESSIONS[expression]))
+def test_expressions_compile():
+    """Of the user's own whatever compiles will do: no such kernel is refused for what it needs."""
+    kernels = grid.reductions([*grid.WRITTEN, *grid.NEAR])
     _, log = nvrtc.compile_cubin(sources.text(*kernels), ARCH)
     assert reports(log).keys() >= {kernel.entry for kernel in kernels}
 

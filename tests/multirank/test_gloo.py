@@ -37,8 +37,8 @@ class Log:
             except Exception:
                 outcome = "error"
         warned = any("does not belong to the given group" in str(one.message) for one in caught)
-        looked_at = [one for one in (*arguments, *options.values()) if look and (isinstance(one, list) or is_tensor(one))]
-        held = "error" if outcome == "error" else frozen(looked_at)
+        looked_at = [one for one in (*arguments, *options.values()) if isinstance(one, list) or is_tensor(one)]
+        held = "error" if outcome == "error" else frozen(looked_at if look else [])
         self.entries.append((getattr(function, "__name__", ""), outcome, warned, held))
 
 

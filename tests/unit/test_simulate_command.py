@@ -85,16 +85,6 @@ def test_crossovers_are_where_the_lines_meet():
     assert crossovers(rows[:3]) == crossovers([]) == []
 
 
-def test_the_tree_is_for_small_and_the_ring_for_large_arrays():
-    """Tree (P = 8, no pipelining): 6 rounds of all bytes; ring: 14 rounds of 7/4. They meet at a computed size."""
-    rows = [one for nbytes in (64, 1 << 16) for one in (simulate("all_reduce", name, 8, nbytes, MESH)
-                                                         for name in ("ring", "tree"))]
-    (found,) = crossovers(rows)
-    tree, ring = (simulate("all_reduce", name, 8, round(found.nbytes), MESH) for name in ("tree", "ring"))
-    assert (found.first, found.then) == ("tree", "ring")
-    assert tree.seconds == pytest.approx(ring.seconds, rel=1e-3)
-
-
 def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
     monkeypatch.setattr(waves, "ONE_BY_ONE", 1 << 11)
     found = sweep("all_reduce", [], [64, 8], [1 << 26, 8], shipped("switch"),
@@ -157,14 +147,12 @@ def test_every_collective_has_a_table():
         assert len(answer(options(collective=collective), lambda name, nbytes, size: 1).splitlines()) >= 3
 
 
-@pytest.mark.parametrize("changed", [
-    {"collective": "foo"}, {"size": "5X"}, {"algorithm": "rng"}, {"topology": "nope"}, {"topology": "/nope.toml"},
-    {"collective": "reduce", "root": 8}, {"collective": "reduce", "root": -1}, {"segments": 0}, {"plot": "x.png"},
-    {"plot": "/nope/x.svg"}, {"topology": "nvlink_node", "ranks": [16]}, {"ranks": [200000]},
-])
-def test_wrong_options_are_refused(changed):
-    with pytest.raises(ArgumentError):
-        answer(options(**changed), lambda name, nbytes, size: 1)
+def test_wrong_options_are_refused():
+    for changed in ({"size": "5X"}, {"algorithm": "rng"}, {"topology": "/nope.toml"}, {"segments": 0},
+                    {"plot": "x.png"}, {"plot": "/nope/x.svg"}, {"collective": "reduce", "root": 8}, {"ranks": [1 << 20]},
+                    {"topology": "nvlink_node", "ranks": [16]}):
+        with pytest.raises(ArgumentError):
+            answer(options(**changed), lambda name, nbytes, size: 1)
 
 
 def test_wrong_arguments_are_one_line(capsys):
