@@ -1,8 +1,19 @@
-"""The helpers of these tests are beside them."""
+"""The helpers of these tests are beside them; the kernels of the default tier are made at once, on every core."""
 
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
+
+
+@pytest.fixture(scope="session")
+def device():
+    import emulation
+    import grid
+
+    emulation.shared_objects(emulation.text(*unit) for unit in grid.CORE)
+    return emulation.device(grid.UNITS)

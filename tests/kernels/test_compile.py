@@ -10,25 +10,18 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import grid
 import pytest
+from expected import CASES, REAL
 
 from gpucoll.device import nvrtc, sources
-from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
-from gpucoll.ops import OPS, elementwise_op
 from grids import naming
+from oracle import DTYPES as NAMES
 
 MOST_REGISTERS = 128  # of 65536 on a multiprocessor, for a block of 512 threads
 ARCH = "sm_90"  # for which everything is compiled; the others are
 ARCHS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-WIDTHS = (1, 2, 4, 8, 16)
-REAL = [row for row in DTYPES.values() if row.kind != "complex"]
-SCALES = {"divide": ("float", "complex"), "multiply": ("int", "float", "complex"), "truth": ("bool", "int", "float")}
-# Of the user's own: anything that compiles, so that no such kernel is refused for what it needs.
-EXPRESSIONS = {"a + b - a*b": REAL, "~(a ^ b)": [row for row in REAL if row.kind in ("bool", "int")],
-               "sqrt(a*a + b*b)": [DTYPES["float16"], DTYPES["float32"], DTYPES["float64"]],
-               "log(exp(a) + exp(b))": [DTYPES["bfloat16"], DTYPES["float32"], DTYPES["float64"]],
-               "max(abs(a), abs(b))": REAL}
 
 pytestmark = pytest.mark.kernel
 
@@ -80,89 +73,53 @@ def complaints(log, entries):
             yield f"{name}: {report.registers} registers"
 
 
-def check(source, entries, arch):
-    _, log = nvrtc.compile_cubin(source, arch)
+def check(some, arch):
+    """These kernels compile for the architecture, and ptxas has nothing to say."""
+    _, log = nvrtc.compile_cubin(sources.text(*some), arch)
     with naming(arch):
-        assert list(complaints(log, entries)) == []
+        assert list(complaints(log, {instance.entry for instance in some})) == []
 
 
 def check_all(instances, archs):
     """Lists of kernels, each for an architecture, on every core: NVRTC lets go of Python meanwhile."""
-    def one(some, arch):
-        check(sources.text(*some), {instance.entry for instance in some}, arch)
-
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(one, instances, archs))
+        list(pool.map(check, instances, archs))
 
 
 # ---------------------------------------------------------------- every kernel
 
 
-def reductions(dtype):
-    return [sources.reduce(op, dtype) for op in OPS.values() if dtype.kind in op.kinds]
+UNITS = [grid.MOVES, grid.scales(grid.SCALES), *(grid.casts(itertools.product([name], REAL)) for name in REAL),
+         *(grid.reductions([case for case in CASES if case[1] == name]) for name in NAMES)]
+FEW = [*grid.reductions([("sum", "float32"), ("sum", "bfloat16")]), sources.copy(16), sources.pack(4),
+       *grid.casts([("float32", "float8_e4m3fn")]), *grid.scales([("divide", "float16")])]
+# Of each kind, those whose code differs most.
+EVERYWHERE = [*grid.MOVES, *grid.reductions(grid.CORE_REDUCE), *grid.casts(grid.BOTH_WAYS),
+              *grid.scales(grid.CORE_SCALE)]
 
 
-def scales(dtype):
-    return [sources.scale(what, dtype) for what, kinds in SCALES.items() if dtype.kind in kinds]
+def test_a_few_kernels_compile_without_spills():
+    check(FEW, ARCH)
 
 
-def moves():
-    return [make(width) for make in (sources.copy, sources.pack, sources.unpack) for width in WIDTHS]
+@pytest.mark.nightly
+def test_every_kernel_compiles_without_spills():
+    check_all(UNITS, [ARCH] * len(UNITS))
 
 
-def casts(source):
-    return [sources.cast(source, target) for target in REAL]
-
-
-UNITS = {"moves": moves(), **{f"cast {row.name}": casts(row) for row in REAL},
-         **{f"reduce {row.name}": reductions(row) for row in DTYPES.values()},
-         "scale": list(itertools.chain.from_iterable(map(scales, DTYPES.values())))}
-
-
-@pytest.mark.parametrize("units", [pytest.param(list(UNITS)[first::4], marks=pytest.mark.slow if first else ())
-                                   for first in range(4)], ids=" ".join)
-def test_every_kernel_compiles_without_spills(units):
-    check_all([UNITS[unit] for unit in units], [ARCH] * len(units))
-
-
-def test_nothing_is_left_out():
-    """Every op on every dtype on which it is defined, as far as the kernels differ."""
-    entries = {instance.entry for unit in UNITS.values() for instance in unit}
-    kernels = {(op.cuda, dtype.name) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds}
-    assert len([entry for entry in entries if entry.startswith("reduce_")]) == len(kernels)
-    assert len([entry for entry in entries if entry.startswith("cast_")]) == len(REAL) ** 2
-
-
-@pytest.mark.parametrize("expression", EXPRESSIONS)
-def test_expressions_compile(expression):
-    kernels = [sources.reduce(elementwise_op(expression), dtype) for dtype in EXPRESSIONS[expression]]
+@pytest.mark.nightly
+def test_expressions_compile():
+    """Of the user's own whatever compiles will do: no such kernel is refused for what it needs."""
+    kernels = grid.reductions([*grid.WRITTEN, *grid.NEAR])
     _, log = nvrtc.compile_cubin(sources.text(*kernels), ARCH)
     assert reports(log).keys() >= {kernel.entry for kernel in kernels}
 
 
-CORE = [
-    *(sources.reduce(OPS[op], DTYPES[dtype]) for op, dtype in (
-        ("sum", "float16"), ("sum", "bfloat16"), ("sum", "float32"), ("sum", "float64"), ("sum", "float8_e4m3fn"),
-        ("sum", "float8_e5m2"), ("sum", "int8"), ("sum", "int64"), ("prod", "complex64"), ("prod", "complex128"),
-        ("max", "bfloat16"), ("min", "float8_e4m3fn"), ("band", "uint8"), ("lor", "bool"))),
-    *(sources.cast(DTYPES[source], DTYPES[target]) for source, target in (
-        ("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "float8_e4m3fn"), ("float8_e4m3fn", "float32"),
-        ("float32", "float8_e5m2"), ("float8_e5m2", "float32"), ("float64", "float16"))),
-    *(sources.scale("divide", DTYPES[dtype]) for dtype in ("float16", "bfloat16", "float32", "float8_e5m2")),
-    *moves(),
-]
-
-
-def known(library):
-    """The lines of GPUs for which this NVRTC can compile."""
-    archs = [arch for arch in ARCHS if int(arch.removeprefix("sm_")) in library]
+@pytest.mark.nightly
+def test_kernels_compile_for_every_line_of_gpus(library):
+    archs = [arch for arch in ARCHS if int(arch.removeprefix("sm_")) in library]  # as far as this NVRTC knows them
     assert ARCH in archs
-    return archs
-
-
-def test_core_compiles_for_every_line_of_gpus(library):
-    archs = known(library)
-    check_all([CORE] * len(archs), archs)
+    check_all([EVERYWHERE] * len(archs), archs)
 
 
 # ---------------------------------------------------------------- what the check must not let pass

@@ -1,21 +1,20 @@
 """The CPU's half of the dialect: barriers, votes, shared memory, and the faults that a GPU would not let pass."""
 
 import itertools
-import threading
 
 import numpy
 import pytest
-from emulation import CANARY, Fault, Memory, address, run, shared_object
+from emulation import Fault, Memory, address, run, shared_objects
 
 from gpucoll.device.sources import Instance, text
+from thread_ranks import all_on_threads
 
 pytestmark = pytest.mark.kernel
 
 ARGUMENTS = numpy.dtype([("data", "u8"), ("choice", "u4")], align=True)
-PREFACE = "struct Arguments { u32* data; u32 choice; };\n"
-
 # Each thread writes its number where its neighbour's is expected, twice over, so that both barriers count.
-ROTATE = PREFACE + """
+KERNELS = """
+struct Arguments { u32* data; u32 choice; };
 GC_DEV void rotate(const Arguments& a) {
     GC_SHARED(u32, slots, 1024);
     GC_SHARED(u32, others, 1024);
@@ -26,119 +25,97 @@ GC_DEV void rotate(const Arguments& a) {
     __syncthreads();
     a.data[blockIdx.x * size + me] = others[(me + 1) % size];
 }
-GC_ENTRY(kernel, Arguments, rotate)
-"""
-VOTE = PREFACE + """
+GC_ENTRY(entry_rotate, Arguments, rotate)
+
 GC_DEV void vote(const Arguments& a) {
     const int all = __syncthreads_and(threadIdx.x != a.choice), none = __syncthreads_and(threadIdx.x < 5);
     const int certain = __syncthreads_and(1);
     a.data[threadIdx.x] = all + 2 * none + 4 * certain;
 }
-GC_ENTRY(kernel, Arguments, vote)
-"""
-UNWRITTEN = PREFACE + """
+GC_ENTRY(entry_vote, Arguments, vote)
+
 GC_DEV void unwritten(const Arguments& a) {
     GC_SHARED(u32, slots, 64);
     a.data[blockIdx.x * blockDim.x + threadIdx.x] = slots[threadIdx.x];
     slots[threadIdx.x] = 1;
 }
-GC_ENTRY(kernel, Arguments, unwritten)
-"""
-EARLY = PREFACE + """
+GC_ENTRY(entry_unwritten, Arguments, unwritten)
+
 GC_DEV void early(const Arguments& a) {
     if (threadIdx.x == a.choice) return;
     __syncthreads();
     a.data[threadIdx.x] = 1;
 }
-GC_ENTRY(kernel, Arguments, early)
-"""
-MISALIGNED = PREFACE + """
+GC_ENTRY(entry_early, Arguments, early)
+
 GC_DEV void misaligned(const Arguments& a) {
     if (threadIdx.x == 3 && blockIdx.x == 1) store<Word>(address_of(a.data) + 4, load<Word>(address_of(a.data)));
 }
-GC_ENTRY(kernel, Arguments, misaligned)
-"""
-GREEDY = PREFACE + """
+GC_ENTRY(entry_misaligned, Arguments, misaligned)
+
 GC_DEV void greedy(const Arguments& a) {
     GC_SHARED(u32, one, 8000);
     GC_SHARED(u32, two, 8000);
     one[0] = two[0] = 1;
 }
-GC_ENTRY(kernel, Arguments, greedy)
+GC_ENTRY(entry_greedy, Arguments, greedy)
 """
+SOURCES = {name: f"{define}{text(Instance('', 'dialect.h', ''))}{KERNELS}"
+           for name, define in (("switch", ""), ("ucontext", "#define GC_UCONTEXT\n"))}
 
 
-def source(lines, *, portable=False):
-    dialect = text(Instance("", "dialect.h", ""))
-    return "#define GC_UCONTEXT\n" * portable + dialect + lines
+@pytest.fixture(scope="module", params=SOURCES)
+def library(request):
+    """Fibers by a switch of our own, and by the C library's."""
+    return shared_objects(SOURCES.values())[list(SOURCES).index(request.param)]
 
 
-def launch(lines, blocks, threads, choice=1 << 30, *, change=lambda source: source, portable=False, room=None):
-    data = numpy.zeros(room or blocks * threads, numpy.uint32)
-    run(shared_object(change(source(lines, portable=portable))), "kernel", blocks, threads,
-        numpy.array([(address(data), choice)], ARGUMENTS))
+def launch(library, kernel, blocks, threads, choice=1 << 30):
+    data = numpy.zeros(blocks * threads, numpy.uint32)
+    run(library, f"entry_{kernel}", blocks, threads, numpy.array([(address(data), choice)], ARGUMENTS))
     return data.reshape(blocks, -1)
 
 
-def check_rotation(change=lambda source: source, portable=False):
+def check_rotation(library):
     for blocks, threads in itertools.product((1, 3), (1, 2, 64, 1024)):
-        data = launch(ROTATE, blocks, threads, change=change, portable=portable)
+        data = launch(library, "rotate", blocks, threads)
         expected = (numpy.arange(threads) + 2) % threads + 10000 * numpy.arange(blocks)[:, None]
         assert (data == expected).all()
 
 
-@pytest.mark.parametrize("portable", [False, True], ids=["switch", "ucontext"])
-def test_barriers_and_shared_memory(portable):
-    check_rotation(portable=portable)
+def test_barriers_votes_and_shared_memory(library):
+    """A vote counts every thread; shared memory begins with rubbish in every block."""
+    check_rotation(library)
+    assert (launch(library, "vote", 1, 64) == 1 + 4).all()
+    assert (launch(library, "vote", 1, 64, choice=63) == 4).all()
+    assert (launch(library, "vote", 1, 4) == 7).all()
+    assert (launch(library, "unwritten", 3, 64) == 0xCBCBCBCB).all()
 
 
-@pytest.mark.parametrize("portable", [False, True], ids=["switch", "ucontext"])
-def test_a_vote_counts_every_thread(portable):
-    assert (launch(VOTE, 1, 64, portable=portable) == 1 + 4).all()
-    assert (launch(VOTE, 1, 64, choice=63, portable=portable) == 4).all()
-    assert (launch(VOTE, 1, 4, portable=portable) == 7).all()
-
-
-def test_shared_memory_begins_with_rubbish_in_every_block():
-    assert (launch(UNWRITTEN, 3, 64) == 0xCBCBCBCB).all()
-
-
-def test_a_barrier_that_one_thread_does_not_come_to_is_a_fault():
+def test_what_a_gpu_would_not_let_pass_is_a_fault(library):
     with pytest.raises(Fault, match="barrier"):
-        launch(EARLY, 2, 64, choice=7)
-    assert (launch(EARLY, 1, 64) == 1).all()
-
-
-def test_an_access_that_is_not_aligned_is_a_fault_that_says_where():
+        launch(library, "early", 2, 64, choice=7)
+    assert (launch(library, "early", 1, 64) == 1).all()
     with pytest.raises(Fault, match=r"not aligned \(block 1, thread 3, address 0x[0-9a-f]+\)"):
-        launch(MISALIGNED, 2, 64)
-
-
-def test_shared_memory_is_no_more_than_a_gpus():
+        launch(library, "misaligned", 2, 64)
     with pytest.raises(Fault, match="shared memory"):
-        launch(GREEDY, 1, 1)
+        launch(library, "greedy", 1, 1)
 
 
-def test_several_threads_of_the_host_launch_at_once():
-    failures = []
+def test_several_threads_of_the_host_launch_at_once(library):
+    def work(rank):
+        for _ in range(5):
+            check_rotation(library)
 
-    def work():
-        try:
-            for _ in range(20):
-                check_rotation()
-        except BaseException as error:
-            failures.append(error)
-
-    check_rotation()
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert not failures
+    check_rotation(library)
+    all_on_threads(range(4), work)
 
 
-def test_memory_fills_with_a_canary():
+def test_memory_notices_what_is_written_beside_it():
     memory = Memory()
-    memory.place(numpy.dtype("u1"), 10)
-    assert (memory.bytes == CANARY).all()
+    array = memory.place(numpy.dtype("f4"), 5, 4)
+    assert address(array) % 16 == 4
+    array[:] = 1
+    assert memory.is_clean()
+    memory.bytes[memory.stop] = 0
+    assert not memory.is_clean()

@@ -1,57 +1,25 @@
 """Copies, strided copies, scaling and casts on the CPU, bit for bit those of NumPy."""
 
+import itertools
+
 import checks
+import grid
 import numpy
 import pytest
-from emulation import kernels, launcher, shared_objects
+from emulation import kernels
 from expected import NARROW, REAL
 
-from gpucoll.device import sources
 from gpucoll.device.launch import axes_of
-from gpucoll.dtypes import DTYPES
-from oracle import DTYPES as NAMES
 
 pytestmark = pytest.mark.kernel
 
-WIDTHS = (1, 2, 4, 8, 16)
-SCALES = [(what, name) for what in ("divide", "multiply", "truth") for name in NAMES
-          if DTYPES[name].kind in {"divide": ("float", "complex"), "multiply": ("int", "float", "complex"),
-                                   "truth": ("bool", "int", "float")}[what]]
-MOVES = [make(width) for make in (sources.copy, sources.pack, sources.unpack) for width in WIDTHS]
+CHECKS = (checks.check_copy, checks.check_pack, checks.check_unpack, checks.check_far, checks.check_far_inside)
 
 
-@pytest.fixture(scope="module")
-def move():
-    return kernels(*MOVES)
-
-
-@pytest.fixture(scope="module")
-def scale():
-    return kernels(*(sources.scale(what, DTYPES[name]) for what, name in SCALES))
-
-
-@pytest.fixture(scope="module")
-def casts():
-    """One launcher for each source dtype, which knows all its targets."""
-    libraries = shared_objects([sources.text(*(sources.cast(DTYPES[name], DTYPES[target]) for target in REAL))
-                                for name in REAL])
-    return {name: launcher(library) for name, library in zip(REAL, libraries, strict=True)}
-
-
-def test_a_copy_is_the_same_bytes(move):
-    checks.check_copy(move)
-
-
-def test_strided_arrays_become_contiguous(move):
-    checks.check_pack(move)
-
-
-def test_contiguous_arrays_go_where_the_strides_say(move):
-    checks.check_unpack(move)
-
-
-def test_strides_may_take_more_than_32_bits(move):
-    checks.check_far(move)
+@pytest.mark.parametrize("check", CHECKS)
+def test_bytes_go_where_the_strides_say(device, check):
+    """Also where strides and offsets take more than 32 bits."""
+    check(device)
 
 
 def test_indices_may_take_more_than_32_bits():
@@ -60,33 +28,31 @@ def test_indices_may_take_more_than_32_bits():
         assert source.count("a.count >> 32 == 0") == 2
         return source.replace("a.count >> 32 == 0", "false")
 
-    long = kernels(*MOVES, change=always_long)
+    long = kernels(*grid.MOVES, change=always_long)
     checks.check_pack(long)
     checks.check_unpack(long)
 
 
-@pytest.mark.parametrize(("what", "name"), SCALES)
-def test_scaling_is_numpys(scale, what, name):
-    checks.check_scale(scale, what, name)
+@pytest.mark.parametrize(("what", "name"), grid.often(grid.CORE_SCALE, grid.SCALES))
+def test_scaling_is_numpys(device, what, name):
+    checks.check_scale(device, what, name)
 
 
-@pytest.mark.parametrize("name", REAL)
-def test_casts_are_numpys(casts, name):
-    for target in REAL:
-        checks.check_cast(casts[name], name, target)
+@pytest.mark.parametrize(("name", "target"), grid.often(grid.CORE_CAST, itertools.product(REAL, REAL)))
+def test_casts_are_numpys(device, name, target):
+    checks.check_cast(device, name, target)
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_all_values_are_converted_and_all_boundaries_rounded(name):
-    row = DTYPES[name]
-    checks.check_conversions(kernels(sources.cast(row, DTYPES["float32"]), sources.cast(DTYPES["float32"], row)), name)
+def test_all_values_are_converted_and_all_boundaries_rounded(device, name):
+    checks.check_conversions(device, name)
 
 
 def offsets(shape, strides):
-    grid = numpy.zeros(shape, numpy.int64)
+    places = numpy.zeros(shape, numpy.int64)
     for axis, stride in enumerate(strides):
-        grid += (numpy.arange(shape[axis]) * stride).reshape([-1] + [1] * (len(shape) - axis - 1))
-    return grid.ravel()
+        places += (numpy.arange(shape[axis]) * stride).reshape([-1] + [1] * (len(shape) - axis - 1))
+    return places.ravel()
 
 
 def test_axes_are_joined_and_units_as_wide_as_they_can_be():

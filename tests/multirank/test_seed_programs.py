@@ -1,6 +1,5 @@
 """The programs of five documents, as tests/seed_programs, against what the documents print, copied by hand."""
 
-import functools
 import json
 import re
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from commands import gpucoll_run
-from grids import sampled
+from grids import naming, sampled
 
 PROGRAMS = Path(__file__).parents[1] / "seed_programs"
 
@@ -77,30 +76,7 @@ PRINTED = {
         before reudce  Rank  0  has data  tensor([1, 2])
         before reudce  Rank  1  has data  tensor([3, 4])""" + everywhere(
         "after reudce  Rank  {r}  has data  tensor([16, 20])"),
-    "parameter_server/spawn": """
-        4 rank: 3
-        4 rank: 2
-        4 rank: 1
-        4 rank: 0""",
     "parameter_server/multiprocess_launch": everywhere("Worldsize : 4 rank: {r}"),
-    "parameter_server/reduce": """
-        [1] data = 1.0
-        [2] data = 1.0
-        [0] data = 4.0
-        [3] data = 1.0""",
-    "parameter_server/all_reduce": everywhere("[{r}] data = 4.0"),
-    "parameter_server/broadcast": everywhere("[{r}] data = tensor([0.], device='cuda:{r}')"),
-    "parameter_server/gather":
-        "[0] data = [tensor([0.], device='cuda:0'), tensor([1.], device='cuda:0'), tensor([2.], device='cuda:0'), "
-        "tensor([3.], device='cuda:0')]",
-    "parameter_server/all_gather": everywhere(
-        "[{r}] data = [tensor([0.], device='cuda:2'), tensor([1.], device='cuda:2'), tensor([2.], device='cuda:2'), "
-        "tensor([3.], device='cuda:2')]"),
-    "parameter_server/scatter": """
-        [2] data = 3.0
-        [3] data = 4.0
-        [0] data = 1.0
-        [1] data = 2.0""",
     # The document's model is not given: what its last line says, and the weights that the data were made with.
     "parameter_server/parameter_server": """
         weights [1. -2. 3.]
@@ -114,11 +90,6 @@ PRINTED = {
         rank 1 data is [0, 1, 2]
         rank 0 data is [0, 1]
         rank 3 data is [0, 1, 2, 3, 4]""",
-    "launchers/object_gather": """
-        rank 0 data is [[0, 1], [0, 1 ,2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
-        rank 1 data is None
-        rank 2 data is None
-        rank 3 data is None""",
     "launchers/buffer_all_gather": everywhere("Rank {r} gathered data: [1 2 3 4]"),
     "launchers/buffer_reduce": "Result after Reduce: 10",
     "launchers/buffer_all_reduce": everywhere("Rank {r} has result after AllReduce: 10"),
@@ -221,36 +192,37 @@ def start(mpiexec, starter, *argv):
     return gpucoll_run("--nproc-per-node", SIZE, *argv, env=BUFFERED)
 
 
-@pytest.fixture(scope="module")
-def together(mpiexec, tmp_path_factory):
-    """`together(starter)`: {program: what its ranks have printed}, all programs having run in one job."""
-    @functools.cache
-    def run(starter):
-        folder = tmp_path_factory.mktemp("printed")
-        scripts = {str(PROGRAMS / f"{name}.py"): name for name in NAMES}
-        job = start(mpiexec, starter, PROGRAMS / "together.py", folder, *scripts)
-        assert job.returncode == 0, job.stderr
-        ranks = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
-        return {name: "".join(rank[script] for rank in ranks) for script, name in scripts.items()}
-    return run
+ONE_OF_A_KIND = ["primitives/all_gather", "parameter_server/parameter_server", "parameter_server/process_group_spawn",
+                 "launchers/send", "launchers/object_scatter", "communication_patterns/demo",
+                 "training/ddp_all_reduce"]
 
 
-@pytest.mark.parametrize("starter", ["mpiexec", "gpucoll run"])
-@pytest.mark.parametrize("name", NAMES)
-def test_program_prints_what_its_document_says(together, starter, name):
-    check(name, together(starter)[name])
+@pytest.mark.parametrize(("starter", "names"), [
+    pytest.param("mpiexec", ONE_OF_A_KIND, id="one of a kind"),
+    pytest.param("mpiexec", NAMES, id="mpiexec", marks=pytest.mark.slow),
+    pytest.param("gpucoll run", NAMES, id="gpucoll run", marks=pytest.mark.slow)])
+def test_programs_print_what_their_documents_say(mpiexec, tmp_path, starter, names):
+    """All in one job, one after the other."""
+    job = start(mpiexec, starter, PROGRAMS / "together.py", tmp_path, *(PROGRAMS / f"{name}.py" for name in names))
+    assert job.returncode == 0, job.stderr
+    printed = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(SIZE)]
+    for name in names:
+        with naming(name):
+            check(name, "".join(rank[str(PROGRAMS / f"{name}.py")] for rank in printed))
 
 
 ALONE = [(name, ("mpiexec", "gpucoll run")[number % 2]) for number, name in enumerate(NAMES)]  # in turns
 
 
-@pytest.mark.parametrize(("name", "starter"), sampled(ALONE, keep=2, seed=1))
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "starter"), sampled(ALONE, keep=1, seed=14))
 def test_program_in_a_job_of_its_own(mpiexec, name, starter):
     job = start(mpiexec, starter, PROGRAMS / f"{name}.py")
     assert job.returncode == 0, job.stderr
     check(name, job.stdout)
 
 
+@pytest.mark.slow
 def test_the_message_of_two_ranks_arrives(mpiexec):
     job = mpiexec(2, sys.executable, PROGRAMS / "parameter_server" / "point_to_point.py", env=BUFFERED)
     assert job.returncode == 0, job.stderr

@@ -1,0 +1,45 @@
+"""gpucoll.distributed in programs of tests: the default group, data, and what calls should return and write."""
+
+import contextlib
+
+import numpy
+
+import gpucoll as gc
+import gpucoll.distributed as dist
+from gpucoll.distributed import groups, start
+from pace import seconds
+
+
+@contextlib.contextmanager
+def world(mpi):
+    """The default group on the ranks of a program; what fails leaves nothing to the next one."""
+    start._init_from(gc.Communicator.from_mpi(mpi, timeout=seconds(60)))
+    try:
+        yield dist.get_rank(), dist.get_world_size()
+        dist.destroy_process_group()
+    finally:
+        groups.state.groups.clear()
+        start._clear_variables()
+
+
+def data(rank, shape=(2, 3), dtype="float64"):
+    """Small whole numbers, different on every rank and at every index."""
+    count = int(numpy.prod(shape))
+    return (numpy.arange(count).reshape(shape) % 5 + 10 * rank + 1).astype(dtype)
+
+
+def same(found, expected):
+    """`found` is what was to be written, dtype included."""
+    expected = numpy.asarray(expected)
+    assert found.dtype == expected.dtype
+    assert numpy.array_equal(found, expected), (found, expected)
+
+
+def done(found, async_op):
+    """The call has returned what torch's does, and its data are there."""
+    assert isinstance(found, dist.Work) if async_op else found is None
+    if async_op:
+        assert found.wait() is True
+        assert (found.is_completed(), found.is_success(), found.exception()) == (True, True, None)
+        return found.result()
+    return None

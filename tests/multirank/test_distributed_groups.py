@@ -1,0 +1,279 @@
+"""gpucoll.distributed: groups, messages between two ranks, barriers that name who is missing, start and end."""
+
+import datetime
+import sys
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import gpucoll.distributed as dist
+from distributed_world import data, same, world
+from gpucoll.distributed import monitored
+from pace import seconds
+
+# ---------------------------------------------------------------- groups
+
+
+def in_groups(mpi):
+    """`src` and `dst` are ranks of the world; who is not in the group is warned and does nothing."""
+    with world(mpi) as (rank, size):
+        odd, members = dist.new_group(rank for rank in range(size) if rank % 2), list(range(1, size, 2))
+        if rank not in members:
+            outside(odd, rank)
+            return
+        assert (dist.get_rank(odd), dist.get_world_size(odd)) == (members.index(rank), len(members))
+        assert dist.get_process_group_ranks(odd) == members
+        assert [dist.get_group_rank(odd, member) for member in members] == list(range(len(members)))
+        assert [dist.get_global_rank(odd, number) for number in range(len(members))] == members
+        x, y, root = data(rank), data(rank), members[-1]
+        dist.reduce(x, root, group=odd)
+        same(x, sum(data(member) for member in members) if rank == root else data(rank))
+        dist.broadcast(x, root, group=odd)
+        dist.broadcast(y, group=odd, group_src=0)
+        same(y, data(1))
+        outs = [numpy.zeros((2, 3)) for _ in members] if rank == 1 else None
+        dist.gather(data(rank), outs, group=odd, group_dst=0)
+        assert rank != 1 or numpy.array_equal(outs, [data(member) for member in members])
+        dist.scatter(x, [data(member) for member in members] if rank == root else None, root, group=odd)
+        same(x, data(rank))
+        found = [None] * len(members)
+        dist.all_gather_object(found, rank, group=odd)
+        assert found == members
+        dist.monitored_barrier(odd, timeout=seconds(60))
+        for call in (dist.broadcast, dist.gather, dist.scatter, dist.reduce):  # of rank 0, which is not in the group
+            with pytest.raises(gc.ArgumentError, match="not one of the group's ranks"):
+                call(x, group=odd)
+        dist.destroy_process_group(odd)
+        for error, call in ((gc.ClosedError, dist.barrier), (gc.ArgumentError, dist.destroy_process_group)):
+            with pytest.raises(error):
+                call(odd)
+
+
+def outside(group, rank):
+    assert group is dist.GroupMember.NON_GROUP_MEMBER
+    assert (dist.get_rank(group), dist.get_world_size(group)) == (-1, -1)
+    x, untouched = data(rank), [None]
+    calls = {dist.all_reduce: (x,), dist.reduce: (x, 1), dist.broadcast: (x, 1), dist.barrier: (), dist.gather: (x,),
+             dist.scatter: (x,), dist.all_gather: ([x], x), dist.all_gather_into_tensor: (x, x),
+             dist.reduce_scatter: (x, [x]), dist.reduce_scatter_tensor: (x, x), dist.all_to_all: ([x], [x]),
+             dist.all_to_all_single: (x, x), dist.isend: (x, 1), dist.irecv: (x, 1), dist.send: (x, 1),
+             dist.recv: (x, 1), dist.monitored_barrier: (), dist.all_gather_object: (untouched, 1),
+             dist.gather_object: (1,), dist.broadcast_object_list: (untouched, 1),
+             dist.scatter_object_list: (untouched,)}
+    for call, arguments in calls.items():
+        with pytest.warns(UserWarning, match=rf"on global rank {rank} which does not belong"):
+            assert call(*arguments, group=group) == (-1 if call is dist.recv else None)
+    with pytest.raises(gc.ArgumentError):
+        dist.get_backend(group)
+    dist.destroy_process_group(group)  # nothing to destroy, no error
+    same(x, data(rank))
+    assert untouched == [None]
+
+
+def many_groups(mpi):
+    """Groups of all kinds of iterables, in the order of ranks or in the order given; two of them at a time."""
+    with world(mpi) as (rank, size):
+        everyone, x, y = dist.new_group(), data(rank), data(rank)
+        for ranks in (range(size), {*range(size)}, numpy.arange(size), {0: "a", 1: "b"}):
+            members = sorted(int(one) for one in ranks)
+            assert dist.get_rank(dist.new_group(ranks)) == (members.index(rank) if rank in members else -1)
+        backwards = dist.new_group(range(size)[::-1], sort_ranks=False)
+        assert dist.get_rank(backwards) == size - 1 - rank
+        works = dist.all_reduce(x, group=everyone, async_op=True), dist.broadcast(y, 0, backwards, async_op=True)
+        assert all(work.wait() for work in works)
+        same(x, sum(data(peer) for peer in range(size)))
+        same(y, data(0))
+        assert dist.new_group([]) is dist.GroupMember.NON_GROUP_MEMBER
+        assert dist.new_group(timeout=datetime.timedelta(seconds=77), backend="gloo").communicator.timeout == 77
+        assert dist.group.WORLD is dist.GroupMember.WORLD
+        assert dist.get_backend() == dist.get_backend(everyone) == "mpi"
+        for wrong in ([0, 0], [size], [-1], [0.0], [True], 3):
+            with pytest.raises(gc.ArgumentError) as refused:
+                dist.new_group(wrong)
+            assert refused.value.code == "GC-GROUP"
+        for options in ({"use_local_synchronization": True}, {"backend": "ncll"}):
+            with pytest.raises(gc.ArgumentError):
+                dist.new_group([0], **options)
+        with pytest.raises(gc.ArgumentError, match="pass what new_group returned"):
+            dist.all_reduce(x, group=[0])
+        with pytest.raises(gc.MismatchError, match="must pass the same"):
+            dist.new_group([0, 1] if rank == 0 else [0, 1, 2])
+
+
+# ---------------------------------------------------------------- messages
+
+
+def messages(mpi):
+    with world(mpi) as (rank, size):
+        right, left = (rank + 1) % size, (rank - 1) % size
+        came = numpy.zeros((2, 3))
+        works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, came, left), dist.P2POp(dist.isend, data(rank), right)])
+        assert [work.wait() for work in works] == [True, True]
+        same(came, data(left))
+        assert works[0].source_rank() == left
+        assert works[0].result()[0] is came
+        assert dist.batch_isend_irecv([]) == []
+
+        first, second = numpy.zeros(3), numpy.zeros(3)
+        works = [dist.irecv(second, left, tag=2), dist.irecv(first, left, tag=1),
+                 dist.isend(numpy.full(3, 1.0 + rank), right, tag=1), dist.isend(-numpy.ones(3), right, tag=2)]
+        assert all(work.wait(datetime.timedelta(seconds=seconds(60))) for work in works)
+        same(first, numpy.full(3, 1.0 + left))
+        same(second, -numpy.ones(3))
+
+        backwards = dist.new_group(range(size)[::-1], sort_ranks=False)
+        if rank:
+            dist.send(data(rank), 0)
+            assert dist.recv(came, src=0) == 0
+            same(came, data(rank))
+        else:
+            assert sorted(dist.recv(came) for _ in range(1, size)) == list(range(1, size))
+            for peer in range(1, size):
+                dist.send(data(peer), dst=peer)
+        if rank == size - 1 > 0:
+            dist.send(data(7), 0, group=backwards)
+        elif rank == 0 and size > 1:
+            assert dist.recv(came, group=backwards, group_src=0) == size - 1
+            same(came, data(7))
+
+
+def from_anybody(mpi):
+    """Messages from any rank; a deadline, of the group or of one wait, is told from an error, and the call goes on."""
+    with world(mpi) as (rank, _):
+        impatient = dist.new_group(timeout=datetime.timedelta(seconds=0.1))
+        came, late = numpy.zeros(2), numpy.zeros(1)
+        if rank == 0:
+            work = dist.irecv(came)
+            assert not work.is_completed()
+            dist.send(numpy.ones(2), 1)
+            assert work.wait()
+            assert work.source_rank() == 1
+            same(came, numpy.full(2, 2.0))
+            with pytest.raises(gc.CollectiveTimeout, match="no rank sent"):
+                dist.recv(came, group=impatient)
+            dist.recv(late, 1)
+            dist.send(numpy.ones(2), 1, tag=1)
+        else:
+            dist.recv(came, 0)
+            dist.send(came + 1, 0)
+            work = dist.irecv(came, 0, tag=1)
+            with pytest.raises(gc.CollectiveTimeout, match="the call goes on"):
+                work.wait(datetime.timedelta(microseconds=1))
+            dist.send(late, 0)
+            work.wait()
+
+
+def too_long(mpi):
+    """A message that does not fit is an error of whoever waits for it."""
+    with world(mpi) as (rank, size):
+        work = dist.irecv(numpy.zeros(2, "f4"), (rank - 1) % size)
+        dist.send(numpy.zeros(3, "f4"), (rank + 1) % size)
+        with pytest.raises(gc.MismatchError, match="bytes"):
+            work.wait()
+        assert (work.is_completed(), work.is_success()) == (True, False)
+        assert isinstance(work.exception(), gc.MismatchError)
+
+
+# ---------------------------------------------------------------- monitored_barrier
+
+
+def missing_ranks(mpi):
+    """Who does not come is named by all who do, and the group goes on."""
+    with world(mpi) as (rank, _):
+        patience = seconds(60)
+        dist.monitored_barrier(timeout=patience)
+        dist.monitored_barrier(timeout=datetime.timedelta(seconds=patience), wait_all_ranks=True)
+        if rank == 2:
+            dist.barrier()  # comes late, and finds the verdict
+        with pytest.raises(gc.CollectiveTimeout, match="" if rank == 2 else "rank 2 did not come within") as late:
+            dist.monitored_barrier(timeout=patience if rank == 2 else seconds(1))
+        assert late.value.ranks == (2,)
+        if rank != 2:
+            dist.barrier()
+        dist.monitored_barrier(timeout=patience)
+        if rank:
+            with pytest.raises(gc.CollectiveTimeout) as late:
+                dist.monitored_barrier(timeout=0.2)
+            assert late.value.ranks == (0,)
+        dist.barrier()
+        if rank == 0:
+            with pytest.raises(gc.CollectiveTimeout, match="ranks 1, 2, 3 did not") as late:
+                dist.monitored_barrier(timeout=0.2)
+            assert late.value.ranks == (1, 2, 3)
+        dist.barrier()
+        dist.monitored_barrier(timeout=patience)
+        dist.all_reduce(numpy.ones(3))
+
+
+def early_messages(mpi):
+    """Rank 0 is on its way to the next barrier, and has said so, while the others are still in this one."""
+    with world(mpi) as (rank, _):
+        for _ in range(20):
+            dist.monitored_barrier(timeout=seconds(60))
+        group, ahead = dist.group.WORLD, 100
+        for barrier in (ahead + 1, ahead - 1, ahead) if rank == 0 else ():
+            monitored._send(group, 1, (barrier, barrier))
+        came = []
+        while rank == 1 and not came:
+            came = monitored._messages(group, ahead)
+        assert came == [(0, ahead)] * (rank == 1)
+        assert rank != 1 or monitored._messages(group, ahead + 1) == [(0, ahead + 1)]
+        assert group.heard == []
+        dist.barrier()
+
+
+# ---------------------------------------------------------------- start and end, in jobs of their own
+
+START = """
+import os, datetime
+import pytest
+import gpucoll as gc, gpucoll.distributed as dist
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+assert not dist.is_initialized() and dist.is_available() and dist.group.WORLD is None
+for call in (dist.get_rank, dist.get_backend, dist.barrier, dist.new_group, dist.monitored_barrier,
+             dist.destroy_process_group, lambda: dist.all_reduce(1), lambda: dist.P2POp(dist.isend, 1, 0),
+             dist.distributed_c10d._get_default_group):
+    with pytest.raises(gc.UsageError, match="call gpucoll.distributed.init_process_group"):
+        call()
+for options, error in [
+        (dict(backend="ncll"), gc.ArgumentError), (dict(init_method="shared"), gc.ArgumentError),
+        (dict(timeout=datetime.timedelta(0)), gc.ArgumentError), (dict(world_size=7), gc.UsageError),
+        (dict(rank="x"), gc.UsageError)]:
+    with pytest.raises(error):
+        dist.init_process_group(**options)
+    assert not dist.is_initialized()
+os.environ["WORLD_SIZE"] = "7"
+with pytest.raises(gc.UsageError, match="the environment says world_size '7', MPI says 3"):
+    dist.init_process_group()
+del os.environ["WORLD_SIZE"]
+os.environ["MASTER_PORT"] = "1234"
+dist.init_process_group("cpu:gloo,cuda:nccl", "env://", datetime.timedelta(seconds=99), world_size=3)
+rank = dist.get_rank()
+assert {name: os.environ[name] for name in names} == {
+    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3",
+    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"}
+assert dist.group.WORLD.communicator.timeout == 99
+with pytest.raises(gc.UsageError, match="was called before"):
+    dist.init_process_group()
+dist.new_group([0, 2])
+dist.destroy_process_group(dist.group.WORLD)
+assert not dist.is_initialized() and "RANK" not in os.environ and os.environ["MASTER_PORT"] == "1234"
+dist.init_process_group(backend="NCCL", init_method="tcp://127.0.0.1:1", timeout=55.5, rank=rank, device_id="cuda:0")
+assert gc.init() is not dist.group.WORLD.communicator
+print(f"right{rank}")
+"""
+
+
+def test_start_and_end(mpiexec):
+    variables = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
+    job = mpiexec(3, sys.executable, "-c", START, env=dict.fromkeys([*variables, "PYTHONUNBUFFERED"]))
+    assert job.returncode == 0, job.stderr
+    assert sorted(job.stdout.split()) == ["right0", "right1", "right2"]
+
+
+@pytest.mark.parametrize(("program", "size"), [
+    (in_groups, 3), (in_groups, 8), (many_groups, 3), (messages, 1), (messages, 2), (messages, 5), (from_anybody, 2),
+    (too_long, 2), (early_messages, 2), (early_messages, 5), (missing_ranks, 4)])
+def test_program(ranks, program, size):
+    ranks(program, size)

@@ -1,0 +1,164 @@
+"""Topologies from files, many predictions at once, and `gpucoll simulate`: its table, its object and its picture."""
+
+import json
+import xml.etree.ElementTree
+from types import SimpleNamespace
+
+import pytest
+
+from gpucoll.analysis.simulate import Level, Prediction, Topology, checked, load, names, shipped, simulate, waves
+from gpucoll.analysis.simulate.command import algorithm_names, answer, byte_sizes
+from gpucoll.analysis.simulate.network import parse
+from gpucoll.analysis.simulate.plot import svg
+from gpucoll.analysis.simulate.sweep import Crossover, crossovers, sweep
+from gpucoll.cli import main
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.errors import ArgumentError
+
+LINK = Level("link", alpha=2**-10, beta=2**-20, gamma=2**-22)
+MESH = Topology("mesh", (LINK._replace(medium="mesh"),))
+
+
+def test_the_package_brings_topologies():
+    assert {"switch", "mesh", "nvlink_node", "pcie_node", "fat_tree", "torus_2d", "torus_3d", "two_hosts"} == {*names()}
+    for name in names():
+        topology = shipped(name)
+        assert (topology.name, topology.about.endswith(".")) == (name, True)
+        assert simulate("all_reduce", "ring", 8, 1 << 20, topology).seconds > 0
+
+
+LEVEL = "[[level]]\nname = 'x'\nalpha = 1e-6\nbeta = 1e-9\n"
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("[[level", "TOML"), ("\udcff", "TOML"), ("", r"no \[\[level\]\]"), ("level = [1]", r"\[\[level\]\]"),
+    ("about = 3\n" + LEVEL, "about 3"), ("abuot = 'x'\n" + LEVEL, "did you mean about"),
+    (LEVEL + "bta = 1", "level 1.* 'bta'; did you mean beta"), (LEVEL.replace("alpha", "gap"), "level 1.* alpha"),
+    (LEVEL.replace("'x'", "3"), "name 3"), (LEVEL.replace("1e-6", "-1e-6"), "alpha -1e-06"),
+    (LEVEL.replace("1e-6", "nan"), "alpha nan"), (LEVEL.replace("1e-9", "true"), "beta True"),
+    (LEVEL + "medium = 'ring'", "'ring'.* switch, bus, mesh, torus"),
+    (LEVEL + "medium = 'bus'\nlinks = 2", "links belongs to a switch, not to a bus"),
+    (LEVEL + "hop = 1e-7", "hop belongs to a torus, not to a switch"),
+    (LEVEL + "ranks = 0", "ranks 0"), (LEVEL + "links = 1.5", "links 1.5"),
+    (LEVEL + "groups = 2", "groups belongs to the first of several levels"),
+    (LEVEL + LEVEL, "level 1.* ranks is missing"),
+    (LEVEL + "ranks = 4\n" + LEVEL + "ranks = 6", "level 2.* ranks 6 is no multiple of 4"),
+    (LEVEL + "groups = 2\n" + LEVEL + "ranks = 6", "ranks cannot stand above groups"),
+])
+def test_a_malformed_topology_is_refused(text, words, tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ArgumentError, match=words) as caught:
+        load(str(file))
+    assert (caught.value.code, "mine" in str(caught.value)) == ("GC-TOPOLOGY", True)
+
+
+def test_topologies_that_are_not_there_or_make_no_sense_are_refused():
+    for name, words in (("fat_tre", "did you mean fat_tree"), ("no/such.toml", "no/such.toml: No such file")):
+        with pytest.raises(ArgumentError, match=words):
+            load(name)
+    with pytest.raises(ArgumentError, match="no level"):
+        checked(Topology("mine", ()))
+    with pytest.raises(ArgumentError, match="alpha -1"):
+        simulate("all_reduce", "ring", 4, 64, Topology("mine", (LINK._replace(alpha=-1),)))
+
+
+def test_a_file_of_ones_own(tmp_path):
+    (tmp_path / "mine.toml").write_text(LEVEL + "gamma = 1e-10\nmedium = 'torus'\ndimensions = 1\n")
+    topology = load(str(tmp_path / "mine.toml"))
+    assert topology == parse("mine", (tmp_path / "mine.toml").read_bytes())
+    assert topology.levels == (Level("x", 1e-6, 1e-9, 1e-10, "torus", dimensions=1),)
+
+
+# --- many predictions, the table, the picture ------------------------------------------------------------------------
+
+
+def row(name, nbytes, seconds, ranks=8):
+    return Prediction("all_reduce", name, ranks, nbytes, 1, 0.0, seconds, 0.0)
+
+
+def test_crossovers_are_where_the_lines_meet():
+    """10 + n meets 20 + n/2 at 20; the third is never the quickest."""
+    rows = [row(name, nbytes, start + slope * nbytes) for nbytes in (8, 16, 32, 64)
+            for name, start, slope in (("one", 10, 1), ("two", 20, 0.5), ("three", 40, 1))]
+    assert crossovers(rows) == [Crossover(8, "one", "two", 20.0)]
+    assert crossovers(rows[:3]) == crossovers([]) == []
+
+
+def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
+    monkeypatch.setattr(waves, "ONE_BY_ONE", 1 << 11)
+    found = sweep("all_reduce", [], [64, 8], [1 << 26, 8], shipped("switch"),
+                  lambda name, nbytes, size: 64 if name == "tree" and nbytes > 8 else 1)
+    assert [(one.ranks, one.nbytes) for one in found.rows] == sorted((one.ranks, one.nbytes) for one in found.rows)
+    small = [one for one in found.rows if (one.ranks, one.nbytes) == (8, 8)]
+    assert small == sorted(small, key=lambda one: one.seconds)
+    assert ("tree", 64) in {(left.algorithm, left.ranks) for left in found.left_out}
+    assert not [one for one in found.rows if (one.algorithm, one.ranks) == ("tree", 64)]
+    assert {one.segments for one in found.rows if one.algorithm == "tree"} == {1, 64}
+    with pytest.raises(ArgumentError, match="all_reduce:tree for 65536 ranks: more than"):  # as it was named
+        sweep("all_reduce", ["tree"], [8, 65536], [8], shipped("switch"), lambda name, nbytes, size: 64)
+
+
+def test_sizes_and_names():
+    assert byte_sizes("64M, 8,1KiB") == [8, 1024, 1 << 26]
+    assert byte_sizes("0") == [0]
+    assert algorithm_names("torus(4x2), ring") == ["torus(4x2)", "ring"]
+    for wrong in ("", "5X", "9999999T", "1,,2"):
+        with pytest.raises(ArgumentError, match="GC-SIZE"):
+            byte_sizes(wrong)
+
+
+def test_the_picture_holds_every_algorithm_and_crossover():
+    rows = [row(name, 64, seconds, ranks) for ranks in (8, 64) for name, seconds in (("one", 1e-3), ("two", 2e-3))]
+    by_size = [row(name, nbytes, seconds) for nbytes in (8, 64) for name, seconds in (("one", 1e-3), ("two", 2e-3))]
+    text = svg("a <title>", rows, by_size, [Crossover(8, "one", "two", 16.0)])
+    root = xml.etree.ElementTree.fromstring(text)
+    words = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"a <title>", "time against ranks, 64 B", "time against size, 8 ranks"} <= {*words}
+    assert {"16 B: two", "one", "two"} <= {*words}
+    assert svg("nothing", [], [], []).count("nothing to draw") == 2
+    assert svg("no time", [row("one", 0, 0.0)], [], []).count("nothing to draw") == 2
+
+
+def test_the_command_prints_a_table_and_an_object(tmp_path, capsys):
+    plot = tmp_path / "f.svg"
+    words = "all_reduce 64M --ranks 8,16 --algorithm ring,tree --topology fat_tree --plot"
+    main(["simulate", *words.split(), str(plot)])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("all_reduce on fat_tree: Nodes of eight GPUs")
+    assert [line.split()[:3] for line in lines[2:4]] == [["8", "67108864", "ring"], ["8", "67108864", "tree"]]
+    assert any(line.startswith("8 ranks: tree up to ") and line.endswith("then ring") for line in lines)
+    assert xml.etree.ElementTree.parse(plot).getroot().tag.endswith("svg")
+    main(["simulate", *"all_reduce 64M --algorithm ring --json".split()])
+    found = json.loads(capsys.readouterr().out)
+    (only,) = found["predictions"]
+    assert (found["topology"], only["algorithm"], only["ranks"], only["nbytes"]) == ("switch", "ring", 8, 1 << 26)
+    assert only["seconds"] == simulate("all_reduce", "ring", 8, 1 << 26).seconds
+    assert only["seconds"] == only["latency"] + only["bandwidth"] + only["reduction"]
+
+
+def options(**changed):
+    return SimpleNamespace(**{"collective": "all_reduce", "size": "1M", "ranks": [8], "algorithm": None, "root": 0,
+                              "topology": "switch", "segments": None, "json": False, "plot": None, **changed})
+
+
+def test_every_collective_has_a_table():
+    for collective in COLLECTIVES:
+        assert len(answer(options(collective=collective), lambda name, nbytes, size: 1).splitlines()) >= 3
+
+
+def test_wrong_options_are_refused():
+    for changed in ({"size": "5X"}, {"algorithm": "rng"}, {"topology": "/nope.toml"}, {"segments": 0},
+                    {"plot": "x.png"}, {"plot": "/nope/x.svg"}, {"collective": "reduce", "root": 8}, {"ranks": [1 << 20]},
+                    {"topology": "nvlink_node", "ranks": [16]}):
+        with pytest.raises(ArgumentError):
+            answer(options(**changed), lambda name, nbytes, size: 1)
+
+
+def test_wrong_arguments_are_one_line(capsys):
+    for words in ("foo", "all_reduce 5X", "all_reduce --ranks 0", "all_reduce 8 --root x"):
+        with pytest.raises(SystemExit) as end:
+            main(["simulate", *words.split()])
+        out, error = capsys.readouterr()
+        assert (end.value.code, out, error.count("\n")) == (2, "", 1)
+        assert error.startswith("gpucoll simulate: ")
