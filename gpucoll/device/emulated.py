@@ -18,7 +18,7 @@ import numpy
 from gpucoll.device import Waiting
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels, Launch
-from gpucoll.device.sources import Instance, text
+from gpucoll.device.sources import Instance, family, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError, MismatchError
 
@@ -209,8 +209,8 @@ class EmulatedGraph:
 
 
 def compiled(instance: Instance) -> str:
-    """Return the path of the kernel's shared object, made where there is none."""
-    source = text(instance)
+    """Return the path of the shared object that holds the kernel and its family, made where there is none."""
+    source = text(*family(instance))
     return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
 
 
