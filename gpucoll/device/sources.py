@@ -129,12 +129,13 @@ def family(instance: Instance) -> tuple[Instance, ...]:
 
 @functools.cache
 def _families() -> dict[Instance, tuple[Instance, ...]]:
-    """Return every kernel's family: all that move, all reductions of a dtype, the peer kernels of an op and dtype."""
+    """Return all families: what moves elements, what combines or scales one dtype, peer kernels of an op and dtype."""
     families = [[make(width) for make in (copy, pack, unpack) for width in UNITS],
                 [steps(None, row) for row in {row.itemsize: row for row in DTYPES.values()}.values()]]
     for dtype in DTYPES.values():
         ops = [op for op in OPS.values() if dtype.kind in op.kinds]
-        families.append([reduce(op, dtype) for op in ops])
+        scales: list[Scale] = ["truth", "divide", "multiply"] if dtype.kind in ("float", "complex") else ["truth"]
+        families.append([*(reduce(op, dtype) for op in ops), *(scale(what, dtype) for what in scales)])
         families += [[steps(op, dtype), packets(op, dtype), shots("one_shot", op, dtype), shots("two_shot", op, dtype)]
                      for op in ops]
     return {instance: tuple(dict.fromkeys(one)) for one in families for instance in one}
