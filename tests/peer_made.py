@@ -3,7 +3,7 @@
 import functools
 
 import oracle
-from compiled import compile_all
+from compiled import make_families
 from gpucoll.device import sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
@@ -20,6 +20,5 @@ MAKERS = (sources.steps, sources.packets, functools.partial(sources.shots, "one_
 
 def make(pairs):
     """All kernels of these ops and dtypes, and those that only move elements; they stay in the user's cache."""
-    made = dict.fromkeys(maker(OPS[op], DTYPES[name]) for op, name in pairs for maker in MAKERS)
-    moves = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "int32", "int64", "complex128")]
-    compile_all(sources.text(instance) for instance in (*made, *moves))
+    made = [maker(OPS[op], DTYPES[name]) for op, name in pairs for maker in MAKERS]
+    make_families([*made, sources.steps(None, DTYPES["int8"])])

@@ -10,6 +10,7 @@ import gpucoll as gc
 import oracle
 from gpucoll.algorithms import registry
 from gpucoll.collectives import COLLECTIVES
+from pace import seconds
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v")
 MOVEMENTS = ("broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_gather_v", "gather_v", "scatter_v",
@@ -26,11 +27,13 @@ def grid(collectives):
 
 
 def program(test):
-    """Give `test` a communicator of the ranks it runs on, closed afterwards."""
+    """Let `test` run on threads, which have a communicator each, and on ranks of MPI, which make one for it."""
 
     @functools.wraps(test)
-    def run(mpi, *arguments, **options):
-        with gc.Communicator.from_mpi(mpi, timeout=60) as comm:
+    def run(ranks, *arguments, **options):
+        if isinstance(ranks, gc.Communicator):
+            return test(ranks, *arguments, **options)
+        with gc.Communicator.from_mpi(ranks, timeout=seconds(60)) as comm:
             return test(comm, *arguments, **options)
 
     return run
@@ -283,6 +286,19 @@ def digests(comm, collective, algorithm, name):
 
 
 @program
+def rounded(comm, name):
+    """What every algorithm makes of random floats."""
+    results = {}
+    for collective in ("all_reduce", "reduce", "reduce_scatter", "scan"):
+        for algorithm in gc.algorithms(collective, size=comm.size):
+            shape = (comm.size, 703) if collective == "reduce_scatter" else (2111,)
+            x = numpy.random.default_rng(comm.rank).standard_normal(shape).astype(oracle.kind(name))
+            result = getattr(comm, collective)(x, algorithm=algorithm)
+            results[collective, algorithm] = None if result is None else result.tobytes()
+    return results
+
+
+@program
 def segmented(comm, collective, algorithm):
     """Arrays long enough for several segments: a tree's in many, a ring's in two."""
     count = (1 << 20) + 7
@@ -295,14 +311,17 @@ def segmented(comm, collective, algorithm):
         assert found is None or (found == sum(everyone)).all()
 
 
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
 @program
-def whole_range(comm, collective, algorithm):
+def whole_range(comm, collective, algorithm, names=INTEGERS, ops=("sum", "prod", "max", "bxor")):
     """Integers over their whole range wrap as in NumPy; so do products."""
-    for name in ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"):
+    for name in names:
         limits = numpy.iinfo(name)
         everyone = [numpy.random.default_rng(rank).integers(limits.min, limits.max, (comm.size, 501), name, True)
                     for rank in range(comm.size)]
-        for op in ("sum", "prod", "max", "bxor"):
+        for op in ops:
             found = getattr(comm, collective)(everyone[comm.rank].copy(), op=op, algorithm=algorithm)
             expected = everyone[0]
             for other in everyone[1:comm.rank + 1] if collective == "scan" else everyone[1:]:

@@ -18,7 +18,7 @@ import numpy
 from gpucoll.device import Waiting
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels, Launch
-from gpucoll.device.sources import Instance, text
+from gpucoll.device.sources import Instance, family, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError, MismatchError
 
@@ -65,8 +65,10 @@ class EmulatedDevice:
     def new_event(self) -> EmulatedEvent:
         return EmulatedEvent()
 
-    def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
-        return numpy.empty(shape, dtype)
+    def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: EmulatedStream) -> Any:
+        """Return memory that is not used again before the stream has come so far, as by a GPU's memory pool."""
+        stream.kept.append(numpy.empty(shape, dtype))
+        return stream.kept[-1]
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         stream.enqueue(lambda: row.view(value.dtype).fill(value[0]))
@@ -100,6 +102,7 @@ class EmulatedStream:
 
     def __init__(self, device: EmulatedDevice) -> None:
         self.queue: collections.deque[Action] = collections.deque()
+        self.kept: list[Any] = []  # memory that what is enqueued may still write, whoever lets go of it
         self._device = device
         self._error: MismatchError | None = None
 
@@ -124,6 +127,8 @@ class EmulatedStream:
         while self.queue and self._first_ends():
             self.queue.popleft()
             ended += 1
+        if not self.queue:
+            self.kept.clear()
         return ended
 
     def _first_ends(self) -> bool:
@@ -209,8 +214,8 @@ class EmulatedGraph:
 
 
 def compiled(instance: Instance) -> str:
-    """Return the path of the kernel's shared object, made where there is none."""
-    source = text(instance)
+    """Return the path of the shared object that holds the kernel and its family, made where there is none."""
+    source = text(*family(instance))
     return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
 
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from gpucoll.device.compilers import SOURCE_NAME, CompileError
 from gpucoll.errors import BackendError
 
-# The last three keep the bits of a GPU's arithmetic: no product is fused into a sum, integers wrap, and what is
-# written as words may be read as numbers. No -march=native: the objects may lie in a home that unlike hosts share.
-OPTIONS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
+# -O1: by -O2 the emulated kernels took twice as long to compile, and ran as long, since what they do is mostly to go
+# from fiber to fiber; who wants more says so. The last three keep the bits of a GPU's arithmetic: no product is fused
+# into a sum, integers wrap, and what is written as words may be read as numbers. No -march=native: the objects may
+# lie in a home that unlike hosts share.
+OPTIONS = ("-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 
 
 def compile_shared(source: str, *options: str) -> bytes:

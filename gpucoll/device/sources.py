@@ -12,7 +12,7 @@ import re
 from importlib.resources.abc import Traversable
 from typing import Literal, NamedTuple
 
-from gpucoll.dtypes import Dtype
+from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.errors import DtypeError
 from gpucoll.ops import OPS, Op
 
@@ -113,6 +113,32 @@ def _name(op: Op) -> str:
 def _instance(entry: str, kernel: str, parameters: str, lines: str = "", file: str = "") -> Instance:
     arguments = f"{'pack' if kernel == 'unpack' else kernel}".title() + "Arguments"
     return Instance(entry, file or f"{kernel}.cu", f"{lines}GC_ENTRY({entry}, {arguments}, {kernel}<{parameters}>)\n")
+
+
+def family(instance: Instance) -> tuple[Instance, ...]:
+    """Return the kernels that are compiled for the CPU together with `instance`, itself among them.
+
+    A unit of several kernels takes little longer than one of a single kernel, and programs that use one of a family
+    soon use the others. A kernel of the user's own op is alone.
+
+    >>> [one.entry for one in family(copy(4)) if one.file == "copy.cu"]
+    ['copy_1', 'copy_2', 'copy_4', 'copy_8', 'copy_16']
+    """
+    return _families().get(instance, (instance,))
+
+
+@functools.cache
+def _families() -> dict[Instance, tuple[Instance, ...]]:
+    """Return all families: what moves elements, what combines or scales one dtype, peer kernels of an op and dtype."""
+    families = [[make(width) for make in (copy, pack, unpack) for width in UNITS],
+                [steps(None, row) for row in {row.itemsize: row for row in DTYPES.values()}.values()]]
+    for dtype in DTYPES.values():
+        ops = [op for op in OPS.values() if dtype.kind in op.kinds]
+        scales: list[Scale] = ["truth", "divide", "multiply"] if dtype.kind in ("float", "complex") else ["truth"]
+        families.append([*(reduce(op, dtype) for op in ops), *(scale(what, dtype) for what in scales)])
+        families += [[steps(op, dtype), packets(op, dtype), shots("one_shot", op, dtype), shots("two_shot", op, dtype)]
+                     for op in ops]
+    return {instance: tuple(dict.fromkeys(one)) for one in families for instance in one}
 
 
 def text(*instances: Instance) -> str:

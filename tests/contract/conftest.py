@@ -1,0 +1,68 @@
+"""The executors that the contract holds for, each on threads of this process."""
+
+import dataclasses
+
+import pytest
+
+import oracle
+import programs
+from thread_ranks import on_threads
+
+# The peer kernels of an op and a dtype are a unit to compile, so that by default it is not tried on every pair: on sums
+# that the programs take, and on every op and every dtype at least once. The nightly grid has all pairs.
+PEER = [*(("sum", name) for name in ("int32", "int64", "float16", "bfloat16", "float32", "float64", "complex128",
+                                     "float8_e4m3fn", "float8_e5m2")),
+        ("min", "float32"), ("max", "float32"), ("prod", "int8"), ("prod", "complex64"), ("max", "uint32"),
+        ("min", "uint64"), ("avg", "float16"), ("band", "uint8"), ("bor", "uint16"), ("bxor", "int16"),
+        ("land", "bool"), ("lor", "float64"), ("lxor", "int32")]
+PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Executor:
+    """How one executor is reached, and the ops and dtypes that it is tried on by default."""
+
+    name: str
+    device: str
+    pairs: list
+
+    def run(self, size, program, *arguments, **options):
+        """The results of `program(comm, *arguments)`, one per rank."""
+        return on_threads(size, program, *arguments, **{"executor": self.name, **options})
+
+    def algorithms(self, collective):
+        """All names that can be given: threads have no native collectives."""
+        return [name for name in programs.algorithms(collective) if name != "native"]
+
+
+EXECUTORS = {name: Executor(name, device, pairs) for name, device, pairs in
+             (("mpi", "cpu", PAIRS), ("shared", "cpu", PAIRS), ("nccl", "emulated", PAIRS), ("peer", "emulated", PEER))}
+
+
+@pytest.fixture(params=[pytest.param(one, marks=pytest.mark.emulated if one.device == "emulated" else (), id=one.name)
+                        for one in EXECUTORS.values()])
+def executor(request):
+    return prepared(request, request.param)
+
+
+@pytest.fixture(params=["nccl", "peer"])
+def device_executor(request):
+    """Those of arrays on a device."""
+    return prepared(request, EXECUTORS[request.param])
+
+
+def prepared(request, executor):
+    if executor.device == "emulated":
+        request.getfixturevalue("emulated_kernels")
+        request.getfixturevalue("monkeypatch").setenv("GPUCOLL_DEVICE", "emulated")
+    if executor.name == "peer":
+        request.getfixturevalue("peer_kernels")
+    return executor
+
+
+@pytest.fixture(scope="session")
+def peer_kernels(emulated_kernels):
+    """What the executor peer needs for its ops and dtypes; they stay in the user's cache."""
+    import peer_made
+
+    peer_made.make(PEER)

@@ -1,0 +1,427 @@
+"""What goes with collectives, alike on every executor: works, groups, messages, plans, ops of one's own, failures."""
+
+import gc as garbage
+import json
+import threading
+import weakref
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import oracle
+from grids import naming
+from thread_ranks import all_on_threads
+
+
+def around(comm):
+    """Ranks to the right and to the left."""
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+# ---------------------------------------------------------------- works
+
+
+def progress(comm):
+    """The operation ends while this thread never calls the library, in pure Python."""
+    for algorithm in ("ring", "tree"):
+        x = numpy.arange(100_000.0)
+        work = comm.all_reduce(x, algorithm=algorithm, async_op=True)
+        assert isinstance(work, gc.Work)
+        while not work._ended():  # reads a flag; is_completed() would help along
+            sum(range(1000))
+        assert work.is_completed()
+        assert (work.wait() == x * comm.size).all()
+        assert work.wait() is work.result
+
+
+def many_in_flight(comm):
+    """Asynchronous and blocking calls mixed: each has its own result, in the order of the calls."""
+    everyone = range(comm.size)
+    works = [comm.all_reduce(numpy.full(1000 + 37 * i, i + comm.rank), async_op=True,
+                             algorithm=("ring", "tree", "auto", "star")[i % 4]) for i in range(12)]
+    now = comm.all_reduce(numpy.array([comm.rank]))
+    gathered = comm.all_gather(numpy.array([comm.rank]), async_op=True)
+    ragged = comm.all_gather_v(numpy.ones((comm.rank, 2)), async_op=True)
+    copied = comm.broadcast(numpy.full(5, comm.rank), root=1, async_op=True)
+    barrier = comm.barrier(async_op=True)
+    for i, work in reversed(list(enumerate(works))):
+        assert (work.wait() == sum(i + rank for rank in everyone)).all()
+    assert now[0] == sum(everyone)
+    assert (gathered.wait()[:, 0] == numpy.arange(comm.size)).all()
+    assert [len(block) for block in ragged.wait()] == list(everyone)
+    assert (copied.wait() == 1).all()
+    assert barrier.wait() is None
+    total = comm.reduce(numpy.ones(3), root=2, async_op=True).wait()
+    assert (total is None) == (comm.rank != 2)
+
+
+def strided_works(comm):
+    """A strided out is complete, its gaps untouched, when the work has ended; what is packed lives until then."""
+    memory = numpy.zeros((100, 4))
+    work = comm.all_reduce(numpy.asfortranarray(numpy.ones((100, 2))), out=memory[:, ::2], async_op=True)
+    work.synchronize()
+    assert (memory[:, ::2] == comm.size).all()
+    assert memory.sum() == comm.size * 200
+    works = []
+    for repeat in range(10):
+        works.append(comm.all_reduce(numpy.full((60, 80), comm.rank + repeat)[:, ::2], async_op=True))
+        numpy.full((60, 80), -1)
+    for repeat, work in enumerate(works):
+        assert (work.wait() == repeat * comm.size + sum(range(comm.size))).all(), repeat
+
+
+def kept_alive(comm):
+    x = numpy.ones(200_000)
+    alive = weakref.ref(x)
+    work = comm.all_reduce(x, async_op=True, algorithm="ring")
+    del x
+    garbage.collect()
+    assert (work.wait() == comm.size).all()
+    del work
+    garbage.collect()
+    assert alive() is None
+
+
+# ---------------------------------------------------------------- messages, groups, parts
+
+
+def points(comm):
+    right, left = around(comm)
+    for name in oracle.DTYPES:
+        x = oracle.values("sum", name, comm.rank, 11)
+        out = numpy.empty_like(x)
+        assert comm.sendrecv(x, out, right, left) is out
+        assert oracle.same_bits(out, oracle.values("sum", name, left, 11))
+    gaps = numpy.zeros((4, 6), numpy.int32)
+    comm.sendrecv(numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32)), gaps[:, ::2], right, left)
+    assert (gaps[:, ::2] == left).all()
+    assert not gaps[:, 1::2].any()
+    if comm.rank == 0:
+        comm.send(numpy.arange(9), 1)
+    elif comm.rank == 1:
+        assert (comm.recv(numpy.empty(9, int), 0, async_op=True).wait() == numpy.arange(9)).all()
+
+
+def groups(comm):
+    """Calls of a block are sent together; a ring of plain sends would lock without it."""
+    right, left = around(comm)
+    outs = [numpy.zeros(3 + k) for k in range(3)]
+    with comm.group():
+        for k, out in enumerate(outs):
+            comm.recv(out, left)
+            comm.send(numpy.full(3 + k, comm.rank + k / 4), right)
+        total = comm.all_reduce(numpy.array([comm.rank]))
+        gathered = comm.all_gather(numpy.array([comm.rank]), async_op=True)
+    assert all((out == left + k / 4).all() for k, out in enumerate(outs))
+    assert total[0] == sum(range(comm.size))
+    assert gathered.wait().ravel().tolist() == list(range(comm.size))
+    out = numpy.zeros(4)
+    with comm.group():
+        works = [comm.recv(out, left, async_op=True), comm.send(numpy.full(4, comm.rank / 2), right, async_op=True)]
+    assert works[0].wait() is out
+    assert (out == left / 2).all()
+    assert all(work.is_completed() for work in works)
+
+
+def splits(comm):
+    for _ in range(2):
+        with comm.split(comm.rank % 2, key=-comm.rank) as half:
+            members = sorted((rank for rank in range(comm.size) if rank % 2 == comm.rank % 2), reverse=True)
+            assert (half.all_gather(numpy.array([comm.rank]))[:, 0] == members).all()
+    assert (comm.split(None if comm.rank else 3) is None) == bool(comm.rank)
+    assert (comm.mpi, comm.local_rank, comm.local_size, comm.node, comm.nodes) == (None, comm.rank, comm.size, 0, 1)
+
+
+# ---------------------------------------------------------------- calls that come again, and plans
+
+
+def calls_again(comm):
+    """The same arrays once more, and once more with another look: what has changed is seen."""
+    for algorithm in ("ring", "auto"):
+        x, out = numpy.arange(12.0).reshape(4, 3) + comm.rank, numpy.empty((4, 3))
+        total = comm.size * numpy.arange(12.0).reshape(4, 3) + sum(range(comm.size))
+        for _ in range(3):
+            assert (comm.all_reduce(x, out=out, algorithm=algorithm) == total).all()
+        out.flags.writeable = False
+        refused(comm, "GC-READONLY", x, out, algorithm)
+        out.flags.writeable = True
+        out = out.reshape(12)
+        refused(comm, "GC-SHAPE", x, out, algorithm)
+        whole, other = numpy.arange(4, dtype=numpy.int32), numpy.empty(4, numpy.int32)
+        comm.all_reduce(whole.view(numpy.float32), out=other.view(numpy.float32), algorithm=algorithm)
+        assert (comm.all_reduce(whole, out=other, algorithm=algorithm) == comm.size * whole).all()
+    fixed = numpy.arange(5.0)
+    fixed.flags.writeable = comm.rank != 0
+    for _ in range(7):  # replayed in the end: the root's is only read
+        assert (comm.broadcast(fixed, root=0) == numpy.arange(5.0)).all()
+    carrier = numpy.full((2 * comm.size, 2), 0x38, numpy.uint8)  # ones
+    found = comm.reduce_scatter_v(carrier, [2] * comm.size, dtype="float8_e4m3fn")
+    assert (found.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
+
+
+def refused(comm, code, x, out, algorithm):
+    with pytest.raises(gc.ArgumentError) as found:
+        comm.all_reduce(x, out=out, algorithm=algorithm)
+    assert found.value.code == code
+
+
+def replayed(comm):
+    """From the fourth call on small calls of a device are graphs: in place or not, on other arrays every time."""
+    for algorithm in ("ring", "tree", "star"):
+        for repeat in range(7):
+            x = numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + comm.rank
+            total = sum(numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + rank for rank in range(comm.size))
+            in_place = (repeat + comm.rank) % 3 == 0
+            found = comm.all_reduce(x, out=x if in_place else None, algorithm=algorithm)
+            assert oracle.same_bits(found, total), repeat
+            comm.all_reduce(numpy.ones(8, numpy.int64), algorithm=algorithm)
+            y = numpy.full(31, comm.rank)
+            comm.broadcast(y, repeat % comm.size)
+            assert (y == repeat % comm.size).all()
+            comm.barrier()
+    if comm.executor == "nccl":
+        (gpu,) = comm._gpus.values()
+        assert len(gpu.executors[0]._graphs._kept) >= 3
+
+
+def content(comm, turn, shape):
+    count = int(numpy.prod(shape))
+    return (numpy.arange(count, dtype=numpy.int64) * (comm.rank + 3) + 1000 * turn + comm.rank).reshape(shape)
+
+
+def plans(comm):
+    """A plan returns what the collective returns for the same content, which is held against the oracle elsewhere."""
+    for collective in ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "all_to_all",
+                       "scan"):
+        for algorithm in ("auto", gc.algorithms(collective)[0]):
+            options = {"algorithm": algorithm}
+            if collective in ("reduce", "broadcast", "gather"):
+                options["root"] = comm.size - 1
+            x = content(comm, 0, (comm.size, 5) if collective in ("reduce_scatter", "all_to_all") else (5,))
+            plan, results = comm.plan(collective, x, **options), []
+            assert numpy.array_equal(x, content(comm, 0, x.shape))  # no data move before the first call
+            for turn in range(3):
+                x[...] = content(comm, turn, x.shape)
+                results.append(plan())
+                expected = getattr(comm, collective)(content(comm, turn, x.shape), **options)
+                assert oracle.same_bits(results[-1], expected) if expected is not None else results[-1] is None
+            assert all(result is results[0] for result in results)
+            assert plan.executor is not None
+            assert algorithm in ("auto", plan.algorithm)
+
+
+def plans_into_given_memory(comm):
+    x, out = content(comm, 1, (7,)), numpy.zeros(7, numpy.int64)
+    plan, in_place = comm.plan("all_reduce", x, out), comm.plan("all_reduce", x, x)
+    total = comm.all_reduce(x)
+    assert plan() is out
+    assert oracle.same_bits(out, total)
+    assert in_place() is x
+    assert oracle.same_bits(x, total)
+    assert oracle.same_bits(in_place(), total * comm.size)
+
+
+def plans_of_anything_else(comm):
+    """Arrays with gaps, scatter, the v-variants and barriers: decided in each call, and right."""
+    wide = content(comm, 0, (10,))
+    gaps = comm.plan("all_reduce", wide[::2])
+    blocks = numpy.arange(2 * comm.size).reshape(comm.size, 2)
+    scatter = comm.plan("scatter", blocks if comm.rank == 0 else None)
+    parts, barrier = comm.plan("all_gather_v", content(comm, 0, (comm.rank,))), comm.plan("barrier")
+    for turn in range(2):
+        wide[:] = content(comm, turn, (10,))
+        assert oracle.same_bits(gaps(), comm.all_reduce(wide[::2].copy()))
+        blocks += turn
+        assert oracle.same_bits(scatter(), blocks[comm.rank])
+        assert [len(part) for part in parts()] == list(range(comm.size))
+        barrier()
+    assert (scatter.executor, gaps.executor) == (None, None)
+
+
+def plans_refused(comm):
+    x = content(comm, 0, (4,))
+    for code, name, options in (("GC-COLLECTIVE", "all_reduc", {}), ("GC-OP", "all_reduce", {"op": "foo"}),
+                                ("GC-ALGO", "all_reduce", {"algorithm": "rng"}), ("GC-ROOT", "reduce", {"root": 99}),
+                                ("GC-SHAPE", "all_reduce", {"out": numpy.zeros(3, numpy.int64)})):
+        with pytest.raises(gc.ArgumentError) as found:
+            comm.plan(name, x, **options)
+        assert found.value.code == code
+    for options in ({"root": 0}, {"async_op": True}):
+        with pytest.raises(TypeError):
+            comm.plan("all_reduce", x, **options)
+    plan = comm.plan("all_reduce", x)
+    comm.close()
+    with pytest.raises(gc.ClosedError):
+        plan()
+
+
+def explained(comm):
+    """On the host calls are counted and timed; on a device they end later than they return."""
+    x, device = content(comm, 0, (512,)), "emulated" if comm.options.emulated else "cpu"
+    before = comm.explain("all_reduce", x.nbytes, "int64")
+    for _ in range(3):
+        comm.all_reduce(x)
+    after = comm.explain("all_reduce", x.nbytes, "int64", device)
+    assert before.choice == after.choice == after.candidates[0]["algorithm"]
+    calls = [row["calls"] for row in after.candidates]
+    assert calls == [3 * (device == "cpu")] + [0] * (len(calls) - 1)
+    assert all((row["measured"] is None) == (row["calls"] == 0) for row in after.candidates)
+    assert json.loads(json.dumps(after)) == after
+    assert str(after).splitlines()[-1].startswith(f"choice: {after.choice}: {after.reason}")
+    for arguments in (("all_reduc", 8), ("all_reduce", -1), ("all_reduce", 1.5), ("all_reduce", True)):
+        with pytest.raises(gc.ArgumentError):
+            comm.explain(*arguments)
+    with pytest.raises(gc.ArgumentError):
+        comm.explain("all_reduce", 8, device="tpu")
+    with pytest.raises(gc.DtypeError):
+        comm.explain("all_reduce", 8, "float31")
+
+
+# ---------------------------------------------------------------- ops of the user's own
+
+
+def custom_ops(comm):
+    everyone = [numpy.linspace(0, 0.9, 500, dtype=numpy.float32) * (rank + 1) / comm.size for rank in range(comm.size)]
+    x, total = everyone[comm.rank].copy(), everyone[0]
+    for other in everyone[1:]:
+        total = total + other - total * other
+    assert comm.all_reduce(x, op=gc.elementwise_op("a + b - a*b"), algorithm="star").tobytes() == total.tobytes()
+    scaled = comm.all_reduce(x, op=gc.premul_sum(0.5 + comm.rank), algorithm="tree")
+    factors = [numpy.float32(0.5 + rank) for rank in range(comm.size)]
+    assert numpy.allclose(scaled, sum(factor * one for factor, one in zip(factors, everyone, strict=True)))
+    first = comm.exscan(x, op=gc.elementwise_op("max(a, b)", identity=-7))
+    assert (first == (everyone[comm.rank - 1] if comm.rank else -7)).all()
+    assert (x == everyone[comm.rank]).all()
+
+
+def bad_expressions(comm):
+    """Valid in NumPy, not in CUDA C++: refused on every rank before data move, with the compiler's line."""
+    x = numpy.ones(5, numpy.complex64)
+    with pytest.raises((gc.ArgumentError, gc.DtypeError), match="complex64") as found:
+        comm.all_reduce(x, op=gc.elementwise_op("abs(a) + b"), algorithm="tree")
+    assert found.value.code.startswith("GC-OP")
+    assert (x == 1).all()
+    assert comm.all_reduce(x.real.copy())[0] == comm.size  # nothing is broken
+
+
+PROGRAMS = (progress, many_in_flight, strided_works, kept_alive, points, groups, splits, calls_again, replayed, plans,
+            plans_into_given_memory, plans_of_anything_else, plans_refused, explained, custom_ops)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[program.__name__ for program in PROGRAMS])
+def test_beside_collectives(executor, program):
+    executor.run(3, program)
+
+
+def test_a_bad_expression_is_refused_with_the_compilers_line(device_executor):
+    device_executor.run(2, bad_expressions)
+
+
+# ---------------------------------------------------------------- failures
+
+
+def late(comm):
+    """A rank never comes: the error is the work's, names it, and the communicator is revoked."""
+    if comm.rank == 0:
+        work = comm.all_reduce(numpy.ones(5), async_op=True, algorithm="ring")
+        after = comm.all_reduce(numpy.ones(5), async_op=True)
+        for wait in (work.wait, work.synchronize):
+            with pytest.raises(gc.CollectiveTimeout):
+                wait()
+        assert work.is_completed()
+        for call in (after.wait, comm.barrier, lambda: comm.all_reduce(numpy.ones(3))):
+            with pytest.raises(gc.RevokedError):
+                call()
+
+
+def test_a_rank_that_never_comes_is_a_timeout(executor):
+    executor.run(2, late, timeout=0.2)
+
+
+def test_a_wrong_length_fails_on_both(executor):
+    """Nothing crashes later: another communicator of the same threads is as good as new."""
+    def wrong(comm):
+        with pytest.raises(gc.GpucollError):
+            comm.all_reduce(numpy.ones(800 if comm.rank else 400), algorithm="ring")
+        with pytest.raises(gc.RevokedError):
+            comm.all_reduce(numpy.ones(8))
+
+    executor.run(2, wrong, timeout=1)
+    executor.run(2, lambda comm: comm.barrier())
+
+
+def test_executors_that_threads_do_not_have(monkeypatch, emulated_kernels):
+    def native(comm):
+        with pytest.raises(gc.ArgumentError, match="native") as found:
+            comm.all_reduce(numpy.ones(2), algorithm="native")
+        assert found.value.code == "GC-EXECUTOR"
+        comm.close()
+
+    all_on_threads(gc.init_local(2), native)
+    with pytest.raises(gc.ArgumentError, match="no native"):
+        gc.init_local(2, executor="native")
+    for wrong in (0, -1, 1.5, True, "two"):
+        with pytest.raises(gc.ArgumentError):
+            gc.init_local(wrong)
+    monkeypatch.setenv("GPUCOLL_DEVICE", "emulated")
+    with naming("mpi on a device"), gc.init_local(1, executor="mpi")[0] as alone:
+        with pytest.raises(gc.ArgumentError) as found:
+            alone.all_reduce(numpy.ones(2))
+        assert found.value.code == "GC-EXECUTOR"
+
+
+# ---------------------------------------------------------------- memory that all ranks map
+
+
+def symmetric(comm):
+    x, y = comm.empty((3, 5), "float32"), comm.zeros(7, numpy.int16)
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((3, 5), numpy.float32, (7,), numpy.int16)
+    assert x.flags.c_contiguous
+    assert x.flags.writeable
+    assert not y.any()
+    assert comm.zeros((), "bfloat16").shape == ()
+    assert comm.zeros((4, 0), bool).size == 0
+    x[...] = comm.rank
+    assert comm.all_reduce(x, out=x) is x
+    assert (x == sum(range(comm.size))).all()
+    places = set()
+    for number in range(12):
+        room = comm.zeros(1 << 18, "float64")
+        room += number
+        assert (comm.all_reduce(room, out=room) == comm.size * number).all()
+        places.add(room.ctypes.data)
+        del room
+        garbage.collect()
+    assert len(places) <= 2  # used again
+    comm.close()
+    assert (x == sum(range(comm.size))).all()  # it outlives the communicator
+    with pytest.raises(gc.ClosedError):
+        comm.empty(3, "int8")
+
+
+def symmetric_refused(comm):
+    odd = comm.rank == comm.size - 1
+    for arguments, code in (((3 + odd, "int8"), "GC-SHAPE"), ((3, "int8" if odd else "uint8"), "GC-DTYPE")):
+        with pytest.raises(gc.MismatchError) as found:
+            comm.empty(*arguments)
+        assert found.value.code == code
+        assert found.value.ranks == (comm.size - 1,)
+    for arguments, kind in (((3, "int8", "gpu"), gc.ArgumentError), ((-1, "int8"), gc.ArgumentError),
+                            (("ab", "int8"), gc.ArgumentError), ((2, object), gc.DtypeError)):
+        with pytest.raises(kind if odd else gc.PeerError):
+            comm.zeros(*(arguments if odd else (3, "int8")))
+    with pytest.raises(gc.BackendError):  # more than an address space has: an error on every rank, and then it goes on
+        comm.empty(1 << 60, "float64")
+    assert comm.zeros(3, "int8").sum() == 0
+
+
+@pytest.mark.parametrize("program", [symmetric, symmetric_refused], ids=["good", "refused"])
+def test_symmetric_memory(executor, program):
+    for size in (1, 3) if program is symmetric else (3,):
+        executor.run(size, program)
+
+
+def test_threads_have_names_of_ranks(executor):
+    """What faulthandler and pytest-timeout print of a hang says which rank is where."""
+    assert executor.run(2, lambda comm: threading.current_thread().name) == ["rank 0", "rank 1"]
