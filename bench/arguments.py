@@ -211,8 +211,8 @@ def _check_manner(options: Options) -> None:
 
 def _check_plot(flags: argparse.Namespace) -> None:
     """Raise GpucollError for a picture that could not be made once everything is measured."""
-    from .plot import writer  # with all that draws
+    from .plot import check  # with all that draws
 
-    writer(flags.plot)
+    check(flags.plot)
     if flags.overlap:
         raise ArgumentError("--plot has no picture of --overlap", code="GC-PLOT")
