@@ -37,7 +37,7 @@ class Row(NamedTuple):
     name: str
     peer: bool
     size: int
-    count: int
+    elements: int
     sides: dict[str, Side]
     bound: float | None
     ratios: dict[str, float]

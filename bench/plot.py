@@ -16,8 +16,9 @@ ENDINGS = (".svg", ".png")
 MARKERS = "osD^v*PXh"
 PEER, BOUND, BAD = "#6a737c", "#3c4650", "#c02f1d"
 # The same record makes the same file: no date, no random names; a name is text, never a formula.
-SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "gpucoll", "font.size": 9, "text.parse_math": False,
-            "axes.spines.top": False, "axes.spines.right": False, "grid.color": LIGHT["grid"]}
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "gpucoll", "text.parse_math": False, "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "grid.color": LIGHT["grid"]}
 
 
 def check(path: str) -> None:

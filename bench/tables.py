@@ -72,7 +72,7 @@ def results(panel: Panel, letters: Sequence[str]) -> str:
         late = NOTHING if row.late is None else escape(str(row.late))
         return cells + [microseconds(row.skew), late] * ("slowest rank" in own)
 
-    rows = [[byte_text(row.size), f"{row.count:,}", named(row.name, letters[row.file]), *side(row, PLACEMENTS[0]),
+    rows = [[byte_text(row.size), f"{row.elements:,}", named(row.name, letters[row.file]), *side(row, PLACEMENTS[0]),
              *extra(row), *(side(row, PLACEMENTS[1]) if len(panel.placements) > 1 else [])]
             for row in sorted(panel.rows, key=lambda row: (row.size, row.file, row.peer))]
     return table(f"Every measurement: {panel.title}", titles, rows, f'<tr class="above">{above}</tr>')

@@ -17,9 +17,11 @@ from gpucoll.analysis.sizes import byte_text
 from gpucoll.errors import UsageError
 
 DASHES = ("solid", "dashed", "dotted")  # the second and the third time round the colours
-SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "gpucoll", "font.size": 9, "text.parse_math": False,
-            "axes.edgecolor": LIGHT["axis"], "grid.color": LIGHT["grid"], "text.color": LIGHT["ink"],
-            "axes.spines.top": False, "axes.spines.right": False}
+# The same rows make the same file; a name is text, never a formula.
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "gpucoll", "text.parse_math": False, "font.size": 9,
+    "axes.edgecolor": LIGHT["axis"], "grid.color": LIGHT["grid"], "text.color": LIGHT["ink"],
+    "axes.spines.top": False, "axes.spines.right": False}
 
 
 def svg(title: str, rows: Iterable[Prediction], by_size: Iterable[Prediction], crossings: Sequence[Crossover]) -> str:
