@@ -148,10 +148,10 @@ def at_least(least: int) -> Callable[[str], int]:
     return number
 
 
-def positive(text: str) -> float:
-    """Return a number from 0 on, finite; ArgumentTypeError for anything else."""
+def positive(text: str, where: str = "") -> float:
+    """Return a number from 0 on, finite; ArgumentTypeError, which begins with `where`, for anything else."""
     if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number such as 12.5")
+        raise argparse.ArgumentTypeError(f"{where}{text!r} is no number such as 12.5")
     return float(text)
 
 
@@ -163,7 +163,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
             raise ArgumentError("-i/--stepbytes must be at least 1", code="GC-SIZE")
         test, floor = given.test.removesuffix("_perf"), given.min_bw
         if floor is None and environment.get(MIN_BW):
-            floor = 0.9 * positive(environment[MIN_BW])  # as nccl-tests has it
+            floor = 0.9 * positive(environment[MIN_BW], f"{MIN_BW}: ")  # as nccl-tests has it
         dtypes = tuple(name for name in DTYPES if _holds(numpy_dtype, name))  # some need ml_dtypes
         options = Options(
             tests=tuple(TESTS) if test == "all" else (_known("collective", ALIASES.get(test, test), TESTS),),
