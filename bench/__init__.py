@@ -1,19 +1,15 @@
 """Benchmarks; installed as `gpucoll.bench`.
 
-    cases          what is measured: tests, sizes, factors
-    arguments      the command line, of which `flags` are nccl-tests' and ours
+    arguments      the command line; `cases`, what is measured: tests, sizes, factors
     devices        host, emulated device or GPU: memory and clocks
     data           what every rank puts in and must get out, by the tables of `operands`
     contestants    gpucoll's algorithms, and in `peers` whom they are measured against
-    measure        the clock; `overlap` and `pairs` for what is no collective alone
-    machine        what the host is, and how fast it copies
-    summary        statistics, ratios and their intervals
-    findings       slow ranks and slow links, named
-    table, osu     what is printed; `progress` while it is not
+    measure        the clock; `overlap` for what is no collective alone, `machine` for the host and its copy bandwidth
+    summary        statistics, ratios and their intervals; `findings`, slow ranks and links, named
     records        the JSON file; `document` makes it, `compare` holds two against each other
-    interrupt      Ctrl-C
-    run            all of it, in turn
+    table          what is printed; `progress` while it is not
+    run            all of it, in turn; `interrupt`, Ctrl-C
     regret         what `auto` chooses against the best that it could have chosen
-    plot, report   pictures and a page, drawn by `page`
+    report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
     readme         README's section, made from the results of scripts/bench
 """

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import gpucoll
 from gpucoll.arguments import refuse
 
-from .arguments import Options, parse
-from .flags import PROGRAM
+from .arguments import PROGRAM, parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,24 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from .regret import main as regret
 
         return regret(given[1:])
-    options = parse(given)
-    if options.device == "emulated":
+    flags = (options := parse(given)).flags
+    if flags.device == "emulated":
         os.environ["GPUCOLL_DEVICE"] = "emulated"  # read by the communicator that is made next
     try:
-        with gpucoll.init(executor=options.executor, timeout=options.flags.timeout or None) as comm:
-            return _measured(comm, options, given)
+        with gpucoll.init(executor=flags.executor, timeout=flags.timeout or None) as comm:
+            from .interrupt import watched
+            from .run import Run  # starts MPI, which wrong arguments should not
+
+            run = Run(comm, options, given)
+            with watched(comm.rank, lambda: run.finish(interrupted=True)):
+                run.measure()
+                return run.finish()
     except (gpucoll.ArgumentError, gpucoll.DtypeError, gpucoll.UsageError, gpucoll.BackendError) as error:
         refuse(PROGRAM, str(error))  # alike on every rank
-
-
-def _measured(comm: gpucoll.Communicator, options: Options, given: Sequence[str]) -> int:
-    from .interrupt import watched
-    from .run import Run  # starts MPI, which wrong arguments should not
-
-    run = Run(comm, options, given)
-    with watched(comm.rank, lambda: run.finish(interrupted=True)):
-        run.measure()
-        return run.finish()
 
 
 if __name__ == "__main__":

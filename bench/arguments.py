@@ -1,25 +1,26 @@
-"""The command line, checked as far as can be before MPI starts."""
+"""The command line: nccl-tests' letters, long names and defaults, then ours; checked before MPI starts."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.algorithms import find
-from gpucoll.arguments import refuse
+from gpucoll.analysis.sizes import byte_size
+from gpucoll.arguments import Parser, refuse
 from gpucoll.arrays import check_op
 from gpucoll.bootstrap import options as communicator_options
 from gpucoll.dtypes import DTYPES, numpy_dtype
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
+from gpucoll.errors import ArgumentError, GpucollError, nearest
 from gpucoll.ops import NOT_IN, OPS, op_of
 
 from .cases import TESTS, UNDERSTOOD, sizes
-from .flags import PROGRAM, at_least, parser, positive
 from .records import read
 
+PROGRAM = "gpucoll bench"
 PEERS = ("mpi", "nccl", "gloo", "cupyx")
 ANY = ("all", "auto", "native")  # for every collective, besides its algorithms
 POINTS = ("sendrecv", "hypercube")  # made of messages, not of schedules
@@ -30,20 +31,17 @@ MIN_BW = "NCCL_TESTS_MIN_BW"
 class Options(NamedTuple):
     """What was asked for; `iterations` is None where the bench may choose, `roots` None for all, `flags` is the rest.
 
-    `floor` is the least average bus bandwidth, None where any will do.
+    `floor` is the least average bandwidth, None where any will do.
     """
 
     tests: tuple[str, ...]
     sizes: Sequence[int]
-    bounds: tuple[int, int]
     dtypes: tuple[str, ...]
     ops: tuple[str, ...]
     roots: tuple[int, ...] | None
     iterations: int | None
     algorithms: tuple[str, ...]
     against: tuple[str, ...]
-    executor: str | None
-    device: str
     launches: int
     floor: float | None
     baseline: list[dict[str, Any]]
@@ -53,7 +51,7 @@ class Options(NamedTuple):
         """Return the ops to measure: those that the dtype has; one of no meaning where nothing is reduced."""
         if not TESTS[test].reduces:
             return self.ops[:1]
-        return tuple(op for op in self.ops if _is_defined(test, op, dtype))
+        return tuple(op for op in self.ops if _holds(_check_reduction, test, op, dtype))
 
     def roots_of(self, test: str, ranks: int) -> Sequence[int]:
         """Return the roots to measure; raise ArgumentError where there is no such root."""
@@ -65,64 +63,122 @@ class Options(NamedTuple):
         return range(ranks) if self.roots is None else self.roots
 
 
+def parser() -> Parser:
+    """Return the parser of all flags."""
+    flags = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} TEST [-b 8 -e 128M -f 2 ...]",
+                   description="Measure collectives; start it under mpiexec. `gpucoll bench regret` judges what auto "
+                               "chooses, `gpucoll bench report F.json ...` makes a page of results.",
+                   epilog="Sizes are bytes of the larger of input and output; K, M and G are powers of 1024. Ctrl-C "
+                          "ends all ranks and keeps what was measured.")
+    flags.add_argument("test", help=f"{', '.join(TESTS)}; or all")
+
+    def count(least: int, default: int, *names: str, said: str) -> None:
+        group.add_argument(*names, type=at_least(least), default=default, help=f"{said} ({default})")
+
+    def one_of(choices: range, *names: str, said: str, default: int = 0) -> None:
+        group.add_argument(*names, type=int, choices=choices, default=default, help=said)
+
+    group = flags.add_argument_group("as in nccl-tests")
+    group.add_argument("-b", "--minbytes", type=size, default="32M", help="first size (32M)")
+    group.add_argument("-e", "--maxbytes", type=size, default="32M", help="last size (32M)")
+    growth = group.add_mutually_exclusive_group()
+    growth.add_argument("-i", "--stepbytes", type=size, default=1 << 20, help="bytes from one size to the next (1M)")
+    growth.add_argument("-f", "--stepfactor", type=at_least(1), default=1, help="factor from one size to the next")
+    group.add_argument("-o", "--op", default="sum", help="sum, prod, min, max, avg, band, ..., or all (sum)")
+    group.add_argument("-d", "--datatype", default="float", help="float, half, ..., a NumPy name, or all (float)")
+    group.add_argument("-r", "--root", default="0", help="the root, where there is one, or all (0)")
+    group.add_argument("-n", "--iters", type=at_least(1), help="timed repetitions (20, fewer where they take long)")
+    count(0, 1, "-w", "--warmup_iters", said="repetitions before those")
+    count(1, 1, "-m", "--agg_iters", said="calls grouped in each repetition")
+    count(0, 1, "-N", "--run_cycles", said="rounds over all sizes; 0: no end")
+    count(0, 1, "-c", "--check", said="checked repetitions besides the timed ones; 0: check nothing")
+    one_of(range(2), "-I", "--per_iter_timing", said="1: columns of the spread")
+    count(0, 0, "-K", "--per_iter_skip", said="first ones not in the spread")
+    one_of(range(4), "-a", "--average", default=1, said="time of rank 0, or over ranks the mean, least or most: 0 to 3")
+    one_of(range(4), "-z", "--blocking", said="1: wait and barrier after each call, 2: wait only, 3: after each "
+                                              "repetition")
+    count(0, 0, "-G", "--cudagraph", said="replay a captured graph so often")
+    one_of(range(2), "-C", "--report_cputime", said="1: time until the call returns")
+    count(0, 0, "-T", "--timeout", said="seconds for each call, 0: 300")
+    count(0, 0, "-u", "--unalign", said="elements that all arrays are shifted by")
+    one_of(range(2), "-S", "--report_timestamps", said="1: the time on each line")
+    for names in (("-t", "--nthreads"), ("-g", "--ngpus")):
+        one_of(range(1, 2), *names, default=1, said="1: start a rank for each GPU")
+    group.add_argument("-J", "--output_file", "--json", metavar="F.json", help="nccl-tests' JSON; never overwrites")
+
+    group = flags.add_argument_group("ours")
+    group.add_argument("--algorithm", default="auto", metavar="A,B", help="names, auto, native; all: every one")
+    group.add_argument("--executor", help="run on this executor only")
+    for name, choices, said in (
+            ("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
+            ("stream", ("own", "null"), "the CUDA stream"),
+            ("memory", ("ordinary", "symmetric"), "symmetric: memory that all ranks of a node map"),
+            ("style", ("nccl", "osu"), "the layout of the lines"),
+            ("progress", ("auto", "bar", "lines", "off"), "how far it is, on standard error; auto: one line that "
+                                                          "changes on a terminal, else lines")):
+        group.add_argument(f"--{name}", choices=choices, default=choices[0], help=f"{said} ({choices[0]})")
+    group.add_argument("--graph", action="store_true", help="-G 1")
+    group.add_argument("--against", default="", metavar="PEERS", help="mpi, nccl, gloo, cupyx: measured in turn")
+    group.add_argument("--overlap", action="store_true", help="how much hides behind computing")
+    group.add_argument("--pairs", action="store_true", help="with sendrecv: every pair of ranks by itself")
+    group.add_argument("--compare", metavar="OLD.json", help="print what became slower; exit code 1 where some did")
+    group.add_argument("--tolerance", type=positive, default=0.1, help="slower by this share is still alike (0.1)")
+    group.add_argument("--min-bw", type=positive, metavar="GB/s", help="exit code 1 below this average busbw")
+    group.add_argument("--csv", metavar="F.csv", help="the same as a table")
+    group.add_argument("--plot", metavar="F.svg|png", help="busbw and latency over size; needs matplotlib")
+    return flags
+
+
+def size(text: str) -> int:
+    """Return a number of bytes; ArgumentTypeError for anything else."""
+    try:
+        return byte_size(text)
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the reader of whole numbers from `least` on."""
+
+    def number(text: str) -> int:
+        if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return number
+
+
+def positive(text: str, where: str = "") -> float:
+    """Return a number from 0 on, finite; ArgumentTypeError, which begins with `where`, for anything else."""
+    if not re.fullmatch(r"\d+(\.\d*)?|\.\d+", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{where}{text!r} is no number such as 12.5")
+    return float(text)
+
+
 def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
     """Return the options; what is wrong ends the process with exit code 2 and one line from rank 0."""
     given = parser().parse_args(list(arguments))
     try:
-        options = _checked(given, environment)
-        _check_together(options)
+        if given.stepbytes < 1:
+            raise ArgumentError("-i/--stepbytes must be at least 1", code="GC-SIZE")
+        test, floor = given.test.removesuffix("_perf"), given.min_bw
+        if floor is None and environment.get(MIN_BW):
+            floor = 0.9 * positive(environment[MIN_BW], f"{MIN_BW}: ")  # as nccl-tests has it
+        dtypes = tuple(name for name in DTYPES if _holds(numpy_dtype, name))  # some need ml_dtypes
+        options = Options(
+            tests=tuple(TESTS) if test == "all" else (_known("collective", ALIASES.get(test, test), TESTS),),
+            sizes=sizes(given.minbytes, given.maxbytes, step=given.stepbytes, factor=given.stepfactor),
+            dtypes=dtypes if given.datatype == "all" else (UNDERSTOOD.get(given.datatype) or _known(
+                "datatype", given.datatype, (*UNDERSTOOD, *DTYPES)),),
+            ops=tuple(OPS) if given.op == "all" else (op_of(given.op).name,),
+            roots=None if given.root == "all" else (at_least(0)(given.root),),
+            iterations=given.iters, algorithms=names_of(given.algorithm),
+            against=names_of(given.against) if given.against else (), launches=max(given.cudagraph, given.graph),
+            floor=floor, baseline=read(given.compare) if given.compare else [], flags=given)
+        _check(options)
         return options
     except (GpucollError, argparse.ArgumentTypeError) as error:
         refuse(PROGRAM, str(error))
-
-
-def _checked(given: Any, environment: Mapping[str, str]) -> Options:
-    """Return the options, each checked by itself; raise GpucollError."""
-    if given.stepbytes < 1:
-        raise ArgumentError("-i/--stepbytes must be at least 1", code="GC-SIZE")
-    return Options(
-        tests=tuple(TESTS) if given.test == "all" else (_test(given.test),),
-        sizes=sizes(given.minbytes, given.maxbytes, step=given.stepbytes, factor=given.stepfactor),
-        bounds=(given.minbytes, given.maxbytes),
-        dtypes=_every_dtype() if given.datatype == "all" else (_dtype(given.datatype),),
-        ops=tuple(OPS) if given.op == "all" else (op_of(given.op).name,),
-        roots=None if given.root == "all" else (at_least(0)(given.root),),
-        iterations=given.iters, algorithms=names(given.algorithm),
-        against=names(given.against) if given.against else (),
-        executor=given.executor, device=given.device, launches=max(given.cudagraph, given.graph),
-        floor=_floor(given.min_bw, environment),
-        baseline=read(given.compare) if given.compare else [], flags=given)
-
-
-def _test(name: str) -> str:
-    plain = name.removesuffix("_perf")
-    return _known("collective", ALIASES.get(plain, plain), TESTS)
-
-
-def _dtype(name: str) -> str:
-    return UNDERSTOOD.get(name) or _known("datatype", name, (*UNDERSTOOD, *DTYPES))
-
-
-def _every_dtype() -> tuple[str, ...]:
-    """Return the dtypes that this Python has: some need ml_dtypes."""
-    return tuple(name for name in DTYPES if _exists(name))
-
-
-def _exists(dtype: str) -> bool:
-    try:
-        return numpy_dtype(dtype) is not None
-    except DtypeError:
-        return False
-
-
-def _floor(given: float | None, environment: Mapping[str, str]) -> float | None:
-    """Return the least average bandwidth: what is asked for, or as nccl-tests has it nine tenths of its variable."""
-    if given is not None or not environment.get(MIN_BW):
-        return given
-    try:
-        return 0.9 * positive(environment[MIN_BW])
-    except argparse.ArgumentTypeError as error:
-        raise ArgumentError(f"{MIN_BW}: {error}", code="GC-BANDWIDTH") from None
 
 
 def _known(what: str, name: str, known: Iterable[str]) -> str:
@@ -132,18 +188,19 @@ def _known(what: str, name: str, known: Iterable[str]) -> str:
     return name
 
 
-def names(text: str) -> tuple[str, ...]:
+def names_of(text: str) -> tuple[str, ...]:
     """Return the names of a list, each once; a comma inside parentheses belongs to a name.
 
-    >>> names("ring,hierarchical(ring,tree),ring")
+    >>> names_of("ring,hierarchical(ring,tree),ring")
     ('ring', 'hierarchical(ring,tree)')
     """
     return tuple(dict.fromkeys(re.split(r",(?![^()]*\))", text)))
 
 
-def _is_defined(test: str, op: str, dtype: str) -> bool:
+def _holds(check: Callable[..., object], *arguments: Any) -> bool:
+    """Return whether a check raises nothing."""
     try:
-        _check_reduction(test, op, dtype)
+        check(*arguments)
     except GpucollError:
         return False
     return True
@@ -156,63 +213,38 @@ def _check_reduction(test: str, op: str, dtype: str) -> None:
     check_op(test, op_of(op), DTYPES[dtype])
 
 
-def _check_together(options: Options) -> None:
+def _check(options: Options) -> None:
     """Raise GpucollError where one option does not go with another, or is known only to the library."""
+    flags, test = options.flags, options.tests[0]
     for dtype in options.dtypes:
         numpy_dtype(dtype)
-    communicator_options({"executor": options.executor})
+    communicator_options({"executor": flags.executor})
     for peer in options.against:
         _known("peer", peer, PEERS)
-    _check_algorithms(options)
-    if not any(options.ops_of(test, dtype) for test in options.tests for dtype in options.dtypes):
-        _check_reduction(options.tests[0], options.ops[0], options.dtypes[0])
-    _check_device(options)
-    _check_manner(options)
-
-
-def _check_algorithms(options: Options) -> None:
-    """Raise ArgumentError for a name that no test of the run has."""
-    for name in options.algorithms:
-        if name in ANY:
-            continue
-        if options.tests[0] in POINTS:
-            raise ArgumentError(f"{options.tests[0]} is made of messages and has no algorithm {name!r}", code="GC-ALGO")
+    for name in (name for name in options.algorithms if name not in ANY):
+        if test in POINTS:
+            raise ArgumentError(f"{test} is made of messages and has no algorithm {name!r}", code="GC-ALGO")
         if len(options.tests) == 1:
-            find(options.tests[0], name)
-        elif not any(_has(test, name) for test in options.tests if test not in POINTS):
+            find(test, name)
+        elif not any(_holds(find, test, name) for test in options.tests if test not in POINTS):
             raise ArgumentError(f"no collective has an algorithm {name!r}", code="GC-ALGO")
-
-
-def _has(test: str, algorithm: str) -> bool:
-    try:
-        return find(test, algorithm) is not None
-    except GpucollError:
-        return False
-
-
-def _check_device(options: Options) -> None:
-    if options.device != "cuda" and (options.launches or options.flags.stream == "null"):
-        raise ArgumentError("-G/--cudagraph, --graph and --stream null need --device cuda", code="GC-DEVICE")
-    if options.launches and (options.flags.per_iter_timing or options.flags.blocking == 3):
-        raise ArgumentError("-G/--cudagraph does not go with -I or with -z 3", code="GC-GRAPH")
-
-
-def _check_manner(options: Options) -> None:
-    flags = options.flags
-    if flags.pairs and (options.tests != ("sendrecv",) or options.against):
-        raise ArgumentError("--pairs goes with sendrecv alone, without --against", code="GC-PAIRS")
-    if flags.overlap and (flags.pairs or options.against):
-        raise ArgumentError("--overlap goes neither with --pairs nor with --against", code="GC-OVERLAP")
+    if not any(options.ops_of(test, dtype) for test in options.tests for dtype in options.dtypes):
+        _check_reduction(test, options.ops[0], options.dtypes[0])
+    for is_wrong, message, code in (
+            (flags.device != "cuda" and (options.launches or flags.stream == "null"),
+             "-G/--cudagraph, --graph and --stream null need --device cuda", "GC-DEVICE"),
+            (options.launches and (flags.per_iter_timing or flags.blocking == 3),
+             "-G/--cudagraph does not go with -I or with -z 3", "GC-GRAPH"),
+            (flags.pairs and (options.tests != ("sendrecv",) or options.against),
+             "--pairs goes with sendrecv alone, without --against", "GC-PAIRS"),
+            (flags.overlap and (flags.pairs or options.against),
+             "--overlap goes neither with --pairs nor with --against", "GC-OVERLAP"),
+            (flags.plot and flags.overlap, "--plot has no picture of --overlap", "GC-PLOT"),
+            (flags.per_iter_skip and flags.per_iter_skip >= (options.iterations or 1),
+             "-K/--per_iter_skip must be less than -n/--iters, which has to be given", "GC-ITERS")):
+        if is_wrong:
+            raise ArgumentError(message, code=code)
     if flags.plot:
-        _check_plot(flags)
-    if flags.per_iter_skip and flags.per_iter_skip >= (options.iterations or 1):
-        raise ArgumentError("-K/--per_iter_skip must be less than -n/--iters, which has to be given", code="GC-ITERS")
+        from .plot import check as check_plot
 
-
-def _check_plot(flags: argparse.Namespace) -> None:
-    """Raise GpucollError for a picture that could not be made once everything is measured."""
-    from .plot import writer  # with all that draws
-
-    writer(flags.plot)
-    if flags.overlap:
-        raise ArgumentError("--plot has no picture of --overlap", code="GC-PLOT")
+        check_plot(flags.plot)

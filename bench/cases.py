@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.collectives import COLLECTIVES, Collective
@@ -23,11 +23,16 @@ TESTS: dict[str, Collective] = {
 ONE_FORM = {"broadcast", "barrier", "sendrecv"}  # and the ragged ones: there is no second array to work into
 SAME_SHAPE = {"all_reduce", "reduce", "all_to_all", "scan", "exscan"}  # where out=x is possible
 ALIGNMENT = 16  # bytes of which nccl-tests makes blocks a multiple
-
 # nccl-tests' names of dtypes, where they are not NumPy's: those that it prints, and those that it only understands.
 PRINTED = {"float16": "half", "float32": "float", "float64": "double",
            "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2"}
 UNDERSTOOD = {printed: name for name, printed in PRINTED.items()} | {"char": "int8", "int": "int32"}
+# The least bytes that all ranks' memories together read and write, N being the larger of input and output: each
+# input is read once and each output written once; of broadcast, in place, the root writes nothing. In an all_reduce
+# each rank, moreover, reads what the others have reduced.
+TRAFFIC = {"all_reduce": "3 * P", "reduce": "P + 1", "broadcast": "P", "all_gather": "P + 1", "gather": "2",
+           "scatter": "2", "reduce_scatter": "P + 1", "all_to_all": "2 * P", "scan": "2 * P", "exscan": "2 * P",
+           "sendrecv": "2 * P", "hypercube": "P + 1", "barrier": "0"}
 
 
 class Case(NamedTuple):
@@ -46,8 +51,12 @@ class Case(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """busbw / algbw."""
-        return bus_factor(self.test, self.ranks)
+        """busbw / algbw: the share of the busiest link, so that the hardware's speed comes out.
+
+        >>> Case("all_reduce", "float32", "sum", 0, 4).factor
+        1.5
+        """
+        return _formula(self.row.busbw, self.ranks)
 
     @property
     def itemsize(self) -> int:
@@ -105,32 +114,14 @@ class Contestant(NamedTuple):
     peer: bool = False
 
 
-def turns(contestants: int, repetition: int) -> Iterator[int]:
+def turns(contestants: int, repetition: int) -> list[int]:
     """Return in which order they are measured: nobody is always first, nobody always comes after the same one.
 
-    >>> [list(turns(3, repetition)) for repetition in range(3)]
+    >>> [turns(3, repetition) for repetition in range(3)]
     [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
     """
     direction = -1 if repetition % 2 else 1
-    return ((repetition + direction * turn) % contestants for turn in range(contestants))
-
-
-def bus_factor(test: str, ranks: int) -> float:
-    """Return what algbw is multiplied with: the share of the busiest link, so that the hardware's speed comes out.
-
-    >>> bus_factor("all_reduce", 4)
-    1.5
-    """
-    formula = TESTS[test].busbw  # our own data, never a user's text
-    return float(eval(formula, {"__builtins__": {}}, {"P": ranks}))
-
-
-# The least bytes that all ranks' memories together read and write, N being the larger of input and output: each
-# input is read once and each output written once; of broadcast, in place, the root writes nothing. In an all_reduce
-# each rank, moreover, reads what the others have reduced.
-TRAFFIC = {"all_reduce": "3 * P", "reduce": "P + 1", "broadcast": "P", "all_gather": "P + 1", "gather": "2",
-           "scatter": "2", "reduce_scatter": "P + 1", "all_to_all": "2 * P", "scan": "2 * P", "exscan": "2 * P",
-           "sendrecv": "2 * P", "hypercube": "P + 1", "barrier": "0"}
+    return [(repetition + direction * turn) % contestants for turn in range(contestants)]
 
 
 def least_traffic(test: str, ranks: int) -> int:
@@ -139,8 +130,11 @@ def least_traffic(test: str, ranks: int) -> int:
     >>> least_traffic("all_gather_v", 4)
     5
     """
-    formula = TRAFFIC[test.removesuffix("_v")]
-    return int(eval(formula, {"__builtins__": {}}, {"P": ranks}))
+    return int(_formula(TRAFFIC[test.removesuffix("_v")], ranks))
+
+
+def _formula(text: str, ranks: int) -> float:
+    return float(eval(text, {"__builtins__": {}}, {"P": ranks}))  # our own data, never a user's text
 
 
 def sizes(first: int, last: int, *, step: int, factor: int = 1) -> Sequence[int]:

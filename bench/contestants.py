@@ -39,27 +39,27 @@ def field(comm: Communicator, case: Case, options: Options, device: Device, peer
     """
     if case.test == "hypercube" and case.ranks & (case.ranks - 1):
         return Field([], [Left("hypercube", f"nRanks {case.ranks} is not a power of 2, skipping")])
-    data = Data(case, comm.rank, count=1, device=device)
-    tried = [_ours(comm, data, name, options) for name in _names(case, options)]
-    if not tried:
-        tried = [Left(case.test, f"it has no algorithm {', '.join(options.algorithms)}")]
-    ours = [one for one in tried if isinstance(one, Contestant)]
-    rivals = [_rival(comm, data, name, peers[name]) for name in options.against] if ours else []
-    everyone = [*tried, *rivals]
-    return Field([one for one in everyone if isinstance(one, Contestant)],
-                 [one for one in everyone if isinstance(one, Left)])
-
-
-def _ours(comm: Communicator, data: Data, name: str, options: Options) -> Contestant | Left:
-    """Return an algorithm that has done the test once; where many were asked for, why it cannot do this one."""
-    contestant = Contestant(name, ours_by(comm, data.case, name, data.device))
-    try:
-        contestant.call(*data.arguments(Turn(0)))
-    except ArgumentError as error:  # alike on every rank, before data move
-        if len(options.tests) == 1 and name in options.algorithms:
-            raise
-        return Left(f"{data.case.test} by {name}", str(error))
-    return contestant
+    data, entries = Data(case, comm.rank, count=1, device=device), Field([], [])
+    for name in _names(case, options):
+        contestant = Contestant(name, ours_by(comm, case, name, device))
+        try:
+            contestant.call(*data.arguments(Turn(0)))
+            entries.contestants.append(contestant)
+        except ArgumentError as error:  # alike on every rank, before data move
+            if len(options.tests) == 1 and name in options.algorithms:
+                raise
+            entries.left_out.append(Left(f"{case.test} by {name}", str(error)))
+    if not entries.contestants:
+        entries.left_out.append(Left(case.test, f"it has no algorithm {', '.join(options.algorithms)}"))
+        return entries
+    for name in options.against:
+        found = peers[name]
+        call = found if isinstance(found, str) else agreed(comm, functools.partial(_rehearsed, found, data))
+        if isinstance(call, str):
+            entries.left_out.append(Left(f"against {name}", call))
+        else:
+            entries.contestants.append(Contestant(name, call, peer=True))
+    return entries
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:
@@ -67,8 +67,8 @@ def _names(case: Case, options: Options) -> Iterable[str]:
     if case.test in POINTS:
         return [NAMES[case.test]] if {"auto", "all"} & set(options.algorithms) else []
     scheduled = algorithms(case.test, size=case.ranks, op=case.op if case.row.reduces else None, dtype=case.dtype,
-                           device=options.device)
-    every = {None: (*scheduled, "native"), "native": ("native",)}.get(options.executor, scheduled)
+                           device=options.flags.device)
+    every = {None: (*scheduled, "native"), "native": ("native",)}.get(options.flags.executor, scheduled)
     known = (*algorithms(case.test), *ANY)
     asked = [name for name in options.algorithms if len(options.tests) == 1 or name.partition("(")[0] in known]
     return dict.fromkeys(name for one in asked for name in (every if one == "all" else (one,)))
@@ -107,40 +107,32 @@ def _hypercube(comm: Communicator, x: Any, out: Any) -> Any:
 
 def meet(comm: Communicator, device: Device, names: Iterable[str]) -> dict[str, Peer | str]:
     """Return each peer, ready to start, or the reason why it is left out; a collective call, alike on every rank."""
-    return {name: _agreed(comm, lambda name=name: PEERS[name](comm, device)) for name in names}  # type: ignore[misc]
+    return {name: agreed(comm, functools.partial(PEERS[name], comm, device)) for name in names}
 
 
-def _agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
+def agreed(comm: Communicator, make: Callable[[], Any]) -> Any:
     """Return what `make` returns, or, on every rank, the reason of the first rank where it is left out."""
-    found, reason = None, None
+    made, reason = None, None
     try:
-        found = make()
+        made = make()
     except LeftOut as left:
         reason = str(left)
-    reasons = comm.mpi.allgather(reason)
-    return next(filter(None, reasons), found)
+    return next(filter(None, comm.mpi.allgather(reason)), made)
 
 
-def _rival(comm: Communicator, data: Data, name: str, peer: Peer | str) -> Contestant | Left:
-    """Return a peer that has done the test once, or why it does not take part in it."""
-    what = f"against {name}"
-    if isinstance(peer, str):
-        return Left(what, peer)
-    call = _agreed(comm, lambda: peer(data.case))
-    if isinstance(call, str):
-        return Left(what, call)
-    refusal = _agreed(comm, lambda: _rehearsed(call, data))
-    return Left(what, refusal) if refusal else Contestant(name, call, peer=True)
+def _rehearsed(peer: Peer, data: Data) -> Callable[..., Any]:
+    """Return a peer's call after making it once; LeftOut where its library refuses.
 
-
-def _rehearsed(call: Callable[..., Any], data: Data) -> None:
-    """Call a peer once; LeftOut where its library refuses. Some hang on what they refuse elsewhere: all are alike."""
+    Some hang on what they refuse on other ranks: what they refuse is alike everywhere.
+    """
+    call = peer(data.case)
     try:
         call(*data.arguments(Turn(0)))
     except (GpucollError, KeyboardInterrupt):
         raise
     except Exception as error:  # whatever a foreign library raises is its reason
         raise LeftOut(f"{data.case.test} by {data.case.op} of {data.case.dtype}: {error}") from error
+    return call
 
 
 def every_case(options: Options, ranks: int) -> Iterator[Case]:

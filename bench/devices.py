@@ -8,21 +8,19 @@ not timed as well.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 from gpucoll.dtypes import DTYPES, EXTENDED, numpy_dtype
-from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.errors import BackendError
 
 from .summary import Array
 
 Timed = tuple[float, Any]  # seconds, and what the call returned
-NAMES = ("cpu", "cuda", "emulated")
 HOLD_NANOSECONDS = 200_000
 HOLD = """extern "C" __global__ void hold(unsigned long long nanoseconds) {
     unsigned long long start, now;
@@ -34,16 +32,9 @@ HOLD = """extern "C" __global__ void hold(unsigned long long nanoseconds) {
 class Host:
     """NumPy arrays; `name` is "cpu", or "emulated" where the library sends them down the device path."""
 
-    def __init__(self, name: str = "cpu", allocate: Callable[..., Array] = numpy.empty) -> None:
-        self.name, self._allocate = name, allocate
-        self.is_symmetric = allocate is not numpy.empty
-        self._usual: Callable[..., Array] = numpy.empty
-
-    def ordinary(self) -> Host:
-        """Return the same device with memory that takes no other rank."""
-        found = copy.copy(self)
-        found._allocate, found.is_symmetric = self._usual, False
-        return found
+    def __init__(self, name: str = "cpu", allocate: Callable[..., Any] | None = None) -> None:
+        self.name, self.is_symmetric = name, allocate is not None
+        self._allocate = allocate or numpy.empty
 
     def carrier(self, dtype: str) -> numpy.dtype[Any]:
         """Return the dtype of the arrays that stand for `dtype`."""
@@ -68,17 +59,17 @@ class Host:
     def synchronize(self) -> None:
         """Wait for what was begun."""
 
-    def timed(self, call: Callable[[], Any]) -> Timed:
-        """Return how long `call` took and what it returned."""
+    def host_timed(self, call: Callable[[], Any]) -> Timed:
+        """Return the seconds until `call` returned, what it costs the host, and what it returned."""
         started = time.perf_counter()
-        found = call()
-        return time.perf_counter() - started, found
+        returned = call()
+        return time.perf_counter() - started, returned
 
-    host_timed = timed
+    timed = host_timed
 
     def captured(self, call: Callable[[], Any], launches: int) -> Callable[[], Any]:
-        """Refuse: graphs are a GPU's."""
-        raise ArgumentError("-G/--cudagraph and --graph need --device cuda", code="GC-GRAPH")
+        """Refuse: graphs are a GPU's, and the command line has said so."""
+        raise NotImplementedError
 
     def measuring(self) -> contextlib.AbstractContextManager[Any]:
         """Return what has to be entered around all work on this device."""
@@ -88,7 +79,7 @@ class Host:
 class Cuda(Host):
     """CuPy arrays of one GPU, on a stream of their own or on the null stream."""
 
-    def __init__(self, ordinal: int | None, stream: str, allocate: Callable[..., Array] | None = None) -> None:
+    def __init__(self, ordinal: int | None, stream: str, allocate: Callable[..., Any] | None = None) -> None:
         try:
             import cupy
         except ImportError as error:
@@ -96,9 +87,8 @@ class Cuda(Host):
                                code="GC-NO-GPU") from error
         if ordinal is None:
             raise BackendError("--device cuda: this rank sees no CUDA device", code="GC-NO-GPU")
-        super().__init__("cuda", allocate or cupy.empty)
-        self.is_symmetric, self._usual = allocate is not None, cupy.empty
-        self.cupy = cupy
+        super().__init__("cuda", allocate)
+        self.cupy, self._allocate = cupy, allocate or cupy.empty
         cupy.cuda.Device(ordinal).use()
         self.stream = cupy.cuda.Stream(non_blocking=True) if stream == "own" else cupy.cuda.Stream.null
         self._hold = cupy.RawKernel(HOLD, "hold")
@@ -114,8 +104,8 @@ class Cuda(Host):
 
     def read(self, array: Any, dtype: str) -> Array:
         """Copy to the host."""
-        found: Array = self.cupy.asnumpy(array).view(numpy_dtype(dtype))
-        return found
+        content: Array = self.cupy.asnumpy(array).view(numpy_dtype(dtype))
+        return content
 
     def copy(self, target: Any, source: Any) -> None:
         """Copy inside the GPU's memory."""
@@ -130,50 +120,37 @@ class Cuda(Host):
         first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
         self._hold((1,), (1,), (numpy.uint64(HOLD_NANOSECONDS),))
         first.record(self.stream)
-        found = call()
+        returned = call()
         last.record(self.stream)
         last.synchronize()
-        return self.cupy.cuda.get_elapsed_time(first, last) / 1e3, found
-
-    def host_timed(self, call: Callable[[], Any]) -> Timed:
-        """Return the seconds until `call` returned: what it costs the host. The work on the GPU may go on."""
-        started = time.perf_counter()
-        found = call()
-        return time.perf_counter() - started, found
+        return self.cupy.cuda.get_elapsed_time(first, last) / 1e3, returned
 
     def captured(self, call: Callable[[], Any], launches: int) -> Callable[[], Any]:
         """Return what replays `call`, captured as a CUDA graph, `launches` times."""
         self.stream.begin_capture()
         try:
-            found = call()
+            returned = call()
         finally:
             graph = self.stream.end_capture()
 
         def replay() -> Any:
             for _ in range(launches):
                 graph.launch(self.stream)
-            return found
+            return returned
 
         return replay
 
-    @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
+    def measuring(self) -> contextlib.AbstractContextManager[Any]:
         """Make the stream CuPy's current one."""
-        with self.stream:
-            yield
+        stream: contextlib.AbstractContextManager[Any] = self.stream
+        return stream
 
 
 Device = Host
 
 
 def of(comm: Any, name: str, *, stream: str = "own", memory: str = "ordinary") -> Device:
-    """Return the device `name` of this rank.
-
-    Raises ArgumentError for symmetric memory where communicators have none, BackendError without a GPU.
-    """
-    if memory == "symmetric" and not hasattr(comm, "empty"):
-        raise ArgumentError("--memory symmetric: communicators of this version of gpucoll have no memory that all "
-                            "ranks of a node map (no comm.empty)", code="GC-MEMORY")
+    """Return the device `name` of this rank; raise BackendError without a GPU."""
     kind = "cuda" if name == "cuda" else "cpu"
     allocate = functools.partial(comm.empty, device=kind) if memory == "symmetric" else None
-    return Cuda(comm.device, stream, allocate) if name == "cuda" else Host(name, allocate or numpy.empty)
+    return Cuda(comm.device, stream, allocate) if name == "cuda" else Host(name, allocate)

@@ -28,9 +28,19 @@ def watched(rank: int, save: Callable[[], object]) -> Iterator[None]:
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
+
+    def watch() -> None:
+        with reader:
+            while heard := reader.recv(1):
+                if heard[0] in SIGNALS:
+                    try:
+                        save() if rank == 0 else time.sleep(GRACE)
+                    finally:  # whatever `save` does, and however the main thread is held up
+                        os._exit(INTERRUPTED)
+
     handlers = {number: signal.signal(number, lambda number, frame: None) for number in SIGNALS}
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(reader, rank, save), name="gpucoll bench Ctrl-C", daemon=True).start()
+    threading.Thread(target=watch, name="gpucoll bench Ctrl-C", daemon=True).start()
     try:
         yield
     finally:
@@ -38,21 +48,3 @@ def watched(rank: int, save: Callable[[], object]) -> Iterator[None]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         writer.close()  # the thread reads the end, and ends
-
-
-def _watch(reader: socket.socket, rank: int, save: Callable[[], object]) -> None:
-    with reader:
-        while heard := reader.recv(1):
-            if heard[0] in SIGNALS:
-                _end(rank, save)
-
-
-def _end(rank: int, save: Callable[[], object]) -> None:
-    """End this process whatever `save` does, and however the main thread is held up."""
-    try:
-        if rank == 0:
-            save()
-        else:
-            time.sleep(GRACE)
-    finally:
-        os._exit(INTERRUPTED)

@@ -24,8 +24,7 @@ from .cases import Case, least_traffic
 from .devices import Device
 
 ROUNDS = 7
-ALL_RANKS_BYTES = {"cpu": 256 << 20, "emulated": 256 << 20}  # of one node, beyond any cache, shared among its ranks
-GPU_BYTES = 256 << 20
+NODE_BYTES, GPU_BYTES = 256 << 20, 256 << 20  # beyond any cache; those of a node are shared among its ranks
 MOST_BYTES = 64 << 20  # of one rank on the host
 
 
@@ -39,21 +38,19 @@ class Copy(NamedTuple):
 
 def copy_bandwidth(comm: Communicator, device: Device) -> Copy:
     """Measure how fast memory copies, all ranks at once; a collective call, the same on every rank."""
-    nbytes = min(MOST_BYTES, ALL_RANKS_BYTES[device.name] // comm.local_size) if device.name != "cuda" else GPU_BYTES
+    nbytes = GPU_BYTES if device.name == "cuda" else min(MOST_BYTES, NODE_BYTES // comm.local_size)
     nbytes = comm.mpi.allreduce(nbytes, MPI.MIN)
     source, target = (device.empty((nbytes,), "uint8") for _ in range(2))
     device.write(source, numpy.ones(nbytes, numpy.uint8))
     device.write(target, numpy.zeros(nbytes, numpy.uint8))
-    seconds = numpy.array([_copied(comm, device, target, source) for _ in range(ROUNDS)])
-    everyone = numpy.stack(comm.mpi.allgather(seconds))
+    seconds = []
+    for _ in range(ROUNDS):
+        comm.mpi.Barrier()
+        seconds.append(device.timed(lambda: device.copy(target, source))[0])
+    everyone = numpy.array(comm.mpi.allgather(seconds))
     moved = 2 * nbytes / 1e9
     return Copy(comm.size * moved / float(numpy.median(everyone.max(axis=0))), nbytes,
                 tuple((moved / numpy.median(everyone, axis=1)).tolist()))
-
-
-def _copied(comm: Communicator, device: Device, target: Any, source: Any) -> float:
-    comm.mpi.Barrier()
-    return device.timed(lambda: device.copy(target, source))[0]
 
 
 def bound(case: Case, count: int, copy: Copy) -> float | None:
@@ -99,12 +96,9 @@ def host_names(places: Sequence[Place]) -> list[str]:
 
 def cpu_name(facts: str = "/proc/cpuinfo") -> str:
     """Return the processor's name, as Linux knows it, or its architecture."""
-    try:
-        text = Path(facts).read_text()
-    except OSError:
-        text = ""
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else platform.machine()
+    text = Path(facts).read_text() if os.path.exists(facts) else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return model[1].strip() if model else platform.machine()
 
 
 def versions() -> dict[str, str]:
@@ -116,24 +110,20 @@ def versions() -> dict[str, str]:
 
 def facts(device: Device, places: Sequence[Place]) -> dict[str, Any]:
     """Return what JSON says of the machine: no paths, no names of people."""
-    clock, own = time.get_clock_info("perf_counter"), versions()
-    library = next(name for name in own if name not in ("gpucoll", "mpi4py", "NumPy"))
+    clock, mpi = time.get_clock_info("perf_counter"), " ".join([*versions().items()][1])
+    cupy_version, nccl_version = None, 0
+    if device.name == "cuda":
+        import cupy
+        from cupy.cuda import nccl
+
+        cupy_version, nccl_version = cupy.__version__, nccl.get_version()
     return {"host": socket.gethostname(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)),
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
-            "python": platform.python_version(),
-            "numpy": numpy.__version__, "mpi": f"{library} {own[library]}", "mpi4py": mpi4py.__version__,
-            **_gpu_versions(device), "gpus": sorted({spot.info for spot in places if spot.device >= 0}),
+            "python": platform.python_version(), "numpy": numpy.__version__, "mpi": mpi,
+            "mpi4py": mpi4py.__version__, "cupy": cupy_version, "nccl": nccl_version,
+            "gpus": sorted({spot.info for spot in places if spot.device >= 0}),
             "clock": f"{clock.implementation}, {clock.resolution:g} s"}
-
-
-def _gpu_versions(device: Device) -> dict[str, Any]:
-    if device.name != "cuda":
-        return {"cupy": None, "nccl": 0}
-    import cupy
-    from cupy.cuda import nccl
-
-    return {"cupy": cupy.__version__, "nccl": nccl.get_version()}
 
 
 def revision(folder: Path = Path(gpucoll.__file__).parent) -> str:

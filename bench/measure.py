@@ -9,7 +9,6 @@ checked; the clock runs between the two only.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ from gpucoll import Communicator
 from .arguments import Options
 from .cases import Contestant, turns
 from .data import Data, Turn
-from .devices import Device, Timed
+from .devices import Device
 from .records import PLACEMENTS
 from .summary import Array
 
@@ -30,7 +29,7 @@ ITERATIONS = 20  # nccl-tests' default of -n
 FEWEST = 5
 SECONDS = 2.0  # that the repetitions of one size may take where -n does not say how many there are
 BURST, BURST_BYTES = 16, 1 << 22  # timed calls in a row, at most, and what they move
-WAIT_EACH, BARRIER_EACH, WAIT_LAST = 2, 1, 3  # nccl-tests' -z
+WAIT_EACH, BARRIER_EACH = 2, 1  # nccl-tests' -z; 3 waits after each repetition
 
 
 class Bench(NamedTuple):
@@ -39,11 +38,6 @@ class Bench(NamedTuple):
     comm: Communicator
     options: Options
     device: Device
-
-    @property
-    def checks(self) -> int:
-        """How many repetitions are made for the check alone; at 0 nothing is checked."""
-        return int(self.options.flags.check)
 
 
 class Measured(NamedTuple):
@@ -63,25 +57,19 @@ def burst(options: Options, device: str, nbytes: int) -> int:
 
 def measure(bench: Bench, contestants: Sequence[Contestant], data: Data) -> list[Measured]:
     """Warm up, time and check each contestant on `data`; return the same on every rank. A collective call."""
-    warmups = bench.options.flags.warmup_iters
-    timed = warmups + _iterations(bench, contestants, data)
-    seconds, wrong = _repeat(bench, contestants, data, range(warmups, timed))
-    wrong += _repeat(bench, contestants, data, range(timed, timed + bench.checks))[1]
-    everyone = numpy.stack(bench.comm.mpi.allgather(seconds), axis=2)
-    bench.comm.mpi.Allreduce(MPI.IN_PLACE, wrong, MPI.SUM)
-    checked = [tuple(int(count) if bench.checks else None for count in row) for row in wrong]
-    return [Measured(row, counts) for row, counts in zip(everyone, checked, strict=True)]
-
-
-def _iterations(bench: Bench, contestants: Sequence[Contestant], data: Data) -> int:
-    """Warm up; return -n, or as many repetitions as there is time for, by the last one that warmed up."""
-    elapsed, asked = SECONDS, bench.options.iterations
-    for repetition in range(max(bench.options.flags.warmup_iters, asked is None)):
+    flags, asked, elapsed = bench.options.flags, bench.options.iterations, SECONDS
+    for repetition in range(max(flags.warmup_iters, asked is None)):
         started = time.perf_counter()
         _repeat(bench, contestants, data, [repetition])
         elapsed = time.perf_counter() - started
-    affordable = int(SECONDS / bench.comm.mpi.bcast(elapsed))
-    return asked or max(FEWEST, min(ITERATIONS, affordable))
+    affordable = int(SECONDS / bench.comm.mpi.bcast(elapsed))  # by the last one that warmed up
+    timed = flags.warmup_iters + (asked or max(FEWEST, min(ITERATIONS, affordable)))
+    seconds, wrong = _repeat(bench, contestants, data, range(flags.warmup_iters, timed))
+    wrong += _repeat(bench, contestants, data, range(timed, timed + flags.check))[1]
+    everyone = numpy.stack(bench.comm.mpi.allgather(seconds), axis=2)
+    bench.comm.mpi.Allreduce(MPI.IN_PLACE, wrong, MPI.SUM)
+    checked = [tuple(int(count) if flags.check else None for count in row) for row in wrong]
+    return [Measured(row, counts) for row, counts in zip(everyone, checked, strict=True)]
 
 
 def _repeat(bench: Bench, contestants: Sequence[Contestant], data: Data,
@@ -90,7 +78,8 @@ def _repeat(bench: Bench, contestants: Sequence[Contestant], data: Data,
     seconds = numpy.zeros((len(contestants), len(PLACEMENTS), len(repetitions)))
     wrong = numpy.zeros((len(contestants), len(PLACEMENTS)), numpy.int64)
     for column, repetition in enumerate(repetitions):
-        expected = [data.expected(Turn(repetition, call)) for call in range(data.calls)] if bench.checks else None
+        expected = ([data.expected(Turn(repetition, call)) for call in range(data.calls)]
+                    if bench.options.flags.check else None)
         for placement in range(len(PLACEMENTS)):
             calls = [Turn(repetition, call, placement == 1) for call in range(data.calls)]
             for row in turns(len(contestants), repetition):
@@ -107,23 +96,31 @@ class Trial:
                  expected: Sequence[Sequence[Array]] | None) -> None:
         self.bench, self.contestant, self.data, self.calls = bench, contestant, data, calls
         self.expected = expected
-        self.found: list[Any] = []
+        self.returned: list[Any] = []
 
     def time(self) -> float:
         """Return the seconds of one call; the ranks begin together."""
         self.prepare()
+        flags, launches, device = self.bench.options.flags, self.bench.options.launches, self.bench.device
         arguments = [self.data.arguments(turn) for turn in self.calls]
-        together = self.bench.options.flags.agg_iters
-        untimed = together if len(arguments) > together else 0
+        untimed = flags.agg_iters if len(arguments) > flags.agg_iters else 0
         first = self._work(arguments[:untimed])()
-        if self.bench.options.flags.report_cputime or self.bench.options.flags.blocking:
-            self.bench.device.synchronize()  # the host's clock would see the end of it
+        if flags.report_cputime or flags.blocking:
+            device.synchronize()  # the host's clock would see the end of it
         call, divisor = self._work(arguments[untimed:]), len(arguments) - untimed
-        if self.bench.options.launches:
-            call = self.bench.device.captured(call, self.bench.options.launches)
-            divisor *= self.bench.options.launches
-        seconds, found = self._timed(call)
-        self.found = [*first, *found]
+        if launches:
+            call, divisor = device.captured(call, launches), divisor * launches
+
+        def completed() -> Any:
+            returned = call()
+            device.synchronize()
+            return returned
+
+        if flags.report_cputime:
+            seconds, returned = device.host_timed(call)
+        else:
+            seconds, returned = device.host_timed(completed) if flags.blocking else device.timed(call)
+        self.returned = [*first, *returned]
         return seconds / divisor
 
     def prepare(self) -> None:
@@ -133,60 +130,39 @@ class Trial:
         self.bench.device.synchronize()
         self.bench.comm.mpi.Barrier()
 
-    def _timed(self, call: Callable[[], Any]) -> Timed:
-        device, flags = self.bench.device, self.bench.options.flags
-        if flags.report_cputime:
-            return device.host_timed(call)
-        if flags.blocking:
-            return device.host_timed(functools.partial(_completed, device, call))
-        return device.timed(call)
-
     def _work(self, arguments: Sequence[tuple[Any, ...]]) -> Callable[[], list[Any]]:
-        """Return the calls with those arguments, one after the other."""
-        call, blocking = self.contestant.call, self.bench.options.flags.blocking
-        if blocking in (BARRIER_EACH, WAIT_EACH):
-            return functools.partial(_one_by_one, self.bench, call, arguments, blocking)
-        if self.bench.options.flags.agg_iters > 1 and not self.contestant.peer:
-            return functools.partial(_grouped, self.bench, call, arguments)
-        return lambda: [call(*given) for given in arguments]
+        """Return the calls with those arguments, one after the other, in groups where -m and our library have them."""
+        flags, call = self.bench.options.flags, self.contestant.call
+
+        def one_by_one() -> list[Any]:
+            returned = []
+            for given in arguments:
+                returned.append(call(*given))
+                if flags.blocking in (BARRIER_EACH, WAIT_EACH):
+                    self.bench.device.synchronize()
+                if flags.blocking == BARRIER_EACH:
+                    self.bench.comm.mpi.Barrier()
+            return returned
+
+        def grouped() -> list[Any]:
+            returned: list[Any] = []
+            for first in range(0, len(arguments), flags.agg_iters):
+                with self.bench.comm.group():
+                    returned += [call(*given) for given in arguments[first:first + flags.agg_iters]]
+            return returned
+
+        is_grouped = flags.agg_iters > 1 and not self.contestant.peer
+        return grouped if is_grouped and flags.blocking not in (BARRIER_EACH, WAIT_EACH) else one_by_one
 
     def wrong(self) -> int:
         """Return how many elements of the results are wrong on this rank; untimed."""
-        if self.expected is None or (self.contestant.peer and self._undefined()):
+        # MPI leaves open what exscan gives to rank 0; gpucoll does not.
+        is_undefined = self.contestant.peer and self.data.case.test == "exscan" and self.bench.comm.rank == 0
+        if self.expected is None or is_undefined:
             return 0
         if self.bench.options.launches > 1:  # in place, the replays have worked on their own results
             self.prepare()
-            self.found = self._work([self.data.arguments(turn) for turn in self.calls])()
+            self.returned = self._work([self.data.arguments(turn) for turn in self.calls])()
         self.bench.device.synchronize()
-        return sum(self.data.wrong(turn, found, expected)
-                   for turn, found, expected in zip(self.calls, self.found, self.expected, strict=True))
-
-    def _undefined(self) -> bool:
-        """MPI leaves open what exscan gives to rank 0; gpucoll does not."""
-        return self.data.case.test == "exscan" and self.bench.comm.rank == 0
-
-
-def _completed(device: Device, call: Callable[[], Any]) -> Any:
-    found = call()
-    device.synchronize()
-    return found
-
-
-def _one_by_one(bench: Bench, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]],
-                blocking: int) -> list[Any]:
-    found = []
-    for given in arguments:
-        found.append(call(*given))
-        bench.device.synchronize()
-        if blocking == BARRIER_EACH:
-            bench.comm.mpi.Barrier()
-    return found
-
-
-def _grouped(bench: Bench, call: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-    found: list[Any] = []
-    together = bench.options.flags.agg_iters
-    for first in range(0, len(arguments), together):
-        with bench.comm.group():
-            found += [call(*given) for given in arguments[first:first + together]]
-    return found
+        return sum(self.data.wrong(turn, returned, expected)
+                   for turn, returned, expected in zip(self.calls, self.returned, self.expected, strict=True))

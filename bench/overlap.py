@@ -1,60 +1,57 @@
-"""`--overlap`: how much of a collective hides behind computing; OSU's four figures.
-
-Pure is the collective alone, started and waited for at once. Then the same amount of time is computed while it is
-under way; overall is the whole of that, and the overlap is the share of the pure time that did not show.
-"""
+"""What is no collective alone: `--overlap`, OSU's four figures, and `sendrecv --pairs`, each pair of ranks."""
 
 from __future__ import annotations
 
-import functools
+import itertools
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
-from .cases import Contestant
+from .cases import Case, Contestant
 from .data import Data, Turn
 from .measure import ITERATIONS, Bench
+from .operands import random_bytes
 
 SIDE = 48  # of the matrices that are multiplied: some ten us a piece
 SECONDS = 1.0  # that one figure may take
+ROUNDS = 3
+REPETITIONS = 5  # of a pair in a round
+NAP = 5e-4  # seconds: whoever has to wait leaves the processors to the pair
 
 
-class Overlap(NamedTuple):
-    """Seconds, each the mean over ranks of their medians."""
+def measure_overlap(bench: Bench, contestant: Contestant, data: Data) -> dict[str, Any]:
+    """Return what JSON keeps of how much hides behind computing, the same on every rank; a collective call.
 
-    overall: float
-    compute: float
-    pure: float
+    Pure is the collective alone, started and waited for at once. Then the same amount of time is computed while it is
+    under way; overall is the whole of that, and the overlap is the share of the pure time that did not show. Each is
+    the mean over ranks of their medians.
+    """
+    def mean(call: Callable[[tuple[Any, ...]], Any]) -> float:
+        return float(bench.comm.mpi.allreduce(_median(bench, data, call))) / bench.comm.size
 
-    @property
-    def percent(self) -> float:
-        """OSU's overlap: between 0 and 100.
+    def together(given: tuple[Any, ...]) -> None:
+        work = contestant.call(*given, async_op=True)
+        compute()
+        work.wait()
 
-        >>> Overlap(overall=3.0, compute=2.0, pure=2.0).percent
-        50.0
-        """
-        hidden = 100 - 100 * (self.overall - self.compute) / self.pure if self.pure else 0.0
-        return min(100.0, max(0.0, hidden))
-
-
-def measure_overlap(bench: Bench, contestant: Contestant, data: Data) -> Overlap:
-    """Return the four figures, the same on every rank; a collective call."""
-    compute = Compute()
-    pure = _median(bench, data, lambda given: contestant.call(*given, async_op=True).wait())
-    compute.calibrate(bench.comm.mpi.allreduce(pure) / bench.comm.size)
-    alone = _median(bench, data, lambda given: compute())
-    overall = _median(bench, data, functools.partial(_together, contestant, compute))
-    mean = [bench.comm.mpi.allreduce(seconds) / bench.comm.size for seconds in (overall, alone, pure)]
-    return Overlap(*mean)
+    pure = mean(lambda given: contestant.call(*given, async_op=True).wait())
+    compute = computing(pure)
+    alone, overall = mean(lambda given: compute()), mean(together)
+    return {"collective": data.case.test, "algorithm": contestant.name, "size": data.case.nbytes(data.count),
+            "overall_us": overall * 1e6, "compute_us": alone * 1e6, "pure_us": pure * 1e6,
+            "overlap_pct": percent(overall, alone, pure)}
 
 
-def _together(contestant: Contestant, compute: Callable[[], None], given: tuple[Any, ...]) -> None:
-    work = contestant.call(*given, async_op=True)
-    compute()
-    work.wait()
+def percent(overall: float, compute: float, pure: float) -> float:
+    """Return OSU's overlap: between 0 and 100.
+
+    >>> percent(overall=3.0, compute=2.0, pure=2.0)
+    50.0
+    """
+    return min(100.0, max(0.0, 100 - 100 * (overall - compute) / pure if pure else 0.0))
 
 
 def _median(bench: Bench, data: Data, call: Callable[[tuple[Any, ...]], Any]) -> float:
@@ -73,21 +70,70 @@ def _median(bench: Bench, data: Data, call: Callable[[tuple[Any, ...]], Any]) ->
     return statistics.median(seconds[1:])
 
 
-class Compute:
-    """Work for the processor that takes a given time: products of small matrices."""
+def computing(seconds: float) -> Callable[[], None]:
+    """Return work for the processor that takes about so many seconds on this rank: products of small matrices."""
+    factor = numpy.full((SIDE, SIDE), 1 / SIDE)
+    product, result = numpy.ones((SIDE, SIDE)), numpy.empty((SIDE, SIDE))
+    times = 50
 
-    def __init__(self) -> None:
-        self._factor = numpy.full((SIDE, SIDE), 1 / SIDE)
-        self._product, self._result = numpy.ones((SIDE, SIDE)), numpy.empty((SIDE, SIDE))
-        self.times = 1
+    def compute() -> None:
+        for _ in range(times):
+            numpy.matmul(factor, product, out=result)
 
-    def __call__(self) -> None:
-        for _ in range(self.times):
-            numpy.matmul(self._factor, self._product, out=self._result)
+    started = time.perf_counter()
+    compute()
+    times = max(1, round(seconds * times / (time.perf_counter() - started)))
+    return compute
 
-    def calibrate(self, seconds: float) -> None:
-        """Make a call take about so many seconds on this rank."""
-        self.times = 50
+
+def measure_pairs(bench: Bench, case: Case, nbytes: int) -> list[dict[str, Any]]:
+    """Return what JSON keeps of each pair of ranks, each direction by itself, the same everywhere; a collective call.
+
+    Every pair has its turn in each of several rounds, all others being quiet, so that what disturbs the machine for a
+    while is not taken for one slow link.
+    """
+    mpi, size = bench.comm.mpi, case.nbytes(case.count(nbytes))
+    links = list(itertools.permutations(range(bench.comm.size), 2))
+    seconds: dict[tuple[int, int], list[float]] = {link: [] for link in links}
+    wrong = dict.fromkeys(links, 0)
+    for source, target in links * ROUNDS:
+        _meet(mpi)
+        own = _exchange(bench, size, source, target) if bench.comm.rank in (source, target) else ([], 0)
+        _meet(mpi)
+        seconds[source, target] += mpi.bcast(own[0], source)
+        wrong[source, target] += mpi.bcast(own[1], target)
+    middles = {link: statistics.median(taken) for link, taken in seconds.items()}
+    return [{"size": size, "source": link[0], "target": link[1], "time_us": middles[link] * 1e6,
+             "least_us": min(seconds[link]) * 1e6, "bandwidth": size / middles[link] / 1e9,
+             "nwrong": wrong[link] if bench.options.flags.check else None, "slow": False} for link in links]
+
+
+def _meet(mpi: Any) -> None:
+    everyone = mpi.Ibarrier()
+    while not everyone.Test():
+        time.sleep(NAP)
+
+
+def _exchange(bench: Bench, size: int, source: int, target: int) -> tuple[list[float], int]:
+    """Send and answer as often as asked for, each time other data; return seconds, and wrong bytes at the target.
+
+    The target answers with one byte: the time is that of the message plus one small latency, by the source's clock.
+    """
+    comm, device = bench.comm, bench.device
+    message, answer = device.empty((size,), "uint8"), device.empty((1,), "uint8")
+    device.write(answer, numpy.zeros(1, numpy.uint8))
+    seconds, wrong = [], 0
+    for repetition in range(1 + (bench.options.iterations or REPETITIONS)):  # the first one warms up
+        content = random_bytes(size, seed=repetition)
+        device.write(message, content if comm.rank == source else content ^ 1)
         started = time.perf_counter()
-        self()
-        self.times = max(1, round(seconds * self.times / (time.perf_counter() - started)))
+        if comm.rank == source:
+            comm.send(message, target)
+            comm.recv(answer, target)
+        else:
+            comm.recv(message, source)
+            comm.send(answer, source)
+        device.synchronize()
+        seconds.append(time.perf_counter() - started)
+        wrong += int(numpy.count_nonzero(device.read(message, "uint8") != content))
+    return seconds[1:], wrong

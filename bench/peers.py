@@ -23,78 +23,63 @@ from .devices import Device
 
 Call: TypeAlias = Callable[..., Any]
 Peer: TypeAlias = Callable[[Case], Call]
+MPI_CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
+             "hypercube": "Allgather", "gather": "Gather", "scatter": "Scatter", "all_to_all": "Alltoall",
+             "reduce_scatter": "Reduce_scatter_block", "scan": "Scan", "exscan": "Exscan", "barrier": "Barrier",
+             "sendrecv": "Sendrecv"}
+NCCL_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "sendrecv")
+GLOO_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "barrier")
+GLOO_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
+CUPYX_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "all_to_all",
+               "barrier")
 
 
 class LeftOut(Exception):
     """A peer does not take part; the text says why."""
 
 
-def _common(name: str, case: Case, known: Any) -> None:
-    """Raise LeftOut for a test that the peer does not have."""
+def _require(name: str, case: Case, known: Any, *, reduces: bool = True) -> None:
+    """Raise LeftOut for a test, or a reduction, that the peer does not have."""
     if case.row.ragged:
         raise LeftOut(f"{case.test}: its call is told the counts that gpucoll's finds out by itself")
     if case.test not in known:
         raise LeftOut(f"{name} has no {case.test}")
-
-
-# MPI
-
-MPI_CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
-             "hypercube": "Allgather", "gather": "Gather", "scatter": "Scatter", "all_to_all": "Alltoall",
-             "reduce_scatter": "Reduce_scatter_block", "scan": "Scan", "exscan": "Exscan", "barrier": "Barrier",
-             "sendrecv": "Sendrecv"}
+    if case.row.reduces and not reduces:
+        raise LeftOut(f"{name} has no reduction by {case.op} of {case.dtype}")
 
 
 def _mpi(comm: Communicator, device: Device) -> Peer:
     def peer(case: Case) -> Call:
-        _common("MPI", case, MPI_CALLS)
-        if case.row.reduces and (case.op == "avg" or DTYPES[case.dtype].mpi is None):
-            raise LeftOut(f"MPI itself has no reduction by {case.op} of {case.dtype}")
-        call = _mpi_call(comm, case)
-        return functools.partial(_through_host, device, case.dtype, call) if device.name == "cuda" else call
+        in_bytes = DTYPES[case.dtype].mpi is None  # what MPI has no name for, such as bfloat16
+        _require("MPI itself", case, MPI_CALLS, reduces=case.op != "avg" and not in_bytes)
+        options: dict[str, Any] = {"op": getattr(MPI, op_of(case.op).mpi)} if case.row.reduces else {}
+        if case.row.rooted:
+            options["root"] = case.root
+        call = functools.partial(getattr(comm.mpi, MPI_CALLS[case.test]), **options)
+        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+        def on_host(*arrays: Any) -> None:
+            given = [array.view("u1") if in_bytes and array is not None else array for array in arrays]
+            if len(arrays) == 2 and arrays[0] is arrays[1] and arrays[0] is not None:
+                given[0] = MPI.IN_PLACE
+            if case.test == "sendrecv":
+                comm.mpi.Sendrecv(given[0], right, recvbuf=given[1], source=left)
+            else:
+                call(*given)
+
+        def through_host(*arrays: Any) -> None:
+            """What an MPI that knows nothing of GPUs needs: copies to the host and back."""
+            held = {id(array): device.read(array, case.dtype).copy() for array in arrays if array is not None}
+            on_host(*(None if array is None else held[id(array)] for array in arrays))
+            if arrays and arrays[-1] is not None:
+                device.write(arrays[-1], held[id(arrays[-1])])
+
+        return through_host if device.name == "cuda" else on_host
 
     return peer
 
 
-def _mpi_call(comm: Communicator, case: Case) -> Call:
-    options: dict[str, Any] = {}
-    if case.row.reduces:
-        options["op"] = getattr(MPI, op_of(case.op).mpi)
-    if case.row.rooted:
-        options["root"] = case.root
-    call = functools.partial(getattr(comm.mpi, MPI_CALLS[case.test]), **options)
-    if case.test == "sendrecv":
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-        call = functools.partial(_mpi_sendrecv, comm.mpi, right, left)
-    in_bytes = DTYPES[case.dtype].mpi is None  # what MPI has no name for, such as bfloat16
-    return functools.partial(_mpi_arrays, call, in_bytes)
-
-
-def _mpi_sendrecv(mpi: Any, right: int, left: int, x: Any, out: Any) -> None:
-    mpi.Sendrecv(x, right, recvbuf=out, source=left)
-
-
-def _mpi_arrays(call: Call, in_bytes: bool, *arrays: Any) -> None:
-    given = [array.view("u1") if in_bytes and array is not None else array for array in arrays]
-    if len(arrays) == 2 and arrays[0] is arrays[1] and arrays[0] is not None:
-        given[0] = MPI.IN_PLACE
-    call(*given)
-
-
-def _through_host(device: Device, dtype: str, call: Call, *arrays: Any) -> None:
-    """What an MPI that knows nothing of GPUs needs: copies to the host and back."""
-    held = {id(array): device.read(array, dtype).copy() for array in arrays if array is not None}
-    call(*(None if array is None else held[id(array)] for array in arrays))
-    if arrays and arrays[-1] is not None:
-        device.write(arrays[-1], held[id(arrays[-1])])
-
-
-# NCCL
-
-NCCL_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "sendrecv")
-
-
-def _nccl(comm: Communicator, device: Device) -> Peer:
+def _nccl(comm: Communicator, device: Any) -> Peer:
     if device.name != "cuda":
         raise LeftOut("NCCL works on GPU memory: needs --device cuda")
     try:
@@ -105,52 +90,36 @@ def _nccl(comm: Communicator, device: Device) -> Peer:
         raise LeftOut(f"NCCL: {error}") from error
 
     def peer(case: Case) -> Call:
-        _common("NCCL", case, NCCL_TESTS)
         dtype, op = DTYPES[case.dtype].nccl, op_of(case.op).nccl
-        if dtype is None or (case.row.reduces and op is None):
-            raise LeftOut(f"NCCL has no reduction by {case.op} of {case.dtype}")
-        kind = getattr(nccl, "NCCL_" + dtype.removeprefix("nccl").upper(), None)
+        _require("NCCL", case, NCCL_TESTS, reduces=dtype is not None and op is not None)
+        kind = getattr(nccl, f"NCCL_{dtype.removeprefix('nccl').upper()}", None) if dtype else None
         if kind is None:
             raise LeftOut(f"CuPy's NCCL has no {case.dtype}")
-        reduction = getattr(nccl, "NCCL_" + (op or "ncclSum").removeprefix("nccl").upper())
-        return functools.partial(_nccl_call, library, comm, device, case, kind, reduction)
+        reduction = getattr(nccl, f"NCCL_{(op or 'ncclSum').removeprefix('nccl').upper()}")
+
+        def call(x: Any, out: Any = None) -> None:
+            source, target = (0 if array is None else array.data.ptr for array in (x, out))
+            stream, count = device.stream.ptr, x.size
+            match case.test:
+                case "all_reduce":
+                    library.allReduce(source, target, count, kind, reduction, stream)
+                case "reduce":
+                    library.reduce(source, target or source, count, kind, reduction, case.root, stream)
+                case "broadcast":
+                    library.broadcast(source, source, count, kind, case.root, stream)
+                case "reduce_scatter":
+                    library.reduceScatter(source, target, out.size, kind, reduction, stream)
+                case "sendrecv":
+                    nccl.groupStart()
+                    library.send(source, count, kind, (comm.rank + 1) % comm.size, stream)
+                    library.recv(target, count, kind, (comm.rank - 1) % comm.size, stream)
+                    nccl.groupEnd()
+                case _:
+                    library.allGather(source, target, count, kind, stream)
+
+        return call
 
     return peer
-
-
-def _nccl_call(library: Any, comm: Communicator, device: Any, case: Case, kind: int, op: int, *arrays: Any) -> None:
-    x, out = (arrays * 2)[:2] if len(arrays) == 1 else arrays
-    source, target = (0 if array is None else array.data.ptr for array in (x, out))
-    stream, count = device.stream.ptr, x.size
-    match case.test:
-        case "all_reduce":
-            library.allReduce(source, target, count, kind, op, stream)
-        case "reduce":
-            library.reduce(source, target or source, count, kind, op, case.root, stream)
-        case "broadcast":
-            library.broadcast(source, target, count, kind, case.root, stream)
-        case "reduce_scatter":
-            library.reduceScatter(source, target, out.size, kind, op, stream)
-        case "sendrecv":
-            _nccl_sendrecv(library, comm, source, target, count, kind, stream)
-        case _:
-            library.allGather(source, target, count, kind, stream)
-
-
-def _nccl_sendrecv(library: Any, comm: Communicator, source: int, target: int, count: int, kind: int,
-                   stream: int) -> None:
-    from cupy.cuda import nccl
-
-    nccl.groupStart()
-    library.send(source, count, kind, (comm.rank + 1) % comm.size, stream)
-    library.recv(target, count, kind, (comm.rank - 1) % comm.size, stream)
-    nccl.groupEnd()
-
-
-# Gloo
-
-GLOO_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "barrier")
-GLOO_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
 
 
 def _gloo(comm: Communicator, device: Device) -> Peer:
@@ -162,54 +131,41 @@ def _gloo(comm: Communicator, device: Device) -> Peer:
     except ImportError as error:
         raise LeftOut("PyTorch is not installed: pip install torch") from error
     if not dist.is_initialized():
-        where = comm.mpi.bcast(_free_address(comm) if comm.rank == 0 else None)
+        host = "127.0.0.1" if comm.nodes == 1 else socket.gethostname()
+        with socket.socket() as probe:  # an address of rank 0's host where nobody listens yet
+            probe.bind((host, 0))
+            where = comm.mpi.bcast(f"{host}:{probe.getsockname()[1]}")
         dist.init_process_group("gloo", init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)
 
     def peer(case: Case) -> Call:
-        _common("Gloo", case, GLOO_TESTS)
-        if case.row.reduces and case.op not in GLOO_OPS:
-            raise LeftOut(f"Gloo has no op {case.op}")
+        _require("Gloo", case, GLOO_TESTS, reduces=case.op in GLOO_OPS)
         if case.dtype in EXTENDED or (case.dtype.startswith("uint") and case.dtype != "uint8"):
             raise LeftOut(f"PyTorch reads no NumPy arrays of {case.dtype}, or Gloo does not reduce them")
         op = getattr(dist.ReduceOp, GLOO_OPS.get(case.op, "SUM"))
-        return functools.partial(_gloo_call, torch, dist, case, op)
+
+        def call(*arrays: Any) -> None:
+            """PyTorch reduces in place: where the result goes elsewhere, a program copies its input there first."""
+            if case.test == "barrier":
+                dist.barrier()
+                return
+            x, out = arrays[0], arrays[-1] if arrays[-1] is not None else arrays[0].copy()
+            if case.test in ("all_gather", "hypercube"):
+                gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
+                gather(torch.from_numpy(out).view(-1), torch.from_numpy(x))
+                return
+            if out is not x:
+                out[...] = x
+            tensor = torch.from_numpy(out)
+            if case.test == "broadcast":
+                dist.broadcast(tensor, case.root)
+            elif case.test == "reduce":
+                dist.reduce(tensor, case.root, op)
+            else:
+                dist.all_reduce(tensor, op)
+
+        return call
 
     return peer
-
-
-def _free_address(comm: Communicator) -> str:
-    """Return an address of this host where nobody listens yet."""
-    host = "127.0.0.1" if comm.nodes == 1 else socket.gethostname()
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return f"{host}:{probe.getsockname()[1]}"
-
-
-def _gloo_call(torch: Any, dist: Any, case: Case, op: Any, *arrays: Any) -> None:
-    """PyTorch reduces in place: where the result goes elsewhere, a program copies its input there first."""
-    if case.test == "barrier":
-        dist.barrier()
-        return
-    x, out = arrays[0], arrays[-1] if arrays[-1] is not None else arrays[0].copy()
-    if case.test in ("all_gather", "hypercube"):
-        gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
-        gather(torch.from_numpy(out).view(-1), torch.from_numpy(x))
-        return
-    if out is not x:
-        out[...] = x
-    tensor = torch.from_numpy(out)
-    if case.test == "broadcast":
-        dist.broadcast(tensor, case.root)
-    elif case.test == "reduce":
-        dist.reduce(tensor, case.root, op)
-    else:
-        dist.all_reduce(tensor, op)
-
-
-# cupyx.distributed
-
-CUPYX_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "all_to_all",
-               "barrier")
 
 
 def _cupyx(comm: Communicator, device: Device) -> Peer:
@@ -223,30 +179,29 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
         raise LeftOut(f"cupyx.distributed: {error}") from error
 
     def peer(case: Case) -> Call:
-        _common("cupyx.distributed", case, CUPYX_TESTS)
-        if case.dtype in EXTENDED or (case.row.reduces and case.op not in ("sum", "prod", "min", "max")):
-            raise LeftOut(f"cupyx.distributed has no reduction by {case.op} of {case.dtype}")
-        return functools.partial(_cupyx_call, library, case)
+        _require("cupyx.distributed", case, CUPYX_TESTS,
+                 reduces=case.dtype not in EXTENDED and case.op in ("sum", "prod", "min", "max"))
+        if case.dtype in EXTENDED:
+            raise LeftOut(f"cupyx.distributed has no {case.dtype}")
+
+        def call(*arrays: Any) -> None:
+            match case.test:
+                case "broadcast":
+                    library.broadcast(*arrays, root=case.root)
+                case "all_gather" | "hypercube":
+                    library.all_gather(*arrays, arrays[0].size)
+                case "reduce":
+                    library.reduce(arrays[0], arrays[1] if arrays[1] is not None else arrays[0], case.root, case.op)
+                case "reduce_scatter":
+                    library.reduce_scatter(*arrays, arrays[1].size, case.op)
+                case "all_reduce":
+                    library.all_reduce(*arrays, case.op)
+                case _:  # barrier, all_to_all
+                    getattr(library, case.test)(*arrays)
+
+        return call
 
     return peer
-
-
-def _cupyx_call(library: Any, case: Case, *arrays: Any) -> None:
-    match case.test:
-        case "barrier":
-            library.barrier()
-        case "broadcast":
-            library.broadcast(*arrays, root=case.root)
-        case "all_gather" | "hypercube":
-            library.all_gather(*arrays, arrays[0].size)
-        case "reduce":
-            library.reduce(arrays[0], arrays[1] if arrays[1] is not None else arrays[0], case.root, case.op)
-        case "reduce_scatter":
-            library.reduce_scatter(*arrays, arrays[1].size, case.op)
-        case "all_reduce":
-            library.all_reduce(*arrays, case.op)
-        case _:
-            library.all_to_all(*arrays)
 
 
 PEERS: dict[str, Callable[[Communicator, Device], Peer]] = {

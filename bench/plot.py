@@ -1,171 +1,124 @@
-"""`--plot F.svg` and `--plot F.png`: the pictures of one run in one file.
-
-They are those of the page (`gpucoll.bench.page`). SVG needs nothing; PNG is drawn by matplotlib, of the extra
-`plot`, which is imported here and nowhere else.
-"""
+"""`--plot F.svg` and `--plot F.png`: one run's lines over size, and its map of pairs, by matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import singledispatch
-from pathlib import Path as File
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from gpucoll.analysis.document import LIGHT, LINES
+from gpucoll.analysis.sizes import byte_text
 from gpucoll.errors import ArgumentError, UsageError, nearest
 
-from .page.canvas import LIGHT, Area, Group, Mark, Path, Picture, Words, alone, fixed, flat, outline
-from .page.charts import BANDWIDTH, LATENCY, lines
-from .page.curves import PLACEMENTS, Record, names, pairs, panels
-from .page.heatmap import pair_map
+from .curves import Panel, Record, bound_time, figure, numbers, pairs, panels
 
-DPI = 120  # of a PNG; a picture's pixel is 1/96 inch, as in a browser
-INCH = 96
-GAP = 16.0
-HEADING = 34.0
+ENDINGS = (".svg", ".png")
+MARKERS = "osD^v*PXh"
+PEER, BOUND, BAD = "#6a737c", "#3c4650", "#c02f1d"
+# The same record makes the same file: no date, no random names; a name is text, never a formula.
+SETTINGS: dict[Any, Any] = {
+    "svg.fonttype": "none", "svg.hashsalt": "gpucoll", "text.parse_math": False, "font.size": 9,
+    "axes.spines.top": False, "axes.spines.right": False, "grid.color": LIGHT["grid"]}
+
+
+def check(path: str) -> None:
+    """Raise ArgumentError or UsageError where such a file could not be made, before anything is measured."""
+    ending = Path(path).suffix.lower()
+    if ending not in ENDINGS:
+        raise ArgumentError(f"--plot: {path} does not end in a kind of picture{nearest(ending, ENDINGS)}",
+                            code="GC-PLOT")
+    try:
+        import matplotlib.figure  # noqa: F401 (whether it is there)
+    except ImportError as error:
+        raise UsageError(f"--plot needs matplotlib ({error}): pip install gpucoll[plot]", code="GC-PLOT") from None
 
 
 def draw(record: Record, path: str) -> None:
     """Write the pictures of `record` to `path`, replacing what is there.
 
-    Raises ArgumentError for another ending than .svg and .png, for a record without data and where the file cannot be
-    written; UsageError where matplotlib is missing.
+    Raises as `check` does, and ArgumentError where nothing was measured or the file cannot be written.
     """
-    write = writer(path)
-    parts = list(_parts(record))
-    if not parts:
+    check(path)
+    import matplotlib.figure
+
+    found, maps = panels([[record]]), [*pairs(record).items()]
+    if not found and not maps:
         raise ArgumentError("--plot: nothing was measured, so there is nothing to draw", code="GC-PLOT")
-    try:
-        write(_together(parts), path)
-    except OSError as error:
-        raise ArgumentError(f"--plot: cannot write {path}: {error.strerror}", code="GC-FILE") from None
+    with matplotlib.rc_context(SETTINGS):
+        down = -(-len(maps) // 2)  # two maps side by side
+        heights = [*[4.2] * len(found), *[4.2 * down] * bool(maps)]
+        whole = matplotlib.figure.Figure(figsize=(12, sum(heights)), layout="constrained")
+        parts = whole.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for part, panel in zip(parts, found, strict=False):
+            _lines(part, panel, numbers(found))
+        if maps:
+            parts[-1].suptitle("sendrecv, every pair of ranks", x=0.01, horizontalalignment="left", fontweight="bold")
+            places = [*parts[-1].subplots(down, 2, squeeze=False).flat]
+            for axes, (nbytes, links) in zip(places, maps, strict=False):
+                _pairs(axes, nbytes, links)
+            for axes in places[len(maps):]:
+                axes.set_axis_off()
+        metadata = {"Date": None, "Creator": None} if path.lower().endswith(".svg") else {"Software": None}
+        try:
+            whole.savefig(path, dpi=120, metadata=metadata)
+        except OSError as error:
+            raise ArgumentError(f"--plot: cannot write {path}: {error.strerror}", code="GC-FILE") from None
 
 
-def writer(path: str) -> Callable[[Picture, str], None]:
-    """Return what writes such a file, so that a run knows before it measures; raise as `draw` does."""
-    ending = File(path).suffix.lower()
-    if ending not in WRITERS:
-        raise ArgumentError(f"--plot: {path} does not end in a kind of picture{nearest(ending, WRITERS)}",
-                            code="GC-PLOT")
-    if ending == ".png":
-        _matplotlib()
-    return WRITERS[ending]
+def _lines(part: Any, panel: Panel, styles: Mapping[str, int]) -> None:
+    """Draw bandwidth beside time over size, both logarithmic; what the machine allows is dashed, peers are grey."""
+    from matplotlib.ticker import EngFormatter
+
+    bandwidth, duration = part.subplots(1, 2)
+    part.suptitle(panel.title, x=0.01, horizontalalignment="left", fontweight="bold")
+    placement = (*panel.placements, "")[0]
+    for (_, name), rows in panel.lines.items():
+        shown = [(row.size, row.sides[placement]) for row in rows if placement in row.sides and row.size]
+        number, peer = styles[name], rows[0].peer
+        style = {"color": PEER if peer else LINES[number % len(LINES)], "label": name, "gid": f"line {name}",
+                 "marker": MARKERS[(number + number // len(LINES)) % len(MARKERS)], "markersize": 4,
+                 "markerfacecolor": "white" if peer else None}
+        for axes, values in ((bandwidth, [side.busbw for _, side in shown]),
+                             (duration, [side.time / 1e6 for _, side in shown])):
+            points = [(size, value) for (size, _), value in zip(shown, values, strict=True) if value > 0]
+            axes.plot([size for size, _ in points], [value for _, value in points], **style)
+    bounds = {row.size: (row.bound, (bound_time(row) or 0) / 1e6) for row in panel.rows if row.bound and row.size}
+    sizes = sorted({row.size for row in panel.rows if row.size})
+    thinned = sizes[::-(-len(sizes) // 7)] if sizes else []
+    for place, (axes, title) in enumerate(((bandwidth, "bus bandwidth (GB/s)"), (duration, "time per operation"))):
+        axes.set(xscale="log", yscale="log")
+        limits = axes.get_ylim()
+        axes.plot(sorted(bounds), [bounds[size][place] for size in sorted(bounds)], "--", color=BOUND, linewidth=1,
+                  label="copy bound" if bounds else None, gid="line copy bound")
+        axes.set_ylim(limits[0], max([limits[1], *(1.3 * row[place] for row in bounds.values()
+                                                   if row[place] < 3 * limits[1])]))
+        axes.set_title(title, loc="left", fontsize="medium")
+        axes.set_xticks(thinned, [byte_text(size) for size in thinned])
+        axes.xaxis.minorticks_off()
+        axes.yaxis.set_major_formatter("{x:g}" if place == 0 else EngFormatter("s"))
+        axes.grid(axis="y")
+    part.legend(*bandwidth.get_legend_handles_labels(), loc="outside right upper", frameon=False)
 
 
-def _matplotlib() -> Any:
-    """Return matplotlib, without a window and without its global state; raise UsageError where it is missing."""
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        raise UsageError(f"--plot F.png needs matplotlib ({error}): pip install gpucoll[plot]; F.svg needs nothing",
-                         code="GC-PLOT") from None
-    return matplotlib
-
-
-def _parts(record: Record) -> Iterator[list[Picture]]:
-    """Return the rows of the whole: bandwidth beside time for what was measured, then every pair of ranks."""
-    found = panels([record])
-    for panel in found:
-        placement = (*panel.placements, PLACEMENTS[0])[0]
-        yield [lines(panel, quantity, names(found), placement=placement) for quantity in (BANDWIDTH, LATENCY)]
-    maps = [pair_map(size, row) for size, row in pairs(record).items()]
-    yield from (maps[first:first + 2] for first in range(0, len(maps), 2))
-
-
-def _together(rows: Sequence[Sequence[Picture]]) -> Picture:
-    """Return one picture of rows of pictures, each below its heading."""
-    width = max(GAP + sum(picture.width + GAP for picture in row) for row in rows)
-    tops = list(itertools.accumulate((HEADING + max(picture.height for picture in row) for row in rows), initial=8.0))
-    shapes = [shape for top, row in zip(tops, rows, strict=False) for shape in _row(row, top)]
-    title = "; ".join(dict.fromkeys(_heading(row[0]) for row in rows))
-    return Picture(width, tops[-1] + 8, title, "size against bus bandwidth and against time", shapes)
-
-
-def _heading(picture: Picture) -> str:
-    return picture.title.partition(":")[0]
-
-
-def _row(row: Sequence[Picture], top: float) -> Iterator[Any]:
-    yield Words(GAP + 10, top + 22, _heading(row[0]), "ink", 15, bold=True)
-    left = GAP
-    for picture in row:
-        yield from (moved(shape, left, top + HEADING) for shape in picture.shapes)
-        left += picture.width + GAP
-
-
-@singledispatch
-def moved(shape: Any, dx: float, dy: float) -> Any:
-    """Return the shape elsewhere; those of one place by their x and y, the others point by point."""
-    return shape._replace(x=shape.x + dx, y=shape.y + dy)
-
-
-@moved.register(Path)
-@moved.register(Area)
-def _(shape: Path | Area, dx: float, dy: float) -> Any:
-    return shape._replace(points=[(x + dx, y + dy) for x, y in shape.points])
-
-
-@moved.register
-def _(shape: Group, dx: float, dy: float) -> Any:
-    return shape._replace(shapes=[moved(one, dx, dy) for one in shape.shapes])
-
-
-def _write_svg(picture: Picture, path: str) -> None:
-    File(path).write_text(alone(picture, fixed(LIGHT)), encoding="utf-8")
-
-
-def _write_png(picture: Picture, path: str) -> None:
-    """Draw the same shapes on a canvas of the same size; the file says nothing of when and by what it was made."""
-    figure = _matplotlib().figure.Figure(figsize=(picture.width / INCH, picture.height / INCH), dpi=DPI)
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, picture.width), ylim=(picture.height, 0))
-    axes.set_axis_off()
-    figure.set_facecolor(LIGHT["paper"])
-    for order, shape in enumerate(flat(picture.shapes)):
-        artist(shape, axes, order)
-    figure.savefig(path, format="png", metadata={"Software": None})
-
-
-WRITERS: dict[str, Callable[[Picture, str], None]] = {".svg": _write_svg, ".png": _write_png}
-
-
-def _points(pixels: float) -> float:
-    """Return pixels of 1/96 inch in points of 1/72."""
-    return pixels * 72 / INCH
-
-
-@singledispatch
-def artist(shape: Any, axes: Any, order: int) -> None:
-    """Draw one shape with matplotlib, above those of a lower order."""
-    raise TypeError(f"{type(shape).__name__} is no shape")
-
-
-@artist.register
-def _(shape: Path, axes: Any, order: int) -> None:
-    width = _points(shape.width)
-    dash = (0, [length / shape.width for length in shape.dash]) if shape.dash else "-"
-    axes.plot(*_columns(shape.points), color=fixed(LIGHT)(shape.role), linewidth=width, linestyle=dash, zorder=order,
-              solid_joinstyle="round")
-
-
-def _columns(places: Iterable[tuple[float, float]]) -> Iterable[Sequence[float]]:
-    return zip(*places, strict=True)
-
-
-@artist.register
-def _(shape: Area, axes: Any, order: int) -> None:
-    axes.fill(*_columns(shape.points), color=fixed(LIGHT)(shape.role), alpha=shape.opacity, linewidth=0, zorder=order)
-
-
-@artist.register
-def _(shape: Mark, axes: Any, order: int) -> None:
-    colour = LIGHT[shape.role]
-    axes.fill(*_columns(outline(shape)), facecolor=LIGHT["paper"] if shape.hollow else colour, edgecolor=colour,
-              linewidth=_points(1.5), zorder=order)
-
-
-@artist.register
-def _(shape: Words, axes: Any, order: int) -> None:
-    anchor = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
-    axes.text(shape.x, shape.y, shape.text, fontsize=_points(shape.size), color=fixed(LIGHT)(shape.role), ha=anchor,
-              va="baseline", fontweight="bold" if shape.bold else "normal", parse_math=False, zorder=order)
+def _pairs(axes: Any, nbytes: int, links: list[dict[str, Any]]) -> None:
+    """Draw a square for every pair of ranks: who sends down, who receives across; slow links are framed."""
+    axes.set_title(byte_text(nbytes), loc="left", fontsize="medium")
+    ranks = range(1 + max(max(link["source"], link["target"]) for link in links))
+    known = {(link["source"], link["target"]): link for link in links}
+    grid = [[known[source, target]["bandwidth"] if (source, target) in known else float("nan") for target in ranks]
+            for source in ranks]
+    most = max(link["bandwidth"] for link in links) or 1.0
+    squares = axes.pcolormesh(grid, cmap="viridis", vmin=0, edgecolors="white", linewidth=1)
+    for (source, target), link in known.items():
+        if len(ranks) <= 16:
+            colour = "white" if link["bandwidth"] < 0.55 * most else "black"
+            axes.text(target + .5, source + .5, figure(link["bandwidth"]), ha="center", va="center", color=colour)
+        if link.get("slow"):
+            axes.add_patch(type(axes.patch)((target, source), 1, 1, fill=False, edgecolor=BAD, linewidth=2.5,
+                                            gid=f"slow {source} to {target}"))
+    every = -(-len(ranks) // 16)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([rank + .5 for rank in ranks[::every]], [str(rank) for rank in ranks[::every]])
+    axes.set(xlabel="to rank", ylabel="from rank", aspect="equal")
+    axes.invert_yaxis()
+    axes.figure.colorbar(squares, label="GB/s", ax=axes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,57 +26,45 @@ def block(path: Path) -> str:
     """Return the section, from the first marker to the last."""
     records = read(str(path))
     machine, version = records[0]["gpucoll"]["machine"], records[0]["gpucoll"]["version"]
-    results = [result for record in records for result in record["results"]]
+    wrong = sum(int(record["out_of_bounds"]["count"]) for record in records)
     lines = [
         BEGIN,
         f"Measured by `scripts/bench` on {path.stem[-10:]}: gpucoll {version}, {machine['cpu']}, {machine['cores']} "
-        f"cores, {machine['mpi']}, NumPy {machine['numpy']}; all results checked, none wrong. Each figure is the "
+        f"cores, {machine['mpi']}, NumPy {machine['numpy']}; all results checked, "
+        f"{f'{wrong} elements' if wrong else 'none'} wrong. Each figure is the "
         "geometric mean of MPI's time (its own blocking call by mpi4py, measured in turn in the same run) over "
         "gpucoll's, so that above 1 is faster than MPI; `share` is the busbw of the largest size over the bound that "
         "the machine's copy bandwidth sets.",
         "",
         f"| collective | ranks | memory | algorithm | up to {SMALL >> 10} KiB | from {LARGE >> 20} MiB "
         "| best busbw (GB/s) | share |",
-        "|---|---|---|---|---|---|---|---|",
-        *_rows(results), *_remarks(records), END, ""]
-    wrong = sum(int(record["out_of_bounds"]["count"]) for record in records)
-    return "\n".join(lines).replace("none wrong", "none wrong" if not wrong else f"{wrong} elements wrong")
-
-
-def _rows(results: Sequence[Result]) -> Iterator[str]:
-    for key in dict.fromkeys(map(_key, results)):
-        mine = [one for one in results if _key(one) == key and one["size"]]
-        best = max(mine, key=lambda one: one["out_of_place"]["bus_bw"])
-        small, large = (_mean(one for one in mine if accepts(one["size"])) for accepts in (
+        "|---|---|---|---|---|---|---|---|"]
+    rows: dict[tuple[Any, ...], list[Result]] = {}
+    for record in records:
+        for one in record["results"]:
+            key = (one["collective"], one["ranks"], one.get("memory", "ordinary"), one["algorithm"])
+            rows.setdefault(key, []).append(one)
+    for key, results in rows.items():
+        best = max(one["out_of_place"]["bus_bw"] for one in results)
+        small, large = (_mean(one for one in results if accepts(one["size"])) for accepts in (
             lambda size: size <= SMALL, lambda size: size >= LARGE))
-        largest = max(mine, key=lambda one: one["size"])["share"]
+        largest = max(results, key=lambda one: int(one["size"]))["share"]
         share = "" if largest is None else f"{100 * largest:.0f} %"
-        yield f"| {' | '.join(key)} | {small} | {large} | {best['out_of_place']['bus_bw']:.2f} | {share} |"
-
-
-def _key(result: Result) -> tuple[str, str, str, str]:
-    return result["collective"], str(result["ranks"]), result.get("memory", "ordinary"), result["algorithm"]
+        lines.append(f"| {' | '.join(map(str, key))} | {small} | {large} | {best:.2f} | {share} |")
+    overlap = [one for record in records for one in record["gpucoll"]["overlap"]]
+    if overlap:
+        most = max(overlap, key=lambda one: float(one["overlap_pct"]))
+        lines += ["", f"Of {most['collective']} up to {most['overlap_pct']:.0f} % hide behind computing (`--overlap`; "
+                      f"{most['size']} bytes)."]
+    crowded = sorted({key[1] for key in rows if key[1] > machine["cores"]})
+    if crowded:
+        lines += ["", f"Runs on {' and '.join(map(str, crowded))} ranks share {machine['cores']} cores."]
+    return "\n".join([*lines, END, ""])
 
 
 def _mean(results: Iterable[Result]) -> str:
     ratios = [one["against"]["mpi"]["ratio"]["out_of_place"] for one in results if "mpi" in one["against"]]
     return f"{geometric_mean(ratios):.2f}" if ratios else ""
-
-
-def _remarks(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Return a sentence on overlap, and one on runs with more ranks than cores."""
-    overlap = [line for record in records for line in record["gpucoll"]["overlap"]]
-    if overlap:
-        best = max(overlap, key=lambda line: line["overlap_pct"])
-        yield ""
-        yield (f"Of {best['collective']} up to {best['overlap_pct']:.0f} % hide behind computing (`--overlap`; "
-               f"{best['size']} bytes).")
-    cores = records[0]["gpucoll"]["machine"]["cores"]
-    crowded = sorted({result["ranks"] for record in records for result in record["results"]
-                      if result["ranks"] > record["gpucoll"]["machine"]["cores"]})
-    if crowded:
-        yield ""
-        yield f"Runs on {' and '.join(map(str, crowded))} ranks share {cores} cores."
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The JSON that a run leaves: nccl-tests' schema, version 3, with more keys beside; and how it is written and read.
+"""The JSON that a run leaves: nccl-tests' schema, version 3, with more keys beside; how it is made, written and read.
 
 A record is one run. nccl-tests' keys, in its spelling (truths are the strings "true" and "false", `root` is padded):
 
@@ -42,15 +42,18 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from gpucoll.errors import ArgumentError
 
-VERSION = 3
 PLACEMENTS = ("out_of_place", "in_place")
 COLUMNS = ("collective", "algorithm", "peer", "ranks", "device", "size", "count", "type", "redop", "root", "placement",
            "time_us", "alg_bw", "bus_bw", "nwrong", "min_us", "p50_us", "p99_us", "max_us", "bound", "ratio")
+# Never the whole environment: it holds names of people and machines, paths and secrets.
+ALLOWED = ("GPUCOLL_", "NCCL_", "MPIR_CVAR_", "OMPI_MCA_", "UCX_", "FI_", "OMP_", "CUDA_VISIBLE_DEVICES",
+           "CUDA_DEVICE_MAX_CONNECTIONS")
+PRIVATE = ("PATH", "FILE", "DIR", "URI", "USER", "TOKEN", "SECRET", "PASSWORD", "KEY", "HOST", "ADDR", "COMM_ID")
 
 
 def reserve(path: str) -> IO[str]:
@@ -68,6 +71,20 @@ def reserve(path: str) -> IO[str]:
             raise ArgumentError(f"cannot write {attempt}: {error.strerror}", code="GC-FILE") from None
 
 
+def reserve_together(mpi: Any, paths: Mapping[str, str]) -> dict[str, IO[str]]:
+    """Return the files of `reserve` on rank 0, nothing elsewhere; ArgumentError, on every rank, where one cannot be."""
+    files, refusal = {}, None
+    if mpi.rank == 0:
+        try:
+            files = {what: reserve(path) for what, path in paths.items()}
+        except ArgumentError as error:
+            refusal = error
+    refusal = mpi.bcast(refusal)
+    if refusal is not None:
+        raise refusal
+    return files
+
+
 def write(file: IO[str], record: Mapping[str, Any]) -> None:
     """Write a record whole and close the file."""
     with file:
@@ -79,47 +96,31 @@ def read(path: str) -> list[dict[str, Any]]:
     """Return the records of a file, of nccl-tests' own as well; raise ArgumentError for anything else."""
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            content = json.load(file)
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror}", code="GC-FILE") from None
     except ValueError as error:
         raise ArgumentError(f"{path} is no JSON: {error}", code="GC-FILE") from None
-    records = found.get("runs", [found]) if isinstance(found, dict) else []
+    records = content.get("runs", [content]) if isinstance(content, dict) else []
     if not records or not all(isinstance(record, dict) and "results" in record for record in records):
         raise ArgumentError(f"{path} holds no results of a benchmark", code="GC-FILE")
-    return records
+    return list(records)
 
 
 def csv_text(record: Mapping[str, Any]) -> str:
     """Return a line of titles and a line for each result, placement and peer."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for result in record["results"]:
-        writer.writerows(_csv_rows(result))
+        for peer, sides in {"": result, **result["against"]}.items():
+            for placement in PLACEMENTS:
+                body = sides[placement]
+                writer.writerow({
+                    **result, **sides[f"{placement}_per_iter"], **body, "peer": peer, "placement": placement,
+                    "root": result["root"].strip(), "time_us": body.get("time", body.get("cpu_time")),
+                    "ratio": sides["ratio"][placement] if peer else None})
     return text.getvalue()
-
-
-def _csv_rows(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    same = {name: result[name] for name in ("collective", "algorithm", "ranks", "device", "size", "count", "type",
-                                            "redop", "bound")} | {"root": result["root"].strip()}
-    for peer, sides in {"": result, **result["against"]}.items():
-        for placement in PLACEMENTS:
-            ratio = sides["ratio"][placement] if peer else None
-            yield {**same, "peer": peer, "placement": placement, "ratio": ratio, **_figures(sides, placement)}
-
-
-def _figures(sides: Mapping[str, Any], placement: str) -> dict[str, Any]:
-    body, statistics = sides[placement], sides[f"{placement}_per_iter"]
-    return {"time_us": body.get("time", body.get("cpu_time")),
-            **{name: body[name] for name in ("alg_bw", "bus_bw", "nwrong")},
-            **{name: statistics[name] for name in ("min_us", "p50_us", "p99_us", "max_us")}}
-
-
-# Never the whole environment: it holds names of people and machines, paths and secrets.
-ALLOWED = ("GPUCOLL_", "NCCL_", "MPIR_CVAR_", "OMPI_MCA_", "UCX_", "FI_", "OMP_", "CUDA_VISIBLE_DEVICES",
-           "CUDA_DEVICE_MAX_CONNECTIONS")
-PRIVATE = ("PATH", "FILE", "DIR", "URI", "USER", "TOKEN", "SECRET", "PASSWORD", "KEY", "HOST", "ADDR", "COMM_ID")
 
 
 def environment(variables: Mapping[str, str]) -> list[str]:

@@ -7,7 +7,6 @@ second pass alone they are judged. Every way's result is checked first.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import re
@@ -16,11 +15,10 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import gpucoll
 from gpucoll import ArgumentError, BackendError, Communicator, UsageError
-from gpucoll.analysis.sizes import byte_size
 from gpucoll.arguments import Parser, refuse
 from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.sweep import Way, hopeful, ways
@@ -28,14 +26,13 @@ from gpucoll.calibration.tune import executors
 from gpucoll.collectives import collective as collective_row
 
 from . import records
+from .arguments import at_least, size
 from .cases import Case, sizes
 from .data import Data, Turn
-from .flags import at_least
 from .interrupt import watched
 from .summary import CONFIDENCE
 
 PROGRAM = "gpucoll bench regret"
-LEAST = 4  # bytes
 FIRST, SECOND = 0.1, 1.0  # seconds for each way at each size, in the first pass and in the second
 FEWEST, MOST = 2, 8  # times that the second pass is as long as the first
 BEST = 3  # that are measured again, besides the choice
@@ -54,29 +51,6 @@ class Timing(NamedTuple):
     low: float
     high: float
 
-    @property
-    def name(self) -> str:
-        """Who runs what."""
-        return f"{self.executor}:{self.algorithm}"
-
-
-class Row(NamedTuple):
-    """One size: the choice, and the best of all that were measured twice, which may be the choice itself."""
-
-    nbytes: int
-    chosen: Timing
-    best: Timing
-
-    @property
-    def regret(self) -> float:
-        """The share by which the choice takes longer than the best."""
-        return self.chosen.median / self.best.median - 1
-
-    @property
-    def beyond(self) -> float:
-        """The share by which the choice surely takes longer: from interval to interval, 0 where they meet."""
-        return max(0.0, self.chosen.low / self.best.high - 1)
-
 
 def timing(way: Way, seconds: Sequence[float]) -> Timing:
     """Return the median of a sample and its interval, from one order statistic to another: no shape is assumed.
@@ -93,73 +67,82 @@ def timing(way: Way, seconds: Sequence[float]) -> Timing:
     return Timing(*way, statistics.median(row), row[left], row[-1 - left])
 
 
-def judged(nbytes: int, chosen: Way, samples: Mapping[Way, Sequence[float]]) -> Row:
-    """Return the row of a size from the second pass."""
+def judged(nbytes: int, chosen: Way, samples: Mapping[Way, Sequence[float]]) -> dict[str, Any]:
+    """Return what is kept of a size: the choice, and the best of all that were measured twice, which may be the choice.
+
+    ``regret`` is the share by which the choice takes longer, ``beyond`` by which it surely does: from interval to
+    interval, 0 where they meet.
+    """
     timings = {way: timing(way, seconds) for way, seconds in samples.items()}
-    return Row(nbytes, timings[chosen], min(timings.values(), key=lambda one: one.median))
+    choice, best = timings[chosen], min(timings.values(), key=lambda one: one.median)
+    return {"bytes": nbytes, "chosen": choice._asdict(), "best": best._asdict(),
+            "regret": choice.median / best.median - 1, "beyond": max(0.0, choice.low / best.high - 1),
+            "second": [one._asdict() for one in timings.values()]}
 
 
-def verdict(rows: Sequence[Row]) -> dict[str, Any]:
+def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return mean and worst over all sizes, and whether that is within the goal.
 
-    >>> slow, quick = Timing("mpi", "ring", 1.5, 1.25, 2.0), Timing("mpi", "tree", 1.0, 0.5, 1.0)
-    >>> verdict([Row(8, slow, quick), Row(64, quick, quick)])
+    >>> verdict([{"regret": 0.5, "beyond": 0.25}, {"regret": 0.0, "beyond": 0.0}])
     {'mean': 0.25, 'worst': 0.5, 'beyond': 0.25, 'within': False}
     """
-    mean, beyond = statistics.fmean(row.regret for row in rows), max(row.beyond for row in rows)
-    return {"mean": mean, "worst": max(row.regret for row in rows), "beyond": beyond,
+    mean, beyond = statistics.fmean(row["regret"] for row in rows), max(row["beyond"] for row in rows)
+    return {"mean": mean, "worst": max(row["regret"] for row in rows), "beyond": beyond,
             "within": mean <= MEAN and beyond <= WORST}
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """Return the line of a size."""
+    sides = [text for one in (row["chosen"], row["best"]) for text in (
+        f"{one['executor']}:{one['algorithm']}", *(f"{1e6 * one[key]:.2f}" for key in ("median", "low", "high")))]
+    return LINE.format(row["bytes"], *sides, f"{100 * row['regret']:.1f}", f"{100 * row['beyond']:.1f}")
+
+
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    flags = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} [all_reduce] [-b 1K -e 64M -f 4]",
+                   description="Measure what auto chooses against all that it could have chosen; start it under "
+                               "mpiexec.")
+    flags.add_argument("collective", nargs="?", default="all_reduce", help="all_reduce, broadcast, ... (all_reduce)")
+    flags.add_argument("-b", "--minbytes", type=size, default="1K", help="first size, of the larger side (1K)")
+    flags.add_argument("-e", "--maxbytes", type=size, default="64M", help="last size (64M)")
+    flags.add_argument("-f", "--stepfactor", type=at_least(2), default=4, help="factor from size to size (4)")
+    flags.add_argument("-J", "--json", metavar="F.json", help="keep all that was measured; never overwrites")
+    return flags
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure; return 0, or 1 where data were wrong. A collective call; wrong arguments end every rank with 2."""
-    given = _parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     try:
         name = collective_row(given.collective).name
-        wanted = _sizes(byte_size(given.minbytes), byte_size(given.maxbytes), given.stepfactor)
+        if given.minbytes < 4:
+            raise ArgumentError(f"-b/--minbytes {given.minbytes} is less than a float32", code="GC-SIZE")
+        wanted = sizes(given.minbytes, given.maxbytes, step=1, factor=given.stepfactor)
         with gpucoll.init() as comm, executors(comm, "cpu") as comms:
-            return _run(Regret(comm, comms, name, given.json), wanted)
+            regret = Regret(comm, comms, name, given.json)
+            with watched(comm.rank, functools.partial(regret.finish, interrupted=True)):
+                regret.measure(wanted if name != "barrier" else (0,))
+                return regret.finish()
     except (ArgumentError, UsageError, BackendError) as error:
         refuse(PROGRAM, str(error))  # alike on every rank
-
-
-def _parser() -> Parser:
-    found = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} [all_reduce] [-b 1K -e 64M -f 4]",
-                   description="Measure what auto chooses against all that it could have chosen; start it under "
-                               "mpiexec.")
-    found.add_argument("collective", nargs="?", default="all_reduce", help="all_reduce, broadcast, ... (all_reduce)")
-    found.add_argument("-b", "--minbytes", default="1K", help="first size, of the larger of input and output (1K)")
-    found.add_argument("-e", "--maxbytes", default="64M", help="last size (64M)")
-    found.add_argument("-f", "--stepfactor", type=at_least(2), default=4, help="factor from size to size (4)")
-    found.add_argument("-J", "--json", metavar="F.json", help="keep all that was measured; never overwrites")
-    return found
-
-
-def _sizes(first: int, last: int, factor: int) -> Sequence[int]:
-    if first < LEAST:
-        raise ArgumentError(f"-b/--minbytes {first} is less than a float32", code="GC-SIZE")
-    return sizes(first, last, step=1, factor=factor)
-
-
-def _run(regret: Regret, wanted: Sequence[int]) -> int:
-    with watched(regret.comm.rank, functools.partial(regret.finish, interrupted=True)):
-        regret.measure(wanted if regret.case.test != "barrier" else (0,))
-        return regret.finish()
 
 
 class Regret:
     """What is measured so far; `comms` has a communicator for each executor, `comm` chooses."""
 
     def __init__(self, comm: Communicator, comms: dict[str, Communicator], test: str, path: str | None = None) -> None:
-        _check_ranks(comm)
+        if comm.size == 1:
+            raise ArgumentError("one rank has nothing to choose; start it under mpiexec -n 8", code="GC-RANKS")
+        if comm.options.emulated:
+            raise UsageError("GPUCOLL_DEVICE=emulated is there for tests, not for speed; unset it", code="GC-DEVICE")
         self.comm, self.case = comm, Case(test, "float32", "sum", 0, comm.size)
-        self.rows: list[Row] = []
-        self.sizes: list[dict[str, Any]] = []  # of the record
+        self.sizes: list[dict[str, Any]] = []
         self.wrong = Counter[str]()
         self.basis = comm.explain(test, 0)["basis"]
         self._comms, self._left, self._slow = comms, ways(comms, test), dict[Way, int]()
         self._meter = Meter(comm)
-        self._file = _reserved(comm, path)
+        self._files = records.reserve_together(comm.mpi, {"json": path} if path else {})
 
     def measure(self, wanted: Iterable[int]) -> None:
         """Measure every size, rank 0 prints a line for each. A collective call."""
@@ -168,128 +151,75 @@ class Regret:
                   *(f"#{LINE.format(*titles)[1:]}" for titles in TITLES))
         for nbytes in wanted:
             self._measure_size(Data(self.case, self.comm.rank, self.case.count(nbytes)))
-            self._say(_line(self.rows[-1]))
+            self._say(line(self.sizes[-1]))
 
     def _measure_size(self, data: Data) -> None:
-        nbytes = self.case.nbytes(data.count)
-        choice = self._call(self.comm, data, "auto")
-        self.wrong.update(self._wrong(data, "auto", choice))
-        chosen = self._chosen(nbytes)
-        calls = {chosen: choice, **self._others(data, chosen)}
-        first = {way: statistics.median(row) for way, row in self._samples(calls, FIRST).items()}
+        nbytes, test = self.case.nbytes(data.count), self.case.test
+        choice = self._checked(self.comm, "auto", "auto", data)
+        # What has been called of that size is what auto has chosen.
+        candidates = self.comm.explain(test, nbytes).candidates
+        chosen: Way = self.comm.mpi.bcast(next(
+            ((row["executor"], row["algorithm"]) for row in candidates if row["calls"]), None))
+        calls = {chosen: choice}
+        for executor, algorithm in self._left:
+            if (executor, algorithm) != chosen:
+                try:
+                    calls[executor, algorithm] = self._checked(
+                        self._comms[executor], algorithm, f"{executor}:{algorithm}", data)
+                except ArgumentError:  # alike on every rank, before data move
+                    continue
+        first = {way: statistics.median(row) for way, row in self._samples(calls).items()}
         self._left = hopeful(first, self._slow, nbytes // self.comm.size)
-        again = {way: calls[way] for way in {chosen: 0.0, **dict.fromkeys(sorted(first, key=first.__getitem__)[:BEST])}}
-        samples = self._longer(again)
-        self.rows.append(judged(nbytes, chosen, samples))
-        self.sizes.append(_recorded(self.rows[-1], first, samples))
+        again = {way: calls[way] for way in dict.fromkeys([chosen, *sorted(first, key=first.__getitem__)[:BEST]])}
+        samples: dict[Way, list[float]] = {way: [] for way in again}
+        started, parts, spent = time.monotonic(), 0, 0.0
+        while parts < FEWEST or (parts < MOST and spent < SECOND * len(again)):
+            for way, seconds in self._samples(again).items():
+                samples[way] += seconds
+            parts, spent = parts + 1, self.comm.mpi.bcast(time.monotonic() - started)
+        self.sizes.append({**judged(nbytes, chosen, samples), "first": [
+            {"executor": executor, "algorithm": algorithm, "median": seconds}
+            for (executor, algorithm), seconds in sorted(first.items(), key=lambda item: item[1])]})
 
-    def _call(self, comm: Communicator, data: Data, algorithm: str) -> Callable[[], Any]:
-        return functools.partial(getattr(comm, self.case.test), *data.arguments(Turn(0)), algorithm=algorithm)
-
-    def _chosen(self, nbytes: int) -> Way:
-        """Return what the call of auto has been: what has been called of that size."""
-        rows = self.comm.explain(self.case.test, nbytes).candidates
-        found: Way = self.comm.mpi.bcast(next(((row["executor"], row["algorithm"]) for row in rows if row["calls"]),
-                                              None))
-        return found
-
-    def _others(self, data: Data, chosen: Way) -> dict[Way, Callable[[], Any]]:
-        """Return the calls of all other ways that are left and not refused, each checked."""
-        calls = {}
-        for way in self._left:
-            call = self._call(self._comms[way[0]], data, way[1])
-            with contextlib.suppress(ArgumentError):  # alike on every rank, before data move
-                if way != chosen:
-                    self.wrong.update(self._wrong(data, ":".join(way), call))
-                    calls[way] = call
-        return calls
-
-    def _wrong(self, data: Data, name: str, call: Callable[[], Any]) -> dict[str, int]:
-        """Return how many elements of a call's result are wrong, on all ranks together; nothing where none are."""
+    def _checked(self, comm: Communicator, algorithm: str, name: str, data: Data) -> Callable[[], Any]:
+        """Return a call that has been made once; what it left wrong is counted, on all ranks together."""
+        call = functools.partial(getattr(comm, self.case.test), *data.arguments(Turn(0)), algorithm=algorithm)
         expected = data.expected(Turn(0))
         data.prepare(Turn(0), expected)
-        found = data.wrong(Turn(0), call(), expected)
-        total = self.comm.mpi.allreduce(found)
-        return {f"{name} at {self.case.nbytes(data.count)} bytes": total} if total else {}
+        wrong = self.comm.mpi.allreduce(data.wrong(Turn(0), call(), expected))
+        if wrong:
+            self.wrong[f"{name} at {self.case.nbytes(data.count)} bytes"] += wrong
+        return call
 
-    def _longer(self, calls: Mapping[Way, Callable[[], Any]]) -> dict[Way, list[float]]:
-        """Return the samples of the second pass."""
-        found: dict[Way, list[float]] = {way: [] for way in calls}
-        started, parts, spent = time.monotonic(), 0, 0.0
-        while parts < FEWEST or (parts < MOST and spent < SECOND * len(calls)):
-            for way, seconds in self._samples(calls, FIRST).items():
-                found[way] += seconds
-            parts, spent = parts + 1, self.comm.mpi.bcast(time.monotonic() - started)
-        return found
-
-    def _samples(self, calls: Mapping[Way, Callable[[], Any]], seconds: float) -> dict[Way, list[float]]:
-        return dict(zip(calls, self._meter.samples([*calls.values()], seconds * len(calls)), strict=True))
+    def _samples(self, calls: Mapping[Way, Callable[[], Any]]) -> dict[Way, list[float]]:
+        return dict(zip(calls, self._meter.samples([*calls.values()], FIRST * len(calls)), strict=True))
 
     def finish(self, interrupted: bool = False) -> int:
         """Print the last lines and write the file; return the exit code. It needs no other rank."""
-        file, self._file = self._file, None
-        found = verdict(self.rows) if self.rows else None
-        if file is not None:
-            records.write(file, self.record(found, interrupted))
-        self._say(*([] if found is None else [_verdict_line(found)]), f"# auto goes by {self.basis}",
+        judgement, lines = verdict(self.sizes) if self.sizes else None, []
+        if "json" in self._files:
+            records.write(self._files.pop("json"), self.record(judgement, interrupted))
+        if judgement:
+            mean, worst, beyond = (f"{100 * judgement[key]:.1f} %" for key in ("mean", "worst", "beyond"))
+            lines = [f"# regret: mean {mean}, worst {worst}, worst beyond the {CONFIDENCE:.0%} intervals {beyond}: "
+                     f"{'within' if judgement['within'] else 'MISSES'} the goal (mean {MEAN:.0%}, worst beyond "
+                     f"{WORST:.0%})"]
+        self._say(*lines, f"# auto goes by {self.basis}",
                   *(f"# wrong elements: {count} of {what}" for what, count in self.wrong.items()),
                   *["# interrupted"] * interrupted)
         return 1 if self.wrong else 0
 
-    def record(self, found: dict[str, Any] | None, interrupted: bool) -> dict[str, Any]:
+    def record(self, judgement: dict[str, Any] | None, interrupted: bool) -> dict[str, Any]:
         """Return what the file holds.
 
-        ``sizes`` has for each its ``bytes``, ``regret`` and ``beyond``; ``chosen``, ``best`` and in ``second`` all that
-        were measured twice, with ``median``, ``low`` and ``high`` seconds; in ``first`` the medians of all ways.
-        ``verdict`` has their ``mean``, ``worst`` and worst ``beyond``, and whether they are ``within`` the goal;
-        ``basis`` is the table that auto went by, without its folder.
+        ``sizes`` are as `judged` returns them, and in ``first`` the medians of all ways; ``verdict`` is that over all
+        sizes, ``basis`` the table that auto went by, without its folder.
         """
         return {"program": PROGRAM, "version": gpucoll.__version__, "collective": self.case.test,
                 "ranks": self.comm.size, "nodes": self.comm.nodes, "basis": re.sub("/.*/", "", self.basis),
-                "sizes": self.sizes, "verdict": found, "wrong": dict(self.wrong), "interrupted": interrupted}
+                "sizes": self.sizes, "verdict": judgement, "wrong": dict(self.wrong), "interrupted": interrupted}
 
     def _say(self, *lines: str) -> None:
         if self.comm.rank == 0:
             sys.stdout.write("".join(f"{line}\n" for line in lines))
             sys.stdout.flush()
-
-
-def _check_ranks(comm: Communicator) -> None:
-    if comm.size == 1:
-        raise ArgumentError("one rank has nothing to choose; start it under mpiexec -n 8", code="GC-RANKS")
-    if comm.options.emulated:
-        raise UsageError("GPUCOLL_DEVICE=emulated is there for tests, not for speed; unset it", code="GC-DEVICE")
-
-
-def _reserved(comm: Communicator, path: str | None) -> IO[str] | None:
-    """Open the file on rank 0; ArgumentError, on every rank, where that cannot be done."""
-    file, refusal = None, None
-    if comm.rank == 0 and path:
-        try:
-            file = records.reserve(path)
-        except ArgumentError as error:
-            refusal = error
-    refusal = comm.mpi.bcast(refusal)
-    if refusal is not None:
-        raise refusal
-    return file
-
-
-def _recorded(row: Row, first: Mapping[Way, float], samples: Mapping[Way, Sequence[float]]) -> dict[str, Any]:
-    """Return what the file has of a size: all ways, by the first pass, and what decided."""
-    return {"bytes": row.nbytes, "chosen": row.chosen._asdict(), "best": row.best._asdict(), "regret": row.regret,
-            "beyond": row.beyond, "first": [{"executor": way[0], "algorithm": way[1], "median": seconds}
-                                            for way, seconds in sorted(first.items(), key=lambda item: item[1])],
-            "second": [timing(way, seconds)._asdict() for way, seconds in samples.items()]}
-
-
-def _line(row: Row) -> str:
-    sides = [text for one in (row.chosen, row.best)
-             for text in (one.name, *(f"{1e6 * seconds:.2f}" for seconds in (one.median, one.low, one.high)))]
-    return LINE.format(row.nbytes, *sides, f"{100 * row.regret:.1f}", f"{100 * row.beyond:.1f}")
-
-
-def _verdict_line(found: Mapping[str, Any]) -> str:
-    return (f"# regret: mean {100 * found['mean']:.1f} %, worst {100 * found['worst']:.1f} %, worst beyond the "
-            f"{CONFIDENCE:.0%} intervals {100 * found['beyond']:.1f} %: {'within' if found['within'] else 'MISSES'} "
-            f"the goal (mean {MEAN:.0%}, worst beyond {WORST:.0%})")

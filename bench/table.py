@@ -1,4 +1,4 @@
-"""What is printed: nccl-tests' header, lines and footer, byte for byte; what it lacks begins with #.
+"""What is printed: nccl-tests' header, lines and footer, byte for byte; OSU's layout; what they lack begins with #.
 
 Data lines are gpucoll's; with several algorithms each ends with the algorithm's name. Peers, spread, skew, and shares
 of the bound stand in a table of their own after them.
@@ -7,13 +7,14 @@ of the bound stand in a table of their own after them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .arguments import Options
+from .cases import TESTS
+from .document import STAMP
 from .machine import Place
 from .records import PLACEMENTS
-from .summary import geometric_mean
 
 Result = Mapping[str, Any]  # of a record: see `records`
 LEFT = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}"
@@ -21,8 +22,9 @@ SIDE = "  {:>7}  {:>6}  {:>6}  {:>6}"
 SPREAD = "  {:>7}  {:>7}  {:>7}  {:>7}"
 BLOCKING = ("", "wait and barrier after each inner iteration (-m)", "wait after each inner iteration (-m), no barrier",
             "wait and barrier after each outer iteration (-n); time excludes barrier")
-STAMP = "%Y-%m-%d %H:%M:%S"
 DETAILS = "# {:>10}  {:<20}  {:>9}  {:>9}  {:>9}  {:>5}  {:>9}  {:>6}"
+PAIR = "{:>12}  {:>6}  {:>6}  {:>9}  {:>9}  {:>6}"
+OSU_FIRST, OSU_COLUMN, OSU_COUNT = "{:<10}", "{:>20}", "{:>12}"
 
 
 def number(value: float, width: int) -> str:
@@ -39,33 +41,27 @@ def number(value: float, width: int) -> str:
 
 def line(result: Result, *, spread: bool = False, stamp: str = "", name: str = "") -> str:
     """Return a line of data."""
-    text = "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}".format(*(result[key] for key in
-                                                         ("size", "count", "type", "redop", "root")))
+    text = "{size:>12}  {count:>12}  {type:>8}  {redop:>6}  {root:>6}".format_map(result)
     for placement in PLACEMENTS:
-        text += _side(result[placement]) + (_spread(result[f"{placement}_per_iter"]) if spread else "")
+        body = result[placement]
+        text += SIDE.format(number(body.get("time", body.get("cpu_time")), 7), number(body["alg_bw"], 6),
+                            number(body["bus_bw"], 6), "N/A" if body["nwrong"] is None else f"{body['nwrong']:g}")
+        if spread:
+            statistics = result[f"{placement}_per_iter"]
+            text += SPREAD.format(*(number(statistics[key], 7) for key in ("min_us", "max_us", "p99_us", "cv_pct")))
     return text + (f"{stamp:>21}" if stamp else "") + (f"  {name}" if name else "")
-
-
-def _side(body: Mapping[str, Any]) -> str:
-    wrong = "N/A" if body["nwrong"] is None else f"{body['nwrong']:g}"
-    return SIDE.format(number(body.get("time", body.get("cpu_time")), 7), number(body["alg_bw"], 6),
-                       number(body["bus_bw"], 6), wrong)
-
-
-def _spread(statistics: Mapping[str, Any]) -> str:
-    return SPREAD.format(*(number(statistics[key], 7) for key in ("min_us", "max_us", "p99_us", "cv_pct")))
 
 
 def header(options: Options, versions: Mapping[str, str], places: Sequence[Place]) -> list[str]:
     """Return the lines before the titles."""
-    flags, (first, last) = options.flags, options.bounds
+    flags = options.flags
     step = f"{flags.stepfactor}(factor)" if flags.stepfactor > 1 else f"{flags.stepbytes}(bytes)"
     return [
         "# " + "  ".join(f"{name} {version}" for name, version in versions.items()),
         f"# Collective test starting: {flags.test}",
-        f"# nThread 1 nGpus 1 minBytes {first} maxBytes {last} step: {step} warmup iters: {flags.warmup_iters} "
-        f"iters: {options.iterations or 20} agg iters: {flags.agg_iters} validation: {flags.check} "
-        f"graph: {options.launches} unalign: {flags.unalign}",
+        f"# nThread 1 nGpus 1 minBytes {flags.minbytes} maxBytes {flags.maxbytes} step: {step} "
+        f"warmup iters: {flags.warmup_iters} iters: {options.iterations or 20} agg iters: {flags.agg_iters} "
+        f"validation: {flags.check} graph: {options.launches} unalign: {flags.unalign}",
         *([f"# Blocking Enabled: {BLOCKING[flags.blocking]} "] if flags.blocking else []),
         "#",
         "# Using devices",
@@ -94,9 +90,17 @@ def titles(options: Options, several: bool) -> list[str]:
 
 
 def details(results: Sequence[Result]) -> list[str]:
-    """Return a table of what nccl-tests' lines do not say, and for each peer the geometric means."""
+    """Return a table of what nccl-tests' lines do not say."""
     peers = list(dict.fromkeys(peer for result in results for peer in result["against"]))
-    rows = [_detail(result, peers) for result in results]
+    rows = []
+    for result in results:
+        spread, bound, share = result["out_of_place_per_iter"], result["bound"], result["share"]
+        p50, p99, skew = (number(value, 9).strip() for value in (spread["p50_us"], spread["p99_us"], result["skew_us"]))
+        ratios = [result["against"].get(peer, {}).get("ratio") for peer in peers]
+        rows.append(DETAILS.format(result["size"], result["algorithm"], p50, p99, skew, result["late_rank"],
+                                   "-" if bound is None else number(bound, 9).strip(),
+                                   "-" if share is None else f"{100 * share:.1f}")
+                    + "".join(f"  {'-' if one is None else format(one['out_of_place'], '.3f'):>7}" for one in ratios))
     return ["#", "# Out-of-place: spread over repetitions (each as long as on its slowest rank), skew between ranks,",
             "# busbw over the bound that the copy bandwidth sets" + (", times of peers over ours" if peers else ""),
             DETAILS.format("size", "algorithm", "p50", "p99", "skew", "last", "bound", "share")
@@ -104,28 +108,7 @@ def details(results: Sequence[Result]) -> list[str]:
             DETAILS.format("(B)", "", "(us)", "(us)", "(us)", "rank", "(GB/s)", "(%)"), *rows]
 
 
-def _detail(result: Result, peers: Iterable[str]) -> str:
-    spread, bound, share = result["out_of_place_per_iter"], result["bound"], result["share"]
-    text = DETAILS.format(
-        result["size"], result["algorithm"], number(spread["p50_us"], 9).strip(), number(spread["p99_us"], 9).strip(),
-        number(result["skew_us"], 9).strip(), result["late_rank"], "-" if bound is None else number(bound, 9).strip(),
-        "-" if share is None else f"{100 * share:.1f}")
-    ratios = [result["against"].get(peer, {}).get("ratio") for peer in peers]
-    return text + "".join(f"  {'-' if ratio is None else format(ratio['out_of_place'], '.3f'):>7}" for ratio in ratios)
-
-
-def means(results: Iterable[Result]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return {peer: {collective: {algorithm: the geometric mean of its out-of-place ratios}}}."""
-    ratios: dict[str, dict[str, dict[str, list[float]]]] = {}
-    for result in results:
-        for peer, found in result["against"].items():
-            by_algorithm = ratios.setdefault(peer, {}).setdefault(result["collective"], {})
-            by_algorithm.setdefault(result["algorithm"], []).append(found["ratio"]["out_of_place"])
-    return {peer: {test: {name: geometric_mean(row) for name, row in rows.items()} for test, rows in tests.items()}
-            for peer, tests in ratios.items()}
-
-
-def comparison(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
+def comparison(means: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
     """Return, for each peer and test, how many times as fast as the peer each algorithm was on the whole.
 
     >>> comparison({"mpi": {"all_reduce": {"ring": 0.5, "tree": 2}}})
@@ -133,7 +116,7 @@ def comparison(found: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[s
     """
     return [f"# against {peer}  {test}  geometric mean  "
             + "  ".join(f"{name} {mean:.3f}" for name, mean in row.items())
-            for peer, tests in found.items() for test, row in tests.items()]
+            for peer, tests in means.items() for test, row in tests.items()]
 
 
 def average(results: Sequence[Result]) -> float:
@@ -150,14 +133,48 @@ def footer(options: Options, wrong: int, bandwidth: float) -> list[str]:
             f"# Collective test concluded: {options.flags.test}", "#"]
 
 
-# sendrecv --pairs
-
-PAIR = "{:>12}  {:>6}  {:>6}  {:>9}  {:>9}  {:>6}"
-PAIR_TITLES = (("#       size", "source", "target", "time", "bandwidth", "#wrong"),
-               ("#        (B)", "(rank)", "(rank)", "(us)", "(GB/s)", ""))
+def pair_titles() -> list[str]:
+    """Return the lines over those of sendrecv --pairs."""
+    return ["#", PAIR.format("#       size", "source", "target", "time", "bandwidth", "#wrong"),
+            PAIR.format("#        (B)", "(rank)", "(rank)", "(us)", "(GB/s)", "")]
 
 
 def pair_line(pair: Result) -> str:
     """Return a line of one directed pair of ranks."""
     return PAIR.format(pair["size"], pair["source"], pair["target"], number(pair["time_us"], 9).strip(),
                        f"{pair['bandwidth']:.4g}", "N/A" if pair["nwrong"] is None else pair["nwrong"])
+
+
+# The same columns, widths and units as the OSU micro-benchmarks'; several algorithms are named after the last column.
+
+
+def osu_titles(test: str, name: str, *, overlap: bool) -> list[str]:
+    """Return the lines over a test's latencies, or its overlap, by one algorithm."""
+    names = ("Overall(us)", "Compute(us)", "Pure Comm.(us)", "Overlap(%)") if overlap else (
+        "Avg Latency(us)", "Min Latency(us)", "Max Latency(us)")
+    columns = OSU_FIRST.format("# Size") + "".join(map(OSU_COLUMN.format, names))
+    return ["", f"# gpucoll {test} {'Overlap' if overlap else 'Latency'} Test ({name})",
+            *["# Overall = start, compute, wait; Pure Comm. = start, wait"] * overlap,
+            columns + ("" if overlap else OSU_COUNT.format("Iterations"))]
+
+
+def osu_latency(result: Result, name: str = "") -> str:
+    """Return a line of latencies: out of place, over ranks and repetitions the mean, and over ranks the extremes.
+
+    OSU's size is what one rank contributes: a block, where the others have blocks too.
+    """
+    rows = result["out_of_place_per_iter"]["per_process_max_times_us"]
+    means = [sum(row) / len(row) for row in rows]
+    size = result["size"] // (result["ranks"] if TESTS[result["collective"]].blocks else 1)
+    return _osu_line(size, (sum(means) / len(means), min(means), max(means)), OSU_COUNT.format(len(rows[0])), name)
+
+
+def osu_overlap(found: Result, name: str = "") -> str:
+    """Return a line of overlap."""
+    return _osu_line(found["size"], [found[key] for key in ("overall_us", "compute_us", "pure_us", "overlap_pct")], "",
+                     name)
+
+
+def _osu_line(size: int, values: Sequence[float], last: str, name: str) -> str:
+    columns = "".join(OSU_COLUMN.format(f"{value:.2f}") for value in values)
+    return OSU_FIRST.format(size) + columns + last + (f"  {name}" if name else "")

@@ -1,0 +1,166 @@
+"""What records say, sorted for pictures and tables: panels of rows that may be compared, and pairs of ranks.
+
+What a record lacks, such as nccl-tests' own files, is absent here too: None, never a guess.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from .records import PLACEMENTS
+
+Record: TypeAlias = Mapping[str, Any]
+TIMES = (("s", 1e6), ("ms", 1e3), ("µs", 1.0), ("ns", 1e-3))
+
+
+class Side(NamedTuple):
+    """One placement of a row: us, GB/s, wrong elements (None: not checked), and the us of each repetition."""
+
+    time: float
+    algbw: float
+    busbw: float
+    wrong: float | None
+    p99: float | None
+    times: tuple[float, ...]
+
+
+class Row(NamedTuple):
+    """One size of one algorithm, or of one peer, in the file of number `file`; `sides` by placement.
+
+    `bound` is GB/s of bus bandwidth; `ratios` are the peers' times over ours; `skew` is how many us longer the rank
+    `late` took than the quickest one.
+    """
+
+    file: int
+    name: str
+    peer: bool
+    size: int
+    elements: int
+    sides: dict[str, Side]
+    bound: float | None
+    ratios: dict[str, float]
+    skew: float | None
+    late: int | None
+
+
+class Panel(NamedTuple):
+    """Rows that may be compared: one collective, dtype, op and root on as many ranks of one kind of device."""
+
+    title: str
+    rows: list[Row]
+
+    @property
+    def placements(self) -> list[str]:
+        """The placements that were measured."""
+        return [placement for placement in PLACEMENTS if any(placement in row.sides for row in self.rows)]
+
+    @property
+    def lines(self) -> dict[tuple[int, str], list[Row]]:
+        """The rows of each file's algorithms and peers, by size; ours before the peers."""
+        lines: dict[tuple[int, str], list[Row]] = {}
+        for row in sorted(self.rows, key=lambda row: (row.file, row.peer)):
+            lines.setdefault((row.file, row.name), []).append(row)
+        return {key: sorted(rows, key=lambda row: row.size) for key, rows in lines.items()}
+
+
+def panels(files: Sequence[Sequence[Record]]) -> list[Panel]:
+    """Return a panel for all that has been measured, in the order in which it first occurs."""
+    rows: dict[str, list[Row]] = {}
+    for number, records in enumerate(files):
+        for record in records:
+            for result in record["results"]:
+                panel = rows.setdefault(title_of(record, result), [])
+                known = {(row.file, row.name, row.size) for row in panel}
+                panel += [row for row in _rows(number, result) if (row.file, row.name, row.size) not in known]
+    return [Panel(title, found) for title, found in rows.items()]
+
+
+def title_of(record: Record, result: Record) -> str:
+    """Return what was measured; nccl-tests itself names the collective by its program, and has a rank per device.
+
+    >>> title_of({"args": ["./build/all_reduce_perf"], "config": {"devices": [{}, {}]}},
+    ...          {"type": "float", "redop": "sum", "root": "    -1"})
+    'all_reduce · float · sum · 2 ranks · cuda'
+    """
+    program = str(next(iter(record.get("args", [])), "")).rpartition("/")[2].removesuffix("_perf")
+    ranks, root = int(result.get("ranks") or len(devices(record))), int(result["root"])
+    details = [str(result.get("collective") or program), result["type"], result["redop"].replace("none", ""),
+               f"root {root}" if root >= 0 else "", f"{ranks} ranks", str(result.get("device") or "cuda")]
+    return " · ".join(filter(None, details))
+
+
+def devices(record: Record) -> list[dict[str, Any]]:
+    """Return the row of each rank: who runs where."""
+    return (record.get("config") or {}).get("devices") or []
+
+
+def _rows(file: int, result: Record) -> list[Row]:
+    """Return the row of an algorithm, and one for each peer that was measured beside it."""
+    name = str(result.get("algorithm") or result.get("experiment_name") or "nccl-tests")
+    memory = ", symmetric" if result.get("memory") == "symmetric" else ""
+    against, size, count = result.get("against") or {}, int(result["size"]), int(result["count"])
+    ratios = {peer: found["ratio"]["out_of_place"] for peer, found in against.items()
+              if (found.get("ratio") or {}).get("out_of_place")}
+    bound = float(result["bound"]) if result.get("bound") else None
+    ours = Row(file, name + memory, False, size, count, _sides(result), bound, ratios, result.get("skew_us"),
+               result.get("late_rank"))
+    return [ours, *(Row(file, peer + memory, True, size, count, _sides(found), None, {}, None, None)
+                    for peer, found in against.items())]
+
+
+def _sides(measured: Record) -> dict[str, Side]:
+    sides = {}
+    for placement in PLACEMENTS:
+        body, repetitions = measured.get(placement), measured.get(f"{placement}_per_iter") or {}
+        if body:
+            times = tuple(repetitions.get("times_us") or ())[repetitions.get("skipped_iterations", 0):]
+            sides[placement] = Side(float(body.get("time", body.get("cpu_time"))), float(body["alg_bw"]),
+                                    float(body["bus_bw"]), body.get("nwrong"), repetitions.get("p99_us"), times)
+    return sides
+
+
+def numbers(found: Sequence[Panel]) -> dict[str, int]:
+    """Return a number for each algorithm and, counted apart, for each peer: its colour and sign on every picture."""
+    known: tuple[dict[str, int], dict[str, int]] = {}, {}
+    for panel in found:
+        for row in panel.rows:
+            known[row.peer].setdefault(row.name, len(known[row.peer]))
+    return known[1] | known[0]
+
+
+def pairs(record: Record) -> dict[int, list[dict[str, Any]]]:
+    """Return by message size what was measured between two ranks at a time."""
+    sizes: dict[int, list[dict[str, Any]]] = {}
+    for pair in (record.get("gpucoll") or {}).get("pairs") or []:
+        sizes.setdefault(int(pair["size"]), []).append(pair)
+    return sizes
+
+
+def bound_time(row: Row) -> float | None:
+    """Return the us that the bound allows for a row."""
+    side = row.sides.get(PLACEMENTS[0])
+    return side.time * side.busbw / row.bound if side and row.bound else None
+
+
+def figure(value: float) -> str:
+    """Return a number with at least three digits that count and no zeros at its end.
+
+    >>> figure(1234.5), figure(0.012345), figure(8.0)
+    ('1234', '0.0123', '8')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    text = f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def time_text(microseconds: float) -> str:
+    """Return a time with a unit that suits it.
+
+    >>> time_text(0.5), time_text(20.0), time_text(1500.0)
+    ('500 ns', '20 µs', '1.5 ms')
+    """
+    name, unit = next(((name, unit) for name, unit in TIMES if microseconds >= unit), TIMES[-1])
+    return f"{figure(microseconds / unit)} {name}"

@@ -1,0 +1,134 @@
+"""The page's tables: every measurement, how runs differ, overlap, pairs of ranks; each cell is HTML made safe."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import Any
+
+from gpucoll.analysis.sizes import byte_text
+
+from .compare import Change
+from .curves import Panel, Row
+from .records import PLACEMENTS
+
+NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # no such number; the unit of ratios
+WORDS = {"algorithm", "verdict", "collective", "host", "device", "address", "processor or GPU"}  # columns of text
+VERDICTS = {"faster": '<b class="good">faster</b>', "slower": '<b class="bad">slower</b>',
+            "alike": "no clear difference", "": "too few repetitions"}
+
+
+def table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]], above: str = "") -> str:
+    """Return a table that scrolls within the page; where the first column changes, a new part begins.
+
+    A title may end in its unit, after a bar; `above` is a row over the titles.
+    """
+    kinds = [' class="text"' if title in WORDS else "" for title in titles]
+    heads = "".join(f'<th scope="col"{kind}>{name}{unit and f" <small>{unit}</small>"}</th>' for kind, (name, _, unit)
+                    in zip(kinds, (title.partition("|") for title in titles), strict=True))
+    body, part = [], None
+    for row in rows:
+        first, *others = zip(kinds, row, strict=True)
+        cells = "".join(f"<td{kind}>{cell}</td>" for kind, cell in others)
+        begins = ' class="first"' if row[0] != part else ""
+        body.append(f'<tr{begins}><th scope="row"{first[0]}>{first[1]}</th>{cells}</tr>')
+        part = row[0]
+    name = escape(caption)
+    return (f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table><caption>{name}</caption>'
+            f"<thead>{above}<tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>\n")
+
+
+def results(panel: Panel, letters: Sequence[str]) -> str:
+    """Return the table of a panel: a row for every size of every line."""
+    peers = list(dict.fromkeys(peer for row in panel.rows for peer in row.ratios))
+    detailed = any(side.p99 is not None for row in panel.rows for side in row.sides.values())
+    figures = ["time|µs", *["p99|µs"] * detailed, "algbw|GB/s", "busbw|GB/s", "#wrong"]
+    own = ["of bound|%"] * any(row.bound for row in panel.rows) + [f"{escape(peer)} / ours|{BY}" for peer in peers]
+    own += ["skew|µs", "slowest rank"] * any(row.skew is not None for row in panel.rows)
+    titles = ["size", "count", "algorithm", *figures, *own, *figures * (len(panel.placements) - 1)]
+    spans = [(3, ""), (len(figures) + len(own), "out of place"), (len(figures), "in place")]
+    above = "".join(f'<th scope="colgroup" colspan="{count}">{text}</th>' for count, text in spans[:len(
+        panel.placements) + 1])
+    best = {(row.size, placement): min(other.sides[placement].time for other in panel.rows
+                                       if other.size == row.size and placement in other.sides)
+            for row in panel.rows for placement in row.sides}
+
+    def side(row: Row, placement: str) -> list[str]:
+        found = row.sides.get(placement)
+        if found is None:
+            return [NOTHING] * len(figures)
+        part = best[row.size, placement] / found.time if found.time else 0.0  # the bar behind: how near to the best
+        wrong = "N/A" if found.wrong is None else f'<b class="bad">{found.wrong:g}</b>' if found.wrong else "0"
+        busbw = f"<b>{digits(found.busbw)}</b>" if part == 1 else digits(found.busbw)
+        return [microseconds(found.time), *[microseconds(found.p99)] * detailed, digits(found.algbw),
+                f'<span class="bar" style="--part:{100 * part:.0f}%">{busbw}</span>', wrong]
+
+    def extra(row: Row) -> list[str]:
+        found = row.sides.get(PLACEMENTS[0])
+        share = digits(100 * found.busbw / row.bound) if found and row.bound else NOTHING
+        ratios = [f"{row.ratios[peer]:.2f}" if peer in row.ratios else NOTHING for peer in peers]
+        cells = [share] * ("of bound|%" in own) + ratios
+        late = NOTHING if row.late is None else escape(str(row.late))
+        return cells + [microseconds(row.skew), late] * ("slowest rank" in own)
+
+    rows = [[byte_text(row.size), f"{row.elements:,}", named(row.name, letters[row.file]), *side(row, PLACEMENTS[0]),
+             *extra(row), *(side(row, PLACEMENTS[1]) if len(panel.placements) > 1 else [])]
+            for row in sorted(panel.rows, key=lambda row: (row.size, row.file, row.peer))]
+    return table(f"Every measurement: {panel.title}", titles, rows, f'<tr class="above">{above}</tr>')
+
+
+def named(name: str, letter: str) -> str:
+    """Return a name, and the sign of its file where there are several."""
+    return escape(name) + (f' <b class="run">{escape(letter)}</b>' if letter else "")
+
+
+def microseconds(time: float | None) -> str:
+    """Return a time in us, to a hundredth where it is short.
+
+    >>> microseconds(3.14159), microseconds(12345.6)
+    ('3.14', '12,346')
+    """
+    return NOTHING if time is None else f"{time:,.{2 if time < 100 else 1 if time < 1000 else 0}f}"
+
+
+def digits(value: float) -> str:
+    """Return a number with three digits that count, also where they are zeros: for columns.
+
+    >>> digits(1234.5), digits(0.01), digits(9.0)
+    ('1,234', '0.0100', '9.00')
+    """
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".") if value else "0"
+
+
+def differences(caption: str, found: Mapping[str, Mapping[int, Change]], sure: Iterable[tuple[str, int]]) -> str:
+    """Return a table of how two runs differ: an interval and a verdict of those that are `sure` only."""
+    known, rows = set(sure), []
+    for size, name in sorted((size, name) for name, changes in found.items() for size in changes):
+        change, is_sure = found[name][size], (name, size) in known
+        ratio = change.interval
+        rows.append([byte_text(size), escape(name), microseconds(change.old), microseconds(change.new),
+                     f"{1 / ratio.ratio:.3f}", f"{1 / ratio.high:.3f} … {1 / ratio.low:.3f}" if is_sure else NOTHING,
+                     VERDICTS[change.verdict() if is_sure else ""]])
+    return table(caption, ["size", "algorithm", "before|µs", "after|µs", f"times as fast|{BY}", f"95% interval|{BY}",
+                           "verdict"], rows)
+
+
+def overlap(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the four columns of OSU's benchmarks: what of the communication is hidden behind computing."""
+    return table("Communication hidden behind computing", ["size", "collective", "algorithm", "overall|µs",
+                                                           "compute|µs", "pure comm.|µs", "overlap|%"],
+                 [[byte_text(int(row["size"])), escape(str(row["collective"])), escape(str(row["algorithm"])),
+                   *(microseconds(row[f"{part}_us"]) for part in ("overall", "compute", "pure")),
+                   f"{row['overlap_pct']:.1f}"] for row in rows])
+
+
+def pairs(nbytes: int, found: Iterable[Mapping[str, Any]]) -> str:
+    """Return the links between ranks, the slowest first."""
+    ordered = sorted(found, key=lambda pair: float(pair["bandwidth"]))
+    typical = statistics.median(pair["bandwidth"] for pair in ordered)
+    return table(f"Every pair of ranks, {byte_text(nbytes)}, the slowest first",
+                 ["from rank", "to rank", "time|µs", "bandwidth|GB/s", "of the median|%", "verdict"],
+                 [[f"{pair['source']:d}", f"{pair['target']:d}", microseconds(pair["time_us"]),
+                   digits(pair["bandwidth"]), f"{100 * pair['bandwidth'] / typical:.0f}",
+                   '<b class="bad">slow</b>' if pair.get("slow") else ""] for pair in ordered])
