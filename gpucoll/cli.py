@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gpucoll.arguments import Parser, size_range
@@ -87,7 +89,7 @@ def _add_explain(verbs: Any) -> None:
     explain.add_argument("--dtype", default="float32", help="under mpiexec: of the elements (float32)")
     explain.add_argument("--device", help="under mpiexec: cpu, cuda or emulated")
     explain.add_argument("--json", action="store_true", help="print one JSON object")
-    explain.set_defaults(run=_explain)
+    explain.set_defaults(run=_main_of("gpucoll.calibration.explain"))
 
 
 def _add_tune(verbs: Any) -> None:
@@ -97,19 +99,12 @@ def _add_tune(verbs: Any) -> None:
     tune.add_argument("--max-bytes", default="64M", metavar="64M", help="the largest size of the sweep (64M)")
     tune.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays are (cpu)")
     tune.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
-    tune.set_defaults(run=_tune)
+    tune.set_defaults(run=_main_of("gpucoll.calibration.tune"))
 
 
-def _explain(options: Any) -> int:
-    from gpucoll.calibration.explain import main as explain
-
-    return explain(options)
-
-
-def _tune(options: Any) -> int:
-    from gpucoll.calibration.tune import main as tune
-
-    return tune(options)
+def _main_of(module: str) -> Callable[[Any], int]:
+    """Return what runs a verb: the `main` of a module, which is imported then."""
+    return lambda options: int(importlib.import_module(module).main(options))
 
 
 def _unknown(collective: str | None, algorithm: str) -> str:

@@ -86,7 +86,7 @@ def started(environment: Mapping[str, str] = os.environ) -> Started | None:
     ("MPICH's mpiexec", 3, 4)
     """
     for launcher in LAUNCHERS:
-        rank, size = _number(environment, launcher.rank), _number(environment, launcher.size)
+        rank, size = _first(environment, launcher.rank), _first(environment, launcher.size)
         if rank is not None and size is not None:
             # srun --mpi=pmi2 speaks as MPICH's mpiexec does, which also numbers the ranks of a node.
             slurm = launcher.rank == "PMI_RANK" and SLURM.rank in environment and launcher.local_size not in environment
@@ -106,22 +106,17 @@ def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return this process' number on its host, None where no launcher gave it one."""
-    return _first(environment, [launcher.local_rank for launcher in LAUNCHERS])
+    return _first(environment, *(launcher.local_rank for launcher in LAUNCHERS))
 
 
 def local_size(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return how many ranks the launcher started on this host, None where it does not say."""
-    return _first(environment, [launcher.local_size for launcher in LAUNCHERS])
+    return _first(environment, *(launcher.local_size for launcher in LAUNCHERS))
 
 
-def _first(environment: Mapping[str, str], names: Sequence[str]) -> int | None:
-    numbers = (_number(environment, name) for name in names)
-    return next((number for number in numbers if number is not None), None)
-
-
-def _number(environment: Mapping[str, str], name: str) -> int | None:
-    text = environment.get(name, "")
-    return int(text) if text.isdecimal() else None
+def _first(environment: Mapping[str, str], *names: str) -> int | None:
+    """Return the first of these variables that is a number."""
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), None)
 
 
 def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
