@@ -70,7 +70,9 @@ class Points(Core):
                               self._batch.completion))
             return group[-1]
         work = Work(self._waits, self._host_operation(message), message.name, message.result)
-        group.insert(0 if message.name == "recv" else len(group), work)
+        # Receives come first, in the order of the calls: by that order they meet messages of one rank and one tag.
+        receives = sum(one.name == "recv" for one in group)
+        group.insert(receives if message.name == "recv" else len(group), work)
         return work
 
     def _start_together(self, messages: Sequence[Message], *, beside: bool = True) -> list[Work]:

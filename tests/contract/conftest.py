@@ -39,15 +39,9 @@ EXECUTORS = {name: Executor(name, device, pairs) for name, device, pairs in
              (("mpi", "cpu", PAIRS), ("shared", "cpu", PAIRS), ("nccl", "emulated", PAIRS), ("peer", "emulated", PEER))}
 
 
-@pytest.fixture(params=[pytest.param(one, marks=pytest.mark.emulated if one.device == "emulated" else (), id=one.name)
-                        for one in EXECUTORS.values()])
+@pytest.fixture(params=["mpi", "shared",
+                        *(pytest.param(name, marks=pytest.mark.emulated) for name in ("nccl", "peer"))])
 def executor(request):
-    return prepared(request, request.param)
-
-
-@pytest.fixture(params=["nccl", "peer"])
-def device_executor(request):
-    """Those of arrays on a device."""
     return prepared(request, EXECUTORS[request.param])
 
 
