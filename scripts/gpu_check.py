@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +24,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from environment import launchers
 from gpu_parts import FAILED, MISSING, PASSED, ROOT, SHORT, Finding, finding
 
 SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0",
@@ -171,12 +171,11 @@ def _need(gpus: int, *modules: str) -> None:
 
 def _mpiexec(ranks: int) -> list[str]:
     """Return the words that start so many ranks with the host's own mpiexec."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    path = str(beside) if beside.exists() else shutil.which("mpiexec")
+    path = launchers.find_mpiexec()
     if path is None:
         raise Absent("there is no mpiexec beside this Python or on the PATH")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return [path, "-n", str(ranks), *(("--oversubscribe", "--allow-run-as-root") if "Open MPI" in version else ())]
+    return [path, "-n", str(ranks), *launchers.mpiexec_options(launchers.vendor_of(version))]
 
 
 def run(command: Sequence[str], seconds: float, **variables: str) -> tuple[str, str]:

@@ -20,7 +20,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import IO, Any, NoReturn, TypeVar
 
-LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+from environment import launchers
+
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -30,10 +31,9 @@ def limit_threads(environment: MutableMapping[str, str], cores: int) -> None:
     BLAS reads these variables when numpy is first imported. Without them every rank would start
     as many threads as there are cores, and the ranks would wait for each other.
     """
-    found = (environment.get(name, "") for name in LOCAL_SIZES)
-    ranks = next((int(text) for text in found if text.isdigit()), 1)
+    ranks = launchers.local_size(environment) or 1
     for name in THREADS:
-        environment.setdefault(name, str(max(1, cores // max(1, ranks))))
+        environment.setdefault(name, str(max(1, cores // ranks)))
 
 
 if __name__ == "__main__":
@@ -43,6 +43,7 @@ import numpy as np  # noqa: E402
 
 import digits  # noqa: E402
 import gpucoll as gc  # noqa: E402
+from gpucoll.rendezvous import by_first_rank  # noqa: E402
 from records import (  # noqa: E402
     STYLES,
     Progress,
@@ -134,15 +135,12 @@ def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
 
     So no rank goes on and waits in a collective for one that has left.
     """
-    result, refusal = None, None
+    kept: list[Result] = []
     try:
-        result = action() if comm.rank == 0 else None
+        by_first_rank(comm.mpi, lambda: kept.append(action()))
     except (Refusal, OSError) as error:
-        refusal = str(error)
-    refusal = comm.mpi.bcast(refusal, root=0)
-    if refusal is not None:
-        raise Refusal(refusal)
-    return result
+        raise Refusal(str(error)) from None
+    return kept[0] if kept else None
 
 
 def choose_arrays(comm: Any, device: str) -> Any:
