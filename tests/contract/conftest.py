@@ -6,6 +6,10 @@ import pytest
 
 import oracle
 import programs
+from compiled import make_families
+from gpucoll.device import sources
+from gpucoll.dtypes import DTYPES
+from gpucoll.ops import OPS
 from thread_ranks import on_threads
 
 # The peer kernels of an op and a dtype are a unit to compile, so that by default it is not tried on every pair: on sums
@@ -57,6 +61,5 @@ def prepared(request, executor):
 @pytest.fixture(scope="session")
 def peer_kernels(emulated_kernels):
     """What the executor peer needs for its ops and dtypes; they stay in the user's cache."""
-    import peer_made
-
-    peer_made.make(PEER)
+    moves = sources.steps(None, DTYPES["int8"])
+    make_families([moves, *(sources.steps(OPS[op], DTYPES[name]) for op, name in PEER)])

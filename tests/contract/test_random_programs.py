@@ -1,31 +1,27 @@
-"""Programs drawn in the parent and run by the pool: any order of calls, dtypes, algorithms; NumPy knows the end."""
-
-import random
+"""Programs drawn at random: any order of calls, dtypes, algorithms and layouts; NumPy knows the end."""
 
 import numpy
 import pytest
 
 import gpucoll as gc
 import oracle
-from gpucoll.algorithms import registry
+from grids import generator
 
 CALLS = ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "scan",
          "exscan", "all_gather_v", "all_to_all_v", "sendrecv", "barrier")
 
 
-def draw(seed, size):
-    """A list of calls: (name, options); the same for all ranks, which is why it is drawn here."""
-    random_ = random.Random(seed)
+def draw(random, size, executor):
+    """A list of calls: (name, options); the same for all ranks, which is why it is drawn before they start."""
     program = []
     for _ in range(25):
-        name = random_.choice(CALLS)
-        dtype = random_.choice(oracle.DTYPES)
-        ops = [op for op in oracle.OPS if oracle.legal(op, dtype) and (op != "avg" or "scan" not in name)]
-        algorithms = [each for kind, each in registry() if kind == name] + ["native", "auto"]
+        name = random.choice(CALLS)
+        op, dtype = random.choice([pair for pair in executor.pairs if pair[0] != "avg" or "scan" not in name])
         program.append((name, {
-            "dtype": dtype, "op": random_.choice(ops), "count": random_.choice([0, 1, size - 1, size, 37, 3000]),
-            "root": random_.randrange(size), "algorithm": random_.choice(algorithms), "hop": random_.randrange(size),
-            "async": random_.random() < 0.3, "layout": random_.choice(["plain", "strided", "reversed", "in place"])}))
+            "dtype": dtype, "op": op, "count": random.choice([0, 1, size - 1, size, 37, 3000]),
+            "root": random.randrange(size), "algorithm": random.choice([*executor.algorithms(name), "auto"]),
+            "hop": random.randrange(size), "async": random.random() < 0.3,
+            "layout": random.choice(["plain", "strided", "reversed", "in place"])}))
     return program
 
 
@@ -96,21 +92,19 @@ def start(comm, name, options, x):
     return call(x, **how, **({} if name == "all_gather" else root))
 
 
-def run(mpi, program):
-    with gc.Communicator.from_mpi(mpi, timeout=60) as comm:
-        open_works = []
-        for number, (name, options) in enumerate(program):
-            everyone = inputs(name, options, comm.size)
-            x = laid_out(everyone[comm.rank], options["layout"])
-            found = start(comm, name, options, x)
-            wanted = expected(name, options, everyone, comm.rank)
-            if isinstance(found, gc.Work):
-                open_works.append((number, name, options, found, wanted))
-            else:
-                compare(number, name, options, found, wanted)
-        for number, name, options, work, wanted in reversed(open_works):
-            compare(number, name, options, work.wait(), wanted)
-    return True
+def run(comm, program):
+    open_works = []
+    for number, (name, options) in enumerate(program):
+        everyone = inputs(name, options, comm.size)
+        x = laid_out(everyone[comm.rank], options["layout"])
+        found = start(comm, name, options, x)
+        wanted = expected(name, options, everyone, comm.rank)
+        if isinstance(found, gc.Work):
+            open_works.append((number, name, options, found, wanted))
+        else:
+            compare(number, name, options, found, wanted)
+    for number, name, options, work, wanted in reversed(open_works):
+        compare(number, name, options, work.wait(), wanted)
 
 
 def compare(number, name, options, found, wanted):
@@ -125,10 +119,8 @@ def compare(number, name, options, found, wanted):
         assert oracle.same_bits(numpy.asarray(found), numpy.asarray(wanted)), (context, found, wanted)
 
 
-PROGRAMS = [pytest.param(seed, size, marks=() if seed < 12 else pytest.mark.slow)
-            for seed, size in ((seed, (2, 3, 4, 5, 7, 8, 1)[seed % 7]) for seed in range(150))]
-
-
-@pytest.mark.parametrize(("seed", "size"), PROGRAMS)
-def test_a_random_program(ranks, seed, size):
-    ranks(run, size, draw(seed, size), timeout=90)
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.nightly) for number in range(1, 40))])
+def test_random_programs(executor, number):
+    random = generator(f"random/{executor.name}/{number}")
+    for size in random.sample((1, 2, 3, 4, 5, 8), 2):
+        executor.run(size, run, draw(random, size, executor))

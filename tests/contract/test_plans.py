@@ -1,0 +1,159 @@
+"""Calls that come again, comm.plan and comm.explain: everything resolved once, and what is known of it."""
+
+import json
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import oracle
+
+
+def calls_again(comm):
+    """The same arrays once more, and once more with another look: what has changed is seen."""
+    for algorithm in ("ring", "auto"):
+        x, out = numpy.arange(12.0).reshape(4, 3) + comm.rank, numpy.empty((4, 3))
+        total = comm.size * numpy.arange(12.0).reshape(4, 3) + sum(range(comm.size))
+        for _ in range(3):
+            assert (comm.all_reduce(x, out=out, algorithm=algorithm) == total).all()
+        out.flags.writeable = False
+        refused(comm, "GC-READONLY", x, out, algorithm)
+        out.flags.writeable = True
+        out = out.reshape(12)
+        refused(comm, "GC-SHAPE", x, out, algorithm)
+        whole, other = numpy.arange(4, dtype=numpy.int32), numpy.empty(4, numpy.int32)
+        comm.all_reduce(whole.view(numpy.float32), out=other.view(numpy.float32), algorithm=algorithm)
+        assert (comm.all_reduce(whole, out=other, algorithm=algorithm) == comm.size * whole).all()
+    fixed = numpy.arange(5.0)
+    fixed.flags.writeable = comm.rank != 0
+    for _ in range(7):  # replayed in the end: the root's is only read
+        assert (comm.broadcast(fixed, root=0) == numpy.arange(5.0)).all()
+    carrier = numpy.full((2 * comm.size, 2), 0x38, numpy.uint8)  # ones
+    found = comm.reduce_scatter_v(carrier, [2] * comm.size, dtype="float8_e4m3fn")
+    assert (found.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
+
+
+def refused(comm, code, x, out, algorithm):
+    with pytest.raises(gc.ArgumentError) as found:
+        comm.all_reduce(x, out=out, algorithm=algorithm)
+    assert found.value.code == code
+
+
+def replayed(comm):
+    """From the fourth call on small calls of a device are graphs: in place or not, on other arrays every time."""
+    for algorithm in ("ring", "tree", "star"):
+        for repeat in range(7):
+            x = numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + comm.rank
+            total = sum(numpy.arange(257, dtype=numpy.float32) * (repeat + 1) + rank for rank in range(comm.size))
+            in_place = (repeat + comm.rank) % 3 == 0
+            found = comm.all_reduce(x, out=x if in_place else None, algorithm=algorithm)
+            assert oracle.same_bits(found, total), repeat
+            comm.all_reduce(numpy.ones(8, numpy.int64), algorithm=algorithm)
+            y = numpy.full(31, comm.rank)
+            comm.broadcast(y, repeat % comm.size)
+            assert (y == repeat % comm.size).all()
+            comm.barrier()
+    if comm.executor == "nccl":
+        (gpu,) = comm._gpus.values()
+        assert len(gpu.executors[0]._graphs._kept) >= 3
+
+
+def content(comm, turn, shape):
+    count = int(numpy.prod(shape))
+    return (numpy.arange(count, dtype=numpy.int64) * (comm.rank + 3) + 1000 * turn + comm.rank).reshape(shape)
+
+
+def plans(comm):
+    """A plan returns what the collective returns for the same content, which is held against the oracle elsewhere."""
+    for collective in ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "all_to_all",
+                       "scan"):
+        for algorithm in ("auto", gc.algorithms(collective)[0]):
+            options = {"algorithm": algorithm}
+            if collective in ("reduce", "broadcast", "gather"):
+                options["root"] = comm.size - 1
+            x = content(comm, 0, (comm.size, 5) if collective in ("reduce_scatter", "all_to_all") else (5,))
+            plan, results = comm.plan(collective, x, **options), []
+            assert numpy.array_equal(x, content(comm, 0, x.shape))  # no data move before the first call
+            for turn in range(3):
+                x[...] = content(comm, turn, x.shape)
+                results.append(plan())
+                expected = getattr(comm, collective)(content(comm, turn, x.shape), **options)
+                assert oracle.same_bits(results[-1], expected) if expected is not None else results[-1] is None
+            assert all(result is results[0] for result in results)
+            assert plan.executor is not None
+            assert algorithm in ("auto", plan.algorithm)
+
+
+def plans_into_given_memory(comm):
+    x, out = content(comm, 1, (7,)), numpy.zeros(7, numpy.int64)
+    plan, in_place = comm.plan("all_reduce", x, out), comm.plan("all_reduce", x, x)
+    total = comm.all_reduce(x)
+    assert plan() is out
+    assert oracle.same_bits(out, total)
+    assert in_place() is x
+    assert oracle.same_bits(x, total)
+    assert oracle.same_bits(in_place(), total * comm.size)
+
+
+def plans_of_anything_else(comm):
+    """Arrays with gaps, scatter, the v-variants and barriers: decided in each call, and right."""
+    wide = content(comm, 0, (10,))
+    gaps = comm.plan("all_reduce", wide[::2])
+    blocks = numpy.arange(2 * comm.size).reshape(comm.size, 2)
+    scatter = comm.plan("scatter", blocks if comm.rank == 0 else None)
+    parts, barrier = comm.plan("all_gather_v", content(comm, 0, (comm.rank,))), comm.plan("barrier")
+    for turn in range(2):
+        wide[:] = content(comm, turn, (10,))
+        assert oracle.same_bits(gaps(), comm.all_reduce(wide[::2].copy()))
+        blocks += turn
+        assert oracle.same_bits(scatter(), blocks[comm.rank])
+        assert [len(part) for part in parts()] == list(range(comm.size))
+        barrier()
+    assert (scatter.executor, gaps.executor) == (None, None)
+
+
+def plans_refused(comm):
+    x = content(comm, 0, (4,))
+    for code, name, options in (("GC-COLLECTIVE", "all_reduc", {}), ("GC-OP", "all_reduce", {"op": "foo"}),
+                                ("GC-ALGO", "all_reduce", {"algorithm": "rng"}), ("GC-ROOT", "reduce", {"root": 99}),
+                                ("GC-SHAPE", "all_reduce", {"out": numpy.zeros(3, numpy.int64)})):
+        with pytest.raises(gc.ArgumentError) as found:
+            comm.plan(name, x, **options)
+        assert found.value.code == code
+    for options in ({"root": 0}, {"async_op": True}):
+        with pytest.raises(TypeError):
+            comm.plan("all_reduce", x, **options)
+    plan = comm.plan("all_reduce", x)
+    comm.close()
+    with pytest.raises(gc.ClosedError):
+        plan()
+
+
+def explained(comm):
+    """On the host calls are counted and timed; on a device they end later than they return."""
+    x, device = content(comm, 0, (512,)), "emulated" if comm.options.emulated else "cpu"
+    before = comm.explain("all_reduce", x.nbytes, "int64")
+    for _ in range(3):
+        comm.all_reduce(x)
+    after = comm.explain("all_reduce", x.nbytes, "int64", device)
+    assert before.choice == after.choice == after.candidates[0]["algorithm"]
+    calls = [row["calls"] for row in after.candidates]
+    assert calls == [3 * (device == "cpu")] + [0] * (len(calls) - 1)
+    assert all((row["measured"] is None) == (row["calls"] == 0) for row in after.candidates)
+    assert json.loads(json.dumps(after)) == after
+    assert str(after).splitlines()[-1].startswith(f"choice: {after.choice}: {after.reason}")
+    for arguments in (("all_reduc", 8), ("all_reduce", -1), ("all_reduce", 1.5), ("all_reduce", True)):
+        with pytest.raises(gc.ArgumentError):
+            comm.explain(*arguments)
+    with pytest.raises(gc.ArgumentError):
+        comm.explain("all_reduce", 8, device="tpu")
+    with pytest.raises(gc.DtypeError):
+        comm.explain("all_reduce", 8, "float31")
+
+
+PROGRAMS = (calls_again, replayed, plans, plans_into_given_memory, plans_of_anything_else, plans_refused, explained)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[program.__name__ for program in PROGRAMS])
+def test_calls_that_come_again(executor, program):
+    executor.run(3, program)

@@ -1,0 +1,161 @@
+"""The executor shared in each of the ways in which it reaches memory, and calls that follow each other closely."""
+
+import contextlib
+import itertools
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import programs
+from gpucoll.arrays.segments import Copier
+from gpucoll.executors.shared import calls, neighbours
+from grids import generator, naming, sampled
+from programs import MOVED, MOVEMENTS, REDUCTIONS
+from thread_ranks import on_threads
+
+WAYS = ("small", "copied", "shared", "mapped")
+
+
+@contextlib.contextmanager
+def way(name):
+    """Whatever a call's size: `small` as it comes; `copied` by the system; `shared`, but inputs that several read are
+    mapped; `mapped` as where the system copies nothing."""
+    with contextlib.ExitStack() as stack:
+        if name != "small":
+            for size in ("TINY", "SMALL"):
+                stack.enter_context(mock.patch.object(calls, size, -1))
+        if name == "copied":
+            stack.enter_context(mock.patch.object(calls, "COPIED", -1))
+        if name == "mapped":
+            stack.enter_context(mock.patch.object(Copier, "read", side_effect=PermissionError("not permitted")))
+        yield
+
+
+def some_calls(comm, collective, algorithm, count):
+    for root in {0, comm.size - 1}:
+        if collective in MOVED:
+            MOVED[collective](comm, algorithm, "float64", count, root)
+        else:
+            for in_place in (False, True):
+                programs.reduction(comm, collective, algorithm, "sum", "int32", count, in_place)
+
+
+def cases(seed):
+    """Of every collective by every way a few algorithms."""
+    random = generator(seed)
+    for collective, name in itertools.product((*REDUCTIONS, *MOVEMENTS), WAYS):
+        for algorithm in random.sample([one for one in programs.algorithms(collective) if one != "native"], 2):
+            yield name, collective, algorithm, random.choice((2, 3, 4, 5)), random.choice((0, 7, 5000, 70001))
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_ways_into_memory(name):
+    for one, collective, algorithm, size, count in cases(12):
+        if one == name:
+            with naming((collective, algorithm, size, count)), way(name):
+                on_threads(size, some_calls, collective, algorithm, count, executor="shared")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
+def test_ways_into_memory_of_the_whole_grid(name, collective):
+    for algorithm, size in itertools.product(programs.algorithms(collective), (1, 2, 3, 4, 5, 7, 8)):
+        if algorithm != "native":
+            with way(name):
+                body, *rest = (programs.copies,) if collective in MOVEMENTS else (programs.every_count,)
+                on_threads(size, body, collective, algorithm, *rest, executor="shared")
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("size", sampled((2, 3, 8), keep=1, seed=13))
+def test_the_bits_are_those_of_messages(name, size):
+    with way(name):
+        found = on_threads(size, programs.rounded, "float16", executor="shared")
+    assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
+
+
+def mixture(comm, drawn):
+    """Calls of all kinds one after the other, without a barrier: nothing of one call is seen by another."""
+    for number, (collective, algorithm, count, root, kinds, in_place) in enumerate(drawn):
+        everyone = [numpy.arange(count) * (rank + 1) + number for rank in range(comm.size)]
+        x = placed(comm, kinds[comm.rank], kinds, count)
+        x[...] = everyone[comm.rank]
+        if collective == "broadcast":
+            found, expected = comm.broadcast(x, root, algorithm=algorithm), everyone[root]
+        elif collective == "all_gather":
+            found, expected = comm.all_gather(x, algorithm=algorithm), everyone
+        elif collective == "reduce":
+            found, expected = comm.reduce(x, root=root, algorithm=algorithm), sum(everyone)
+        else:
+            found = getattr(comm, collective)(x, out=x if in_place else None, algorithm=algorithm)
+            expected = sum(everyone if collective == "all_reduce" else everyone[:comm.rank + 1])
+        assert found is None or numpy.array_equal(found, expected), (number, collective, algorithm)
+
+
+def placed(comm, kind, kinds, count):
+    """An array somewhere: ordinary, symmetric, or part of a symmetric one, which all ranks make together."""
+    if kinds.count("ordinary") < len(kinds):
+        room = comm.empty(count + 9, "int64")
+        return {"symmetric": room[:count], "part": room[5:5 + count]}.get(kind, numpy.empty(count, numpy.int64))
+    return numpy.empty(count, numpy.int64)
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("size", sampled((2, 3, 8), keep=1, seed=14))
+def test_calls_one_after_the_other(name, size):
+    random, drawn = generator(f"mixture/{name}"), []
+    for _ in range(60):
+        collective = random.choice(("all_reduce", "broadcast", "all_gather", "reduce", "scan"))
+        kinds = random.choices(("ordinary", "symmetric", "part"), k=size) if random.random() < 0.5 else \
+            ["ordinary"] * size
+        drawn.append((collective, random.choice(gc.algorithms(collective, size=size)),
+                      random.choice((1, 30, 1000, 5000)), random.randrange(size), kinds, random.random() < 0.5))
+    with way(name):
+        on_threads(size, mixture, drawn, executor="shared")
+
+
+def many_broadcasts(comm, count):
+    """The root need not wait for anyone, and runs ahead as far as it can; what it only reads may be read-only."""
+    for number in range(100):
+        x = numpy.full(count, number if comm.rank == 0 else -1)
+        x.flags.writeable = comm.rank != 0
+        assert (comm.broadcast(x, algorithm="linear") == number).all()
+
+
+@pytest.mark.parametrize("count", [7, 5000])
+def test_a_root_that_runs_ahead(count):
+    on_threads(4, many_broadcasts, count, executor="shared")
+
+
+def nothing_is_copied(comm):
+    """Large symmetric arrays, and parts of them, are read where they are."""
+    comm.barrier()  # ranks have met, for which something is copied
+    with mock.patch.object(Copier, "read", side_effect=AssertionError) if comm.rank == 0 else contextlib.nullcontext():
+        comm.barrier()
+        for algorithm in ("two_shot", "one_shot", "ring"):
+            room = comm.empty(2 * (1 << 21), "float32")
+            x, y = room[5:1 << 21], room[1 << 21:].reshape(2, -1)[0, :(1 << 20)]
+            x[:] = comm.rank + 1
+            y[:] = comm.rank
+            assert (comm.all_reduce(x, out=x, algorithm=algorithm) == sum(range(comm.size + 1))).all()
+            assert (comm.all_reduce(y, out=y, algorithm=algorithm) == sum(range(comm.size))).all()
+        comm.barrier()
+
+
+def test_symmetric_memory_is_read_where_it_is():
+    on_threads(3, nothing_is_copied, executor="shared")
+
+
+def test_other_processors_have_fences(monkeypatch):
+    """As on another processor: every mark is told after a fence, and every wait followed by one."""
+    monkeypatch.setattr(neighbours.platform, "machine", lambda: "x86_64")
+    assert neighbours.make_fence(threads=False) is None
+    monkeypatch.setattr(neighbours.platform, "machine", lambda: "aarch64")
+    assert neighbours.make_fence(threads=True) is None
+    fences = []
+    monkeypatch.setattr("gpucoll.executors.shared.make_fence", lambda threads: lambda: fences.append(threads))
+    assert on_threads(3, lambda comm: comm.all_reduce(numpy.ones(3), algorithm="ring")[0], executor="shared") == [3] * 3
+    assert len(fences) >= 6
