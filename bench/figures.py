@@ -19,7 +19,7 @@ from .compare import Change
 from .curves import Panel, Row, bound_time, figure, time_text
 from .records import PLACEMENTS
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "x", "hexagon")
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "x")  # as many as colours
 SIZE_TICKS = 5  # so few have room on a phone
 AXIS = {"gridcolor": "var(--grid)", "linecolor": "var(--axis)", "zeroline": False, "automargin": True}
 
@@ -120,7 +120,7 @@ def pair_map(nbytes: int, pairs: Iterable[Mapping[str, Any]]) -> go.Figure:
     ranks = [*range(1 + max(max(link) for link in bandwidths))]
     grid = [[bandwidths.get((source, target)) for target in ranks] for source in ranks]
     chart = go.Figure(go.Heatmap(
-        x=ranks, y=ranks, z=grid, zmin=0, colorscale="Viridis", colorbar={"title": "GB/s", "outlinewidth": 0},
+        x=ranks, y=ranks, z=grid, zmin=0, zmax=max(bandwidths.values()), colorscale="Viridis", colorbar={"title": "GB/s", "outlinewidth": 0},
         text=[["" if value is None else figure(value) for value in row] for row in grid], xgap=1, ygap=1,
         texttemplate="%{text}" if len(ranks) <= 16 else None,
         hovertemplate="rank %{y} to rank %{x}: %{z:.3~g} GB/s<extra></extra>", hoverongaps=False))

@@ -13,7 +13,7 @@ from gpucoll.errors import ArgumentError, UsageError, nearest
 from .curves import Panel, Record, bound_time, figure, numbers, pairs, panels
 
 ENDINGS = (".svg", ".png")
-MARKERS = "osD^v*PXh"
+MARKERS = "osD^v*PX"  # as many as colours
 PEER, BOUND, BAD = "#6a737c", "#3c4650", "#c02f1d"
 # The same record makes the same file: no date, no random names; a name is text, never a formula.
 SETTINGS: dict[Any, Any] = {

@@ -25,8 +25,8 @@ LINES = ("#185bcc", "#d65d11", "#299269", "#b2499d", "#835600", "#2f2a7e", "#2e9
 def page_file(title: str, style: str, body: str, script: str) -> str:
     """Return an HTML file; its policy forbids every other script, and everything from elsewhere."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'; "
-              "form-action 'none'")
+    policy = (f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
+              "base-uri 'none'; form-action 'none'")
     return ('<!doctype html>\n<html lang="en" class="plain">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
