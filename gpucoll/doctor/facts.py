@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.arguments import LAUNCHERS
 from gpucoll.device import gxx, nvrtc
 from gpucoll.errors import GpucollError
 from gpucoll.executors.shared import slots
-from gpucoll.launch import find_mpiexec
+from gpucoll.launchers import find_mpiexec, started, vendor_of
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
             "ml_dtypes": "pip install 'gpucoll[dtypes]'", "mpi4py": "pip install mpi4py"}
@@ -84,38 +83,25 @@ def _cuda(ask: str) -> str:
 
 # ---------------------------------------------------------------- MPI
 
-# Launchers and libraries of one family can work together: MPICH's descendants share its way to start ranks.
-FAMILIES = (("Open MPI", ("Open MPI", "OpenRTE", "PRRTE")), ("MPICH", ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH")))
-
-
 def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
     """Find which MPI mpi4py uses, who launched this process or would, and whether the two belong together."""
-    name, size = launcher(environment) or (None, None)
+    told = started(environment)
     found = look(library=lambda: short(mpi_module().Get_library_version()),
-                 mpiexec=lambda: None if name else _mpiexec())
+                 mpiexec=lambda: None if told else _mpiexec())
     library, mpiexec = found.facts["library"], found.facts["mpiexec"]
-    own, other = family(library or ""), family(name or mpiexec or "")
+    own, other = family(library), told.launcher.family if told else family(mpiexec)
     match = own == other if own and other else None
-    what = f"{name} started {size} ranks, but mpi4py uses {library}" if name else \
+    what = f"{told.launcher.name} started {told.size} ranks, but mpi4py uses {library}" if told else \
         f"the mpiexec that comes first is {mpiexec}, but mpi4py uses {library}: each rank would be alone"
-    found.facts.update(launcher=name, launched=size, match=match,
+    found.facts.update(launcher=told and told.launcher.name, launched=told and told.size, match=match,
                        mismatch=f"{what}; launch with {own}'s own mpiexec" if match is False else None)
     return found
 
 
-def family(text: str) -> str | None:
+def family(version: str | None) -> str | None:
     """Return whose a library or a launcher is, after what it says of its version; None for an unknown one."""
-    return next((name for name, marks in FAMILIES if any(mark in text for mark in marks)), None)
-
-
-def launcher(environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return who launched this process, and how many ranks; None for nobody."""
-    for size, rank, name in LAUNCHERS:
-        if environment.get(size, "").isdigit() and environment.get(rank, "").isdigit():
-            # srun --mpi=pmi2 speaks like MPICH's mpiexec, which also numbers the ranks of a node.
-            slurm = size == "PMI_SIZE" and "SLURM_PROCID" in environment and "MPI_LOCALNRANKS" not in environment
-            return "Slurm's srun" if slurm else name, int(environment[size])
-    return None
+    vendor = vendor_of(version or "")
+    return vendor and vendor.family
 
 
 def short(library: str) -> str:

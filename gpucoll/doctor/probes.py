@@ -19,6 +19,7 @@ import gpucoll
 from gpucoll.collectives import COLLECTIVES, Collective, Side
 from gpucoll.doctor.facts import reason
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
+from gpucoll.rendezvous import wait_for_all
 
 SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back
 RESTS = (0.0, 0.05, 0.2, 0.4)  # seconds to let pass before pairs are measured: all at first, then those that look slow
@@ -94,8 +95,8 @@ def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
 def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float) -> list[tuple[Pair, Figures]]:
     mine = []
     for together in [*rounds(pairs, hosts), []]:
-        _complete(mpi.Ibarrier(), 2 * timeout, lambda: time.sleep(1e-3),  # asleep: cores are for those who measure
-                  f"link test: waited {2 * timeout:g} s for the pairs that measure")
+        if not wait_for_all(mpi, 2 * timeout, nap=1e-3):
+            raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the pairs that measure")
         for pair in together:
             if mpi.rank in pair:
                 latency, seconds = (_quarter(_bounce(mpi, pair, *message, timeout)) for message in (SHORT, LONG))
@@ -110,18 +111,14 @@ def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> 
     for _ in range(1 + repeats):
         started = time.perf_counter()
         for sends in (first, not first):
-            _complete((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1), timeout, os.sched_yield,
-                      f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
+            request, deadline = (mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1), time.monotonic() + timeout
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    raise CollectiveTimeout(
+                        f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
+                os.sched_yield()
         ways.append((time.perf_counter() - started) / 2)
     return ways[1:]
-
-
-def _complete(request: Any, timeout: float, meanwhile: Callable[[], object], silence: str) -> None:
-    deadline = time.monotonic() + timeout
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise CollectiveTimeout(silence)
-        meanwhile()
 
 
 # ---------------------------------------------------------------- the self-test
