@@ -14,19 +14,21 @@ import importlib.util
 import json
 import os
 import re
-import shutil
+import runpy
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpu_parts import FAILED, MISSING, PASSED, ROOT, SHORT, Finding, finding
 
+launchers = types.SimpleNamespace(**runpy.run_path(str(ROOT / "gpucoll" / "launchers.py")))  # which needs no NumPy
 SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0",
           "NCCL_SOCKET_IFNAME": "lo"}
 BENCH = ("all_reduce", "--device=cuda", "--algorithm=ring,tree,native", "--progress=off", "-b", "1K", "-f", "16")
@@ -171,12 +173,11 @@ def _need(gpus: int, *modules: str) -> None:
 
 def _mpiexec(ranks: int) -> list[str]:
     """Return the words that start so many ranks with the host's own mpiexec."""
-    beside = Path(sys.executable).with_name("mpiexec")
-    path = str(beside) if beside.exists() else shutil.which("mpiexec")
+    path = launchers.find_mpiexec()
     if path is None:
         raise Absent("there is no mpiexec beside this Python or on the PATH")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
-    return [path, "-n", str(ranks), *(("--oversubscribe", "--allow-run-as-root") if "Open MPI" in version else ())]
+    return [path, "-n", str(ranks), *launchers.mpiexec_options(launchers.vendor_of(version))]
 
 
 def run(command: Sequence[str], seconds: float, **variables: str) -> tuple[str, str]:
@@ -199,9 +200,6 @@ def run(command: Sequence[str], seconds: float, **variables: str) -> tuple[str, 
             os.killpg(child.pid, signal.SIGKILL)
         output, _ = child.communicate()
         return output, f"it did not end in its time; it said: {output.strip()[-600:]}"
-
-
-# ---------------------------------------------------------------- words
 
 
 def _spoken(key: str, value: object) -> str:

@@ -51,9 +51,6 @@ def reason(error: BaseException) -> str:
     return FOLDERS.sub("", " ".join(str(said).split())) or type(error).__name__
 
 
-# ---------------------------------------------------------------- versions
-
-
 def versions() -> Findings:
     """Find the versions of the packages and libraries, as text."""
     packages = {name: lambda name=name: importlib.import_module(name).__version__
