@@ -57,7 +57,7 @@ def nvml():
     library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(free=GIB) if handle != "b" else absent()
     library.nvmlDeviceGetNvLinkState = lambda handle, link: absent() if handle == "c" else (handle, link) != ("b", 1)
     library.nvmlDeviceGetP2PStatus = lambda one, two, index: (
-        absent() if two == "c" else int(one == "c" and index == facts.BY_NVLINK))
+        absent() if two == "c" else {2: int(one == "c"), 0: 0}[index])  # NVML's own numbers
     return library
 
 
@@ -158,7 +158,8 @@ def examined(size=4, links=None, **changes):
 
 
 def test_where_all_is_well_nothing_is_said():
-    for found, text in (examined(), examined(links=network("aaaa"), **{**CUDA, "host.gpus": [GPU]})):
+    for changes in ({}, {**CUDA, "versions.cuda_driver": None}, {**CUDA, "host.gpus": [GPU]}):
+        found, text = examined(links=network("aaaa"), **changes)
         assert (found["problems"], found["advice"], found["verdict"], found["exit_code"]) == ([], [], "fine", 0)
         assert text.endswith("verdict     fine")
 
