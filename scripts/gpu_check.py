@@ -200,9 +200,6 @@ def run(command: Sequence[str], seconds: float, **variables: str) -> tuple[str, 
         return output, f"it did not end in its time; it said: {output.strip()[-600:]}"
 
 
-# ---------------------------------------------------------------- words
-
-
 def _spoken(key: str, value: object) -> str:
     plain = "; ".join(map(str, value)) if isinstance(value, list) else " ".join(str(value).split())
     return plain if key in ("value", "reason") else f"{plain} {key.replace('_', ' ')}"

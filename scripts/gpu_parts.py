@@ -36,9 +36,6 @@ def finding(name: str, status: str, **more: Any) -> Finding:
     return {"name": name, "status": status, **more}
 
 
-# ---------------------------------------------------------------- the host's facts
-
-
 def facts(_: str) -> Iterator[Finding]:
     """What this host has: every fact, or the reason why it is not known."""
     from gpucoll.doctor import facts as doctor
@@ -59,9 +56,6 @@ def _gpus() -> list[str]:
             for device in devices]
 
 
-# ---------------------------------------------------------------- the cases of tests/gpu
-
-
 def tests(keyword: str) -> Iterator[Finding]:
     """The cases of tests/gpu whose names have the keyword in them, one after the other."""
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
@@ -80,9 +74,6 @@ def tests(keyword: str) -> Iterator[Finding]:
             yield finding(name, MISSING, reason=str(error))
         except Exception:
             yield finding(name, FAILED, reason=traceback.format_exc()[-2000:])
-
-
-# ---------------------------------------------------------------- bandwidth and host time
 
 
 def bandwidth(megabytes: str) -> Iterator[Finding]:

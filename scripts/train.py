@@ -16,9 +16,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import IO, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from environment import launchers
 
@@ -43,17 +43,9 @@ import numpy as np  # noqa: E402
 
 import digits  # noqa: E402
 import gpucoll as gc  # noqa: E402
+import records  # noqa: E402
 from gpucoll.rendezvous import by_first_rank  # noqa: E402
-from records import (  # noqa: E402
-    STYLES,
-    Progress,
-    Refusal,
-    Step,
-    open_log,
-    read_checkpoint,
-    write_checkpoint,
-    write_step,
-)
+from records import Refusal, Step  # noqa: E402
 
 # Steps moderate enough that round-off, which differs with the number of ranks, dies away and does not grow: batches of
 # 16 at the rate of 64, for instance, give 1 and 8 ranks curves that part altogether. The warm-up adds to accuracy too.
@@ -93,24 +85,19 @@ def make_parser() -> argparse.ArgumentParser:
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this page and stop")
-    add_learning_options(parser)
+    add("--epochs", type=number(int, 1), default=30, metavar="N", help="default 30")
+    add("--batch", type=number(int, 1), default=64, metavar="N", help="samples per step, over all ranks; default 64")
+    add("--seed", type=number(int, 0), default=0, metavar="N", help="of first weights and order; default 0")
+    add("--learning-rate", type=number(float, 0), metavar="X", help="default batch * 0.2 / 64, at most 0.4")
+    add("--dtype", choices=("float32", "float64"), default="float32", help="default float32")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where every rank has a GPU")
     add("--algorithm", default="auto", metavar="NAME", help="of all_reduce, as in its algorithm=")
     add("--executor", metavar="NAME", help="as in gpucoll.init(executor=)")
     add("--save", type=Path, metavar="FILE.npz", help="write a checkpoint after each epoch")
     add("--resume", type=Path, metavar="FILE.npz", help="go on where this checkpoint was written")
     add("--log", type=Path, metavar="FILE.jsonl", help="write one JSON object per step")
-    add("--progress", choices=STYLES, default="auto", help="auto: a bar on a terminal, else lines")
+    add("--progress", choices=records.STYLES, default="auto", help="auto: a bar on a terminal, else lines")
     return parser
-
-
-def add_learning_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--epochs", type=number(int, 1), default=30, metavar="N", help="default 30")
-    add("--batch", type=number(int, 1), default=64, metavar="N", help="samples per step, over all ranks; default 64")
-    add("--seed", type=number(int, 0), default=0, metavar="N", help="of first weights and order; default 0")
-    add("--learning-rate", type=number(float, 0), metavar="X", help="default batch * 0.2 / 64, at most 0.4")
-    add("--dtype", choices=("float32", "float64"), default="float32", help="default float32")
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -144,34 +131,25 @@ def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
 
 
 def choose_arrays(comm: Any, device: str) -> Any:
-    """CuPy where asked for, or where `auto` finds a GPU on every rank; else NumPy."""
-    cupy, reason = (None, "") if device == "cpu" else find_cupy(comm.device)
-    if all(comm.mpi.allgather(cupy is not None)):
-        return cupy
+    """CuPy, with this rank's GPU made current, where asked for or where `auto` finds one on every rank; else NumPy."""
+    found, reason = None, "another rank has no GPU"
+    if device != "cpu":
+        try:
+            import cupy
+
+            cupy.cuda.Device(comm.device).use()
+            found = cupy
+        except (ImportError, RuntimeError) as error:  # CuPy's CUDARuntimeError is a RuntimeError
+            reason = str(error)
+    if all(comm.mpi.allgather(found is not None)):
+        return found
     if device == "cuda":
-        raise Refusal(f"--device cuda: {reason or 'another rank has no GPU'}")
+        raise Refusal(f"--device cuda: {reason}")
     return np
-
-
-def find_cupy(ordinal: int | None) -> tuple[Any, str]:
-    """CuPy with this rank's GPU made current, or None and the reason."""
-    try:
-        import cupy
-
-        cupy.cuda.Device(ordinal).use()
-        return cupy, ""
-    except (ImportError, RuntimeError) as error:  # CuPy's CUDARuntimeError is a RuntimeError
-        return None, str(error)
 
 
 def to_host(array: Any) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.get()
-
-
-def settle(xp: Any) -> None:
-    """Waits for the GPU, so that a clock read next tells how long the work took."""
-    if xp is not np:
-        xp.cuda.get_current_stream().synchronize()
 
 
 # Training
@@ -184,77 +162,61 @@ class Training:
         self.comm, self.options = comm, options
         self.xp = choose_arrays(comm, options.device)
         self.buffer = self.xp.zeros(digits.PARAMETERS + 1, options.dtype)
-        self.try_all_reduce()
-        self.state, self.epochs_done = self.start()
-        table = self.share_table()
+        try:  # before anything slow: an algorithm or executor may be one that cannot serve the steps
+            self.all_reduce(self.buffer)
+        except REFUSED as error:
+            raise Refusal(str(error)) from error
+        first = on_first(comm, self.first_state) or (np.zeros((2, digits.PARAMETERS), options.dtype), 0)
+        self.state = comm.broadcast(self.xp.asarray(first[0]), root=0)  # weights and momentum
+        self.epochs_done = int(comm.broadcast(self.xp.asarray([first[1]]), root=0)[0])
+        # Only rank 0 needs scikit-learn and the time that it takes.
+        table = on_first(comm, read_table)
+        table = np.zeros((digits.SAMPLES, digits.PIXELS + 1), np.uint8) if table is None else table
+        table = to_host(comm.broadcast(self.xp.asarray(table), root=0))
         self.train_set, self.test_set = digits.split(table[:, digits.PIXELS])
         self.images, self.targets = digits.prepare(self.xp, table, options.dtype)
         self.steps_per_epoch = math.ceil(len(self.train_set) / options.batch)
 
-    def all_reduce(self, array: Any) -> Any:
-        return self.comm.all_reduce(array, out=array, algorithm=self.options.algorithm)
-
-    def try_all_reduce(self) -> None:
-        """Refuses, before anything slow, an algorithm or executor that cannot serve the steps."""
-        try:
-            self.all_reduce(self.buffer)
-        except REFUSED as error:
-            raise Refusal(str(error)) from error
-
-    def start(self) -> tuple[Any, int]:
-        """Weights and momentum, shape (2, PARAMETERS), and epochs done: rank 0's on every rank."""
-        state, epochs = np.zeros((2, digits.PARAMETERS), self.options.dtype), 0
-        found = on_first(self.comm, self.first_state)
-        if found is not None:
-            state, epochs = found
-        state = self.comm.broadcast(self.xp.asarray(state), root=0)
-        return state, int(self.comm.broadcast(self.xp.asarray([epochs]), root=0)[0])
-
     def first_state(self) -> tuple[np.ndarray, int]:
+        """Weights and momentum, shape (2, PARAMETERS), and the epochs done: of a checkpoint, or fresh ones."""
         if self.options.resume:
-            return read_checkpoint(self.options.resume, settings(self.options))
+            return records.read_checkpoint(self.options.resume, settings(self.options))
         weights = digits.initial(self.options.seed, self.options.dtype)
         return np.stack([weights, np.zeros_like(weights)]), 0
 
-    def share_table(self) -> np.ndarray:
-        """All samples, on every rank's host; only rank 0 needs scikit-learn and the time it takes."""
-        table = on_first(self.comm, read_table)
-        if table is None:
-            table = np.zeros((digits.SAMPLES, digits.PIXELS + 1), np.uint8)
-        return to_host(self.comm.broadcast(self.xp.asarray(table), root=0))
+    def all_reduce(self, array: Any) -> Any:
+        return self.comm.all_reduce(array, out=array, algorithm=self.options.algorithm)
+
+    def settle(self) -> float:
+        """Waits for the GPU, so that the time that it returns is that of the work before."""
+        if self.xp is not np:
+            self.xp.cuda.get_current_stream().synchronize()
+        return time.perf_counter()
 
     def epoch(self, epoch: int) -> Iterator[Step]:
         options = self.options
         batches = digits.batches(self.train_set, options.batch, options.seed, epoch)
         for step, batch in enumerate(batches, start=epoch * self.steps_per_epoch + 1):
-            rate = options.learning_rate * DECAY**epoch * min(1.0, step / WARM_UP)
-            yield self.step(step, batch, rate)
+            yield self.step(step, batch, options.learning_rate * DECAY**epoch * min(1.0, step / WARM_UP))
 
     def step(self, step: int, batch: np.ndarray, rate: float) -> Step:
-        """Takes one step along the mean gradient of `batch`, the same on every rank."""
+        """Takes one step along the mean gradient of `batch`, the same on every rank.
+
+        The time of communication holds that of waiting for slower ranks.
+        """
         began = time.perf_counter()
         mine = self.xp.asarray(digits.share(batch, self.comm.rank, self.comm.size))
-        images, targets = self.images[mine], self.targets[mine]
-        digits.gradient(self.xp, self.state[0], images, targets, out=self.buffer)
-        communication = self.timed_all_reduce()
-        self.buffer /= len(batch)
-        self.descend(rate)
-        loss = float(self.buffer[-1])
-        return Step(step, loss, len(batch), time.perf_counter() - began, communication)
-
-    def timed_all_reduce(self) -> float:
-        """Sums the buffer over ranks; returns seconds, those of waiting for slower ranks included."""
-        settle(self.xp)
-        began = time.perf_counter()
+        digits.gradient(self.xp, self.state[0], self.images[mine], self.targets[mine], out=self.buffer)
+        computed = self.settle()
         self.all_reduce(self.buffer)
-        settle(self.xp)
-        return time.perf_counter() - began
-
-    def descend(self, rate: float) -> None:
+        communication = self.settle() - computed
+        self.buffer /= len(batch)
         weights, momentum = self.state
         momentum *= MOMENTUM
         momentum += self.buffer[:-1]
         weights -= rate * momentum
+        loss = float(self.buffer[-1])
+        return Step(step, loss, len(batch), time.perf_counter() - began, communication)
 
     def accuracy(self) -> float:
         """Per cent of the test set that is read rightly; every rank looks at its part of it."""
@@ -271,31 +233,23 @@ def read_table() -> np.ndarray:
 
 
 def train(comm: Any, options: argparse.Namespace) -> None:
+    """Trains to the end; rank 0 logs, saves, and shows how far it is."""
     on_first(comm, lambda: refuse_unwritable(options.save))
     training = Training(comm, options)
-    progress = Progress(options.progress if comm.rank == 0 else "off", options.epochs, sys.stderr)
-    with start_log(training) as log:
+    progress = records.Progress(options.progress if comm.rank == 0 else "off", options.epochs, sys.stderr)
+    done = training.epochs_done * training.steps_per_epoch
+    with on_first(comm, lambda: records.open_log(options.log, done) if options.log else None) or nullcontext() as log:
         for epoch in range(training.epochs_done, options.epochs):
             for step in training.epoch(epoch):
                 progress.add(step, step.step / training.steps_per_epoch)
                 if log:
-                    write_step(log, step)
-            save(training, epoch + 1)
+                    records.write_step(log, step)
+            if options.save:
+                on_first(comm, lambda: records.write_checkpoint(  # it is called before the next epoch
+                    options.save, to_host(training.state), epoch + 1, settings(options)))  # noqa: B023
     accuracy = training.accuracy()
     if comm.rank == 0:
         print(f"test accuracy {accuracy:.1f} %", flush=True)
-
-
-def start_log(training: Training) -> AbstractContextManager[IO[str] | None]:
-    path, done = training.options.log, training.epochs_done * training.steps_per_epoch
-    log = on_first(training.comm, lambda: open_log(path, done) if path else None)
-    return log or nullcontext()
-
-
-def save(training: Training, epochs: int) -> None:
-    path, alike = training.options.save, settings(training.options)
-    if path:
-        on_first(training.comm, lambda: write_checkpoint(path, to_host(training.state), epochs, alike))
 
 
 def refuse_unwritable(path: Path | None) -> None:
@@ -327,7 +281,7 @@ def refuse(error: Exception) -> int:
     return say(f"train.py: error: {' '.join(str(error).split())}\n", sys.stderr, 2)
 
 
-def say(text: str, stream: IO[str], code: int) -> int:
+def say(text: str, stream: Any, code: int) -> int:
     """Writes the text once, from rank 0 of all that were launched; returns the exit code."""
     from mpi4py import MPI
 

@@ -20,10 +20,11 @@ from typing import Any
 import numpy
 
 import gpucoll
-from gpucoll.arguments import launched, refuse
+from gpucoll.arguments import refuse
 from gpucoll.doctor import facts, probes, report
 from gpucoll.doctor.report import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
+from gpucoll.launchers import launched
 
 PROGRAM = "gpucoll doctor"
 TIMEOUT = 60.0  # seconds, where GPUCOLL_TIMEOUT says nothing

@@ -51,9 +51,6 @@ def reason(error: BaseException) -> str:
     return FOLDERS.sub("", " ".join(str(said).split())) or type(error).__name__
 
 
-# ---------------------------------------------------------------- versions
-
-
 def versions() -> Findings:
     """Find the versions of the packages and libraries, as text."""
     packages = {name: lambda name=name: importlib.import_module(name).__version__
@@ -83,26 +80,24 @@ def _cuda(ask: str) -> str:
 
 # ---------------------------------------------------------------- MPI
 
-
 def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
     """Find which MPI mpi4py uses, who launched this process or would, and whether the two belong together."""
     told = started(environment)
-    name, size = (told.launcher.name, told.size) if told else (None, None)
     found = look(library=lambda: short(mpi_module().Get_library_version()),
-                 mpiexec=lambda: None if name else _mpiexec())
+                 mpiexec=lambda: None if told else _mpiexec())
     library, mpiexec = found.facts["library"], found.facts["mpiexec"]
-    own, other = family(library or ""), family(name or mpiexec or "")
+    own, other = family(library), told.launcher.family if told else family(mpiexec)
     match = own == other if own and other else None
-    what = f"{name} started {size} ranks, but mpi4py uses {library}" if name else \
+    what = f"{told.launcher.name} started {told.size} ranks, but mpi4py uses {library}" if told else \
         f"the mpiexec that comes first is {mpiexec}, but mpi4py uses {library}: each rank would be alone"
-    found.facts.update(launcher=name, launched=size, match=match,
+    found.facts.update(launcher=told and told.launcher.name, launched=told and told.size, match=match,
                        mismatch=f"{what}; launch with {own}'s own mpiexec" if match is False else None)
     return found
 
 
-def family(text: str) -> str | None:
+def family(version: str | None) -> str | None:
     """Return whose a library or a launcher is, after what it says of its version; None for an unknown one."""
-    vendor = vendor_of(text)
+    vendor = vendor_of(version or "")
     return vendor and vendor.family
 
 

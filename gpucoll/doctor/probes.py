@@ -95,7 +95,7 @@ def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
 def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float) -> list[tuple[Pair, Figures]]:
     mine = []
     for together in [*rounds(pairs, hosts), []]:
-        if not wait_for_all(mpi, 2 * timeout, 1e-3):  # asleep: cores are for those who measure
+        if not wait_for_all(mpi, 2 * timeout, nap=1e-3):
             raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the pairs that measure")
         for pair in together:
             if mpi.rank in pair:
@@ -111,18 +111,14 @@ def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> 
     for _ in range(1 + repeats):
         started = time.perf_counter()
         for sends in (first, not first):
-            _complete((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1), timeout,
-                      f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
+            request, deadline = (mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1), time.monotonic() + timeout
+            while not request.Test():
+                if time.monotonic() > deadline:
+                    raise CollectiveTimeout(
+                        f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
+                os.sched_yield()
         ways.append((time.perf_counter() - started) / 2)
     return ways[1:]
-
-
-def _complete(request: Any, timeout: float, silence: str) -> None:
-    deadline = time.monotonic() + timeout
-    while not request.Test():
-        if time.monotonic() > deadline:
-            raise CollectiveTimeout(silence)
-        os.sched_yield()
 
 
 # ---------------------------------------------------------------- the self-test

@@ -25,9 +25,6 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
 
 
-# ---------------------------------------------------------------- the rules
-
-
 class Rule(NamedTuple):
     """`text` is said once for each of the cases that `cases` finds in a report, with the words of the case."""
 
@@ -122,9 +119,6 @@ RULES = (
          "GPU {index} ({pci}) of {host} cannot read the memory of all others: data goes through the host: IOMMU or ACS "
          "switched on, or GPUs behind different sockets"),
 )
-
-
-# ---------------------------------------------------------------- for people
 
 
 def paragraph(label: str, *lines: str) -> Iterator[str]:

@@ -30,12 +30,12 @@ def test_launched_it_speaks_once_and_ends_alike(mpiexec):
 
 
 def alone(env):
-    job = run_job([sys.executable, "-c", QUICK.format("pass"), "--json"], seconds(60), env, None)
-    return job, json.loads(job.stdout)
+    return run_job([sys.executable, "-c", QUICK.format("pass"), "--json"], seconds(60), env, None)
 
 
 def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):
-    job, found = alone({"USER": "annelore", "LOGNAME": "annelore", "API_TOKEN": "s3cr3t"})
+    job = alone({"USER": "annelore", "LOGNAME": "annelore", "API_TOKEN": "s3cr3t"})
+    found = json.loads(job.stdout)
     assert sorted(found) == ["advice", "exit_code", "hosts", "links", "missing", "mpi", "problems", "ranks", "schema",
                              "self_test", "verdict", "versions"]
     assert (job.returncode, found["exit_code"], found["problems"], found["ranks"]) == (0, 0, [], 1)
@@ -48,7 +48,8 @@ def test_alone_it_is_one_json_object_that_says_nothing_of_the_user(launcher):
 def test_another_launcher_is_one_sentence_and_starts_nothing(launcher):
     other, own, names = ("MPICH", "Open MPI", ("PMI_SIZE", "PMI_RANK")) if launcher.vendor.mark == "Open MPI" else \
         ("Open MPI", "MPICH", ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"))
-    job, found = alone(dict(zip(names, ("4", "0"), strict=True)))
+    job = alone(dict(zip(names, ("4", "0"), strict=True)))
+    found = json.loads(job.stdout)
     assert (job.returncode, [problem["code"] for problem in found["problems"]]) == (1, ["GC-LAUNCHER"])
     assert f"{other}'s mpiexec started 4 ranks, but mpi4py uses {own} " in found["problems"][0]["text"]
     assert (found["mpi"]["match"], found["self_test"]) == (False, {})
@@ -89,7 +90,6 @@ def test_a_wrong_result_on_one_rank_is_everyones_exit_code(ranks):
     found = json.loads(text)
     assert [fault["ranks"] for fault in found["self_test"]["cpu"]["faults"]] == [[1]]
     assert any("all_gather" in problem["text"] and "on rank 1" in problem["text"] for problem in found["problems"])
-    assert found["missing"]["self-test on cuda"] == "the test before has failed"
 
 
 # Rank 1 never answers; rank 0, the other one of the only pair, gives up soon.
