@@ -160,6 +160,12 @@ def test_the_picture_shows_every_message_and_ends_complete():
     assert all(name in full for x, name in used if x in columns)
 
 
+def test_the_large_picture_shows_when_each_rank_is_busy():
+    root = ET.fromstring(draw("ring", size=32, form="svg"))
+    assert sum(path.get("class") == "r31" for path in root.iter(f"{SVG}path")) == 1
+    assert "at most 1 chunk" in [text.text for text in root.iter(f"{SVG}text")]
+
+
 def test_nothing_is_asked_for_from_elsewhere():
     """The page's policy allows its own script only."""
     html = draw("ring", size=3)

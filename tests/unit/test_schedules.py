@@ -69,7 +69,7 @@ IN = Slice("input", 0)
     ([[(Send(Slice("scratch", 0), 1),)], [(Recv(ONE, 0),)]], "nobody has written"),
     ([[(RecvReduce(ONE, 1),)], [(Send(IN, 0),)]], "combines chunk 0 into nothing"),
     ([[(Recv(ONE, 1),), (Send(ONE, 1),)], [(Recv(ONE, 0),), (Send(ONE, 0),)]], "waits for ever"),
-    ([[(Copy(IN, ONE),)], [(Copy(IN, ONE),)]], "contributions"),
+    ([[(Copy(Slice("input", 0, 2), Slice("output", 0, 2)),)]] * 2, r"chunk 0 with contributions \[1, 0\], not"),
     ([[(Send(IN, 1),)], [(Recv(Slice("scratch", 1), 0),)]], "length differs"),  # those of chunks 0 and 1 may
 ])
 def test_a_fault_is_named(plans, words):

@@ -149,8 +149,8 @@ def test_every_collective_has_a_table():
 
 def test_wrong_options_are_refused():
     for changed in ({"size": "5X"}, {"algorithm": "rng"}, {"topology": "/nope.toml"}, {"segments": 0},
-                    {"plot": "x.png"}, {"plot": "/nope/x.svg"}, {"collective": "reduce", "root": 8}, {"ranks": [1 << 20]},
-                    {"topology": "nvlink_node", "ranks": [16]}):
+                    {"plot": "x.png"}, {"plot": "/nope/x.svg"}, {"collective": "reduce", "root": 8},
+                    {"ranks": [1 << 20]}, {"topology": "nvlink_node", "ranks": [16]}):
         with pytest.raises(ArgumentError):
             answer(options(**changed), lambda name, nbytes, size: 1)
 
