@@ -86,7 +86,7 @@ def unreachable(comm):
     opened = raising(runtime.CUDARuntimeError(201)) if comm.rank == 1 else runtime.ipcOpenMemHandle
     with replaced(runtime, "ipcOpenMemHandle", opened), \
             gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
-        said = refused("GC-EXECUTOR", other.all_reduce, cupy.ones(3), algorithm="ring")
+        said = refused("GC-ALGO", other.all_reduce, cupy.ones(3), algorithm="ring")
         assert f"{'this rank' if comm.rank == 1 else 'rank 1'} cannot reach" in said, said
 
 
