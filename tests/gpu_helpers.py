@@ -25,15 +25,14 @@ def held(stream):
 
 
 def refused(code, call, *arguments, **options):
-    """Whether the call raises an error of ours with this code."""
+    """The words of the error of ours, with this code, that the call raises; none where it raises none."""
     try:
         call(*arguments, **options)
     except gc.GpucollError as error:
-        found = error.code
-    else:
-        return False
-    assert found == code, found
-    return True
+        if error.code != code:
+            raise
+        return str(error) or code
+    return ""
 
 
 def same(found, expected):
@@ -61,3 +60,12 @@ def replaced(module, name, value):
         yield
     finally:
         setattr(module, name, before)
+
+
+def raising(error, before=lambda: None):
+    """A function that raises `error`."""
+    def call(*_):
+        before()
+        raise error
+
+    return call

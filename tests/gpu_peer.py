@@ -6,7 +6,7 @@ import cupy
 import numpy
 
 import gpucoll as gc
-from gpu_helpers import PATIENCE, ramp, ranges, refused, replaced, same
+from gpu_helpers import PATIENCE, raising, ramp, ranges, refused, replaced, same
 
 LARGE = 1_100_000  # elements of four bytes: more than the peer executor stages at a time
 
@@ -16,19 +16,16 @@ def symmetric(comm):
     for count, algorithms in ((1000, ("one_shot", "two_shot", "ring", "auto")), (LARGE, ("one_shot", "two_shot"))):
         total = sum(ranges(comm, count))
         x, y, other = (comm.zeros(count, "float32", device="cuda") for _ in range(3))
-        assert isinstance(x, cupy.ndarray)
+        assert (type(x), x.device.id) == (cupy.ndarray, comm.device)
         assert not x.get().any()
-        assert x.device.id == comm.device
+        room = comm.empty(2 * count + 8, "float32", device="cuda")
         for algorithm in algorithms:
             for source, target in ((x, y), (x, x), (x, y if comm.rank else other), (y if comm.rank else x, other),
-                                   (x if comm.rank else cupy.empty_like(x), y), (other, cupy.empty_like(x))):
+                                   (x if comm.rank else cupy.empty_like(x), y), (other, cupy.empty_like(x)),
+                                   (room[5:5 + count], room[count + 7:][:count])):
                 source[...] = ramp(comm, count)
                 assert comm.all_reduce(source, target, algorithm=algorithm) is target
                 same(target, total)
-            room = comm.empty(2 * count + 8, "float32", device="cuda")
-            part = room[5:5 + count]
-            part[...] = ramp(comm, count)
-            same(comm.all_reduce(part, room[count + 7:][:count], algorithm=algorithm), total)
     same(comm.broadcast(comm.zeros((3, 5), "int16", device="cuda") + comm.rank), numpy.zeros((3, 5), "int16"))
 
 
@@ -45,14 +42,10 @@ def blocks(comm):
     assert len(places) <= 2
     assert refused("GC-DTYPE", comm.empty, 3, "float8_e5m2", device="cuda")
     runtime = cupy.cuda.runtime
-
-    def none_left(nbytes):
-        raise runtime.CUDARuntimeError(2)
-
-    if comm.size > 1:
-        with replaced(runtime, "malloc", none_left if comm.rank == 1 and comm.mpi is not None else runtime.malloc):
+    if comm.mpi is not None and comm.size > 1:
+        with replaced(runtime, "malloc", raising(runtime.CUDARuntimeError(2)) if comm.rank == 1 else runtime.malloc):
             code = "GC-MEMORY" if comm.rank == 1 else "GC-PEER"
-            assert comm.mpi is None or refused(code, comm.empty, 1 << 27, "uint8", device="cuda")
+            assert refused(code, comm.empty, 1 << 27, "uint8", device="cuda")
     x = comm.empty(1 << 27, "uint8", device="cuda")
     x[...] = 1
     assert comm.all_reduce(x[:5000]).get().max() == comm.size
@@ -67,7 +60,7 @@ def planned(comm):
             plan = comm.plan("all_reduce", x, out, algorithm=algorithm, stream=stream)
             same(plan(), sum(ranges(comm, 3000)))
             device = comm._gpus["cuda"].device
-            with replaced(device, "empty", refuse):
+            with replaced(device, "empty", raising(AssertionError("a planned call allocates"))):
                 for _ in range(3):
                     x += 1
                     plan()
@@ -81,10 +74,6 @@ def planned(comm):
                 same(out, sum(one + turn for one in ranges(comm, 3000)).astype(numpy.float32))
 
 
-def refuse(*_):
-    raise AssertionError("a planned call allocates")
-
-
 def executors_named(comm):
     """Which executors there are for GPU arrays."""
     comm.all_reduce(cupy.ones(3))
@@ -94,18 +83,11 @@ def executors_named(comm):
 def unreachable(comm):
     """Where CUDA lets one rank map nothing, no rank uses such memory, and every one says who cannot."""
     runtime = cupy.cuda.runtime
-
-    def open_none(*_):
-        raise runtime.CUDARuntimeError(201)
-
-    with replaced(runtime, "ipcOpenMemHandle", open_none if comm.rank == 1 else runtime.ipcOpenMemHandle), \
+    opened = raising(runtime.CUDARuntimeError(201)) if comm.rank == 1 else runtime.ipcOpenMemHandle
+    with replaced(runtime, "ipcOpenMemHandle", opened), \
             gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
-        try:
-            other.all_reduce(cupy.ones(3), algorithm="ring")
-        except gc.GpucollError as error:
-            assert f"{'this rank' if comm.rank == 1 else 'rank 1'} cannot reach" in str(error), error
-        else:
-            raise AssertionError("it reached all")
+        said = refused("GC-ALGO", other.all_reduce, cupy.ones(3), algorithm="ring")
+        assert f"{'this rank' if comm.rank == 1 else 'rank 1'} cannot reach" in said, said
 
 
 def unshared(comm):

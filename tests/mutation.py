@@ -34,8 +34,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "schedule": ["tests/unit/test_schedules.py", "tests/contract"],
     "product": ["tests/contract", "tests/unit"],
     "kernel": ["tests/kernels", "tests/contract"],
-    "peer": ["tests/unit/test_peer_*.py", "tests/contract"],
-    "race": ["tests/unit/test_peer_*.py", "tests/contract"],
+    "peer": ["tests/peer", "tests/contract"],
+    "race": ["tests/peer", "tests/contract"],
     "slots": ["tests/contract", "tests/multirank/test_slots.py"],
 }
 UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly
@@ -59,9 +59,8 @@ class Verdict(NamedTuple):
 
 def faults():
     """All of the repository's own: schedules and product here, kernels where their checks are tested on them."""
-    import peer_mutants
-
     import slots_mutants
+    from peer import mutants as peer_mutants
 
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 

@@ -59,57 +59,38 @@ def kernels():
     return mirror.use()
 
 
-def reduces(name):
-    """Every op of a dtype, every alignment of it."""
+def check(*calls):
+    """Some of `checks`, by name, and what each takes after the kernels."""
     import checks
 
+    for name, *arguments in calls:
+        getattr(checks, f"check_{name}")(kernels(), *arguments)
+
+
+def reduces(name):
+    """Every op of a dtype, every alignment of it."""
     from gpucoll.ops import OPS
     from oracle import OPS as NAMES
     from oracle import legal
 
-    for op in NAMES:
-        if legal(op, name):
-            checks.check_reduce(kernels(), OPS[op], name)
-    checks.check_misaligned(kernels(), name)
+    check(*(("reduce", OPS[op], name) for op in NAMES if legal(op, name)), ("misaligned", name))
 
 
 def expressions():
-    import checks
     import numpy
 
     from gpucoll.ops import elementwise_op
 
-    checks.check_expression(kernels(), elementwise_op("a + b - a*b"), "float32", lambda a, b: a + b - a * b)
-    checks.check_expression(kernels(), elementwise_op("max(a + b, b)"), "int8", lambda a, b: numpy.maximum(a + b, b))
-    checks.check_expression(kernels(), elementwise_op("sqrt(a*a + b*b)"), "float64",
-                            lambda a, b: numpy.sqrt(a * a + b * b))
+    check(("expression", elementwise_op("a + b - a*b"), "float32", lambda a, b: a + b - a * b),
+          ("expression", elementwise_op("max(a + b, b)"), "int8", lambda a, b: numpy.maximum(a + b, b)),
+          ("expression", elementwise_op("sqrt(a*a + b*b)"), "float64", lambda a, b: numpy.sqrt(a * a + b * b)))
 
 
-def moves():
-    import checks
-
-    checks.check_copy(kernels())
-    checks.check_pack(kernels())
-    checks.check_unpack(kernels())
-
-
-def scales():
-    import checks
-
-    for name in ("float16", "bfloat16", "float32", "float64", "float8_e5m2", "complex64", "int32"):
-        for what in ("divide", "multiply"):
-            checks.check_scale(kernels(), what, name)
-        checks.check_scale(kernels(), "truth", name)
-
-
-def casts():
-    import checks
-
-    for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        checks.check_conversions(kernels(), name)
-        for other in ("float32", "float64", "int8", "uint64", "bool"):
-            checks.check_cast(kernels(), name, other)
-            checks.check_cast(kernels(), other, name)
+SCALES = [("scale", what, name) for what in ("divide", "multiply", "truth")
+          for name in ("float16", "bfloat16", "float32", "float64", "float8_e5m2", "complex64", "int32")]
+NARROW = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+CASTS = [("cast", *pair) for name in NARROW for other in ("float32", "float64", "int8", "uint64", "bool")
+         for pair in ((name, other), (other, name))]
 
 
 def memcheck(command, seconds, variables=None):
@@ -164,15 +145,10 @@ def binding():
 
 def refusal():
     """NCCL's own words are in our error."""
-    from gpucoll.errors import BackendError
+    from gpu_helpers import refused
 
     with lone() as (transport, stream, x, _):
-        try:
-            transport.broadcast(x.data.ptr, x.data.ptr, x.nbytes, 7, stream)
-        except BackendError as error:
-            assert error.code == "GC-NCCL", error
-        else:
-            raise AssertionError("a root that is no rank was accepted")
+        assert refused("GC-NCCL", transport.broadcast, x.data.ptr, x.data.ptr, x.nbytes, 7, stream)
 
 
 def every_call(transport, x, out, stream):
@@ -323,7 +299,10 @@ DTYPES = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat
           "complex128 float8_e4m3fn float8_e5m2").split()
 CASES = {
     **{f"reduce {name}": functools.partial(reduces, name) for name in DTYPES},
-    "reduce by expressions": expressions, "copy, pack, unpack": moves, "scale": scales, "cast": casts,
+    "reduce by expressions": expressions,
+    "copy, pack, unpack": functools.partial(check, ("copy",), ("pack",), ("unpack",)),
+    "scale": functools.partial(check, *SCALES),
+    "cast": functools.partial(check, *CASTS, *(("conversions", name) for name in NARROW)),
     "memcheck": sanitized, "NCCL's binding": binding, "NCCL's refusals": refusal,
     "threads on one GPU": threads, "one rank": alone,
     **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)},

@@ -70,12 +70,12 @@ ON_PEER = [("streams", "two_shot"), ("points",), ("many_streams",), ("asynchrono
            ("mirrored", "every_count", "all_reduce", "ring")]
 
 
-@pytest.mark.parametrize("program", named([*ANYWHERE, *WITH_NCCL], slow="many_streams"))
+@pytest.mark.parametrize("program", named([*ANYWHERE, *WITH_NCCL], slow="many_streams kept_from_the_collector"))
 def test_programs(gpus, program):
     gpus(program[0], SIZE, *program[1:])
 
 
-@pytest.mark.parametrize("program", named(ON_PEER, slow="many_streams blocks"))
+@pytest.mark.parametrize("program", named(ON_PEER, slow="many_streams blocks asynchronous points ragged"))
 def test_programs_by_the_peer_executor(gpus, program):
     gpus(program[0], SIZE, *program[1:], env=PEER)
 
@@ -131,10 +131,12 @@ def job(ranks, code, **variables):
     return "".join(sorted(result.stdout.split()))
 
 
+@pytest.mark.slow
 def test_torchs_calls_on_cupy_arrays(mpiexec, emulated_kernels):
     assert job(2, "import gpu_programs; print(gpu_programs.torch_like())") == "nccl" * 2
 
 
+@pytest.mark.slow
 def test_the_oldest_cupy_that_is_taken(mpiexec, emulated_kernels):
     """Its ids of NCCL are tuples, its streams have no protocol, and it has no bfloat16."""
     which = [("streams", "ring"), ("mirrored", "carriers", "tree"), ("points",), ("replayed", "ring")]
@@ -143,6 +145,7 @@ def test_the_oldest_cupy_that_is_taken(mpiexec, emulated_kernels):
     assert job(2, code, STAND_IN_CUPY="13.6.0") == ""
 
 
+SHARE = {"GPUCOLL_SHARE_GPU": "1"}
 CLAIM = """
 import sys, cupy, gpucoll as gc
 comm = gc.init(timeout=60)
@@ -157,13 +160,14 @@ comm.close()
 
 @pytest.mark.parametrize(("variables", "said"), [
     ({"STAND_IN_GPUS": "1"}, "0011" + "GC-SHARED-GPU" * 2),
-    ({"STAND_IN_GPUS": "1", "GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "True" * 2),
-    ({"STAND_IN_GPUS": "1", "GPUCOLL_SHARE_GPU": "1"}, "GC-NCCL" * 2),
+    pytest.param({"STAND_IN_GPUS": "1", **SHARE, "NCCL_MULTI_RANK_GPU_ENABLE": "1"}, "True" * 2, marks=SLOW),
+    pytest.param({"STAND_IN_GPUS": "1", **SHARE}, "GC-NCCL" * 2, marks=SLOW),
 ])
 def test_two_ranks_on_one_gpu(mpiexec, emulated_kernels, variables, said):
     assert job(2, CLAIM, **variables) == said
 
 
+@pytest.mark.slow
 def test_messages_and_collectives_do_not_wait_for_each_other(mpiexec, emulated_kernels):
     assert job(2, "import gpu_programs; gpu_programs.crossed()") == ""
 
@@ -182,6 +186,7 @@ def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
     assert len(losses["cuda"]) == 6
 
 
+@pytest.mark.slow
 def test_training_without_gpus(mpiexec, emulated_kernels):
     result = launch(2, sys.executable, TRAIN, "--device=cuda", env=environment(STAND_IN_GPUS="0"), timeout=seconds(60))
     assert result.returncode == 2
@@ -196,8 +201,8 @@ PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("pla
 
 
 @pytest.mark.parametrize(("programs", "gpus", "variables"), [
-    (THREADS, 3, {}), pytest.param(THREADS, 1, {}, marks=SLOW), (PEER_THREADS[:1], 1, PEER),
-    pytest.param(PEER_THREADS, 1, PEER, marks=SLOW)], ids=["GPUs", "one GPU", "peer", "peer, all"])
+    (THREADS, 3, {}), pytest.param(THREADS, 1, {}, marks=SLOW), pytest.param(PEER_THREADS, 1, PEER, marks=SLOW)],
+    ids=["GPUs", "one GPU", "peer"])
 def test_threads(emulated_kernels, programs, gpus, variables):
     """One process runs all programs, and names the one that fails."""
     which = json.dumps([("threads", 3, *program) for program in programs])

@@ -34,7 +34,7 @@ class ndarray:
         shape = (shape,) if isinstance(shape, int | numpy.integer) else tuple(shape)
         dtype = supported(dtype)
         nbytes = int(numpy.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
-        self.data = _memory.alloc(nbytes) if memptr is None else memptr
+        self.data = _memory.MemoryPointer(_memory.Memory(nbytes), 0) if memptr is None else memptr
         self._place(shape, dtype, contiguous(shape, dtype.itemsize, order) if strides is None else tuple(strides))
 
     def _place(self, shape, dtype, strides):
@@ -123,9 +123,6 @@ class ndarray:
 
     def __float__(self):
         return float(self.get())
-
-    def __index__(self):
-        return self.get().__index__()
 
     # Views and copies
 

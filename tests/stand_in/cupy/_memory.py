@@ -45,7 +45,7 @@ class Memory:
     """What an allocation gives; when the last array that uses it is gone, the pool has it again."""
 
     def __init__(self, nbytes):
-        self.device_id, self.size = MACHINE.device(), nbytes
+        self.device_id = MACHINE.device()
         self.chunk, self.ptr = None, 0
         if nbytes:
             from .cuda import get_current_stream
@@ -65,9 +65,8 @@ class Memory:
 class UnownedMemory:
     """Memory that somebody else has, who lives as long."""
 
-    def __init__(self, ptr, size, owner, device_id=-1):
-        self.ptr, self.size, self._owner = ptr, size, owner
-        self.device_id = MACHINE.device() if device_id < 0 else device_id
+    def __init__(self, ptr, size, owner, device_id):
+        self.ptr, self._owner, self.device_id = ptr, owner, device_id
 
 
 class MemoryPointer:
@@ -81,9 +80,6 @@ class MemoryPointer:
     def device(self):
         from .cuda import Device
         return Device(self.device_id)
-
-    def __int__(self):
-        return self.ptr
 
     def __add__(self, offset):
         return MemoryPointer(self.mem, self.ptr - self.mem.ptr + offset)
@@ -107,7 +103,3 @@ def view(address, nbytes, device):
     first = address - chunk.start
     check(first + nbytes <= chunk.nbytes, 700, f"{nbytes} bytes at {address:#x} are more than were allocated")
     return chunk.bytes[first:first + nbytes]
-
-
-def alloc(nbytes):
-    return MemoryPointer(Memory(nbytes), 0)

@@ -11,11 +11,7 @@ from .._machine import MACHINE, CUDARuntimeError, Event, Queue, check
 
 __all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset"]
 
-streamDefault, streamNonBlocking, streamLegacy, streamPerThread = 0, 1, 1, 2
-eventDefault, eventBlockingSync, eventDisableTiming, eventInterprocess = 0, 1, 2, 4
-streamCaptureModeGlobal, streamCaptureModeThreadLocal, streamCaptureModeRelaxed = 0, 1, 2
-memcpyHostToDevice, memcpyDeviceToHost, memcpyDeviceToDevice = 1, 2, 3
-is_hip = False
+streamNonBlocking, streamLegacy, eventDisableTiming, memcpyDeviceToDevice = 1, 1, 2, 3
 
 
 def getDeviceCount():
@@ -36,8 +32,7 @@ def runtimeGetVersion():
     return 13020
 
 
-def driverGetVersion():
-    return 13020
+driverGetVersion = runtimeGetVersion
 
 
 def deviceGetPCIBusId(device):
@@ -54,10 +49,6 @@ def deviceSynchronize():
     queues = [queue for queue in MACHINE.queues if queue.device == getDevice()]
     check(all(queue.capture is None for queue in queues), 900)
     MACHINE.finish([(queue, queue.issued) for queue in queues])
-
-
-def memGetInfo():
-    return 1 << 29, 1 << 30
 
 
 def memcpyAsync(target, source, nbytes, kind, stream):
@@ -94,11 +85,11 @@ def streamQuery(stream):
     return 0 if MACHINE.ended(queue, queue.issued) else 600
 
 
-def streamWaitEvent(stream, event, flags=0):
+def streamWaitEvent(stream, event):
     _capture.wait(MACHINE.queue(stream), MACHINE.find(event, Event))
 
 
-def streamBeginCapture(stream, mode=streamCaptureModeRelaxed):
+def streamBeginCapture(stream):
     queue = MACHINE.find(stream, Queue)
     check(queue.capture is None, 900)
     queue.capture = []

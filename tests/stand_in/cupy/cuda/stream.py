@@ -18,8 +18,8 @@ def _stacks():
     return _local.stacks
 
 
-def get_current_stream(device_id=-1):
-    return _stacks()[runtime.getDevice() if device_id == -1 else device_id][-1]
+def get_current_stream():
+    return _stacks()[runtime.getDevice()][-1]
 
 
 def get_elapsed_time(start_event, end_event):
@@ -58,25 +58,16 @@ class _BaseStream:
     def __cuda_stream__(self):
         return 0, self.ptr
 
-    def _checked_device(self):
-        current = runtime.getDevice()
-        if self.device_id not in (-1, current):
-            raise RuntimeError(f"The device that the stream is created on ({self.device_id}) does not match with the "
-                               f"current device ({current})")
-        return current
-
     def __enter__(self):
-        device = self._checked_device()
+        device = runtime.getDevice()
+        if self.device_id not in (-1, device):
+            raise RuntimeError(f"the stream is of device {self.device_id}, not the current one ({device})")
         _stacks()[device].append(self)
         _local.entered.append(device)
         return self
 
     def __exit__(self, *_):
         _stacks()[_local.entered.pop()].pop()
-
-    def use(self):
-        _stacks()[self._checked_device()][-1] = self
-        return self
 
     @property
     def done(self):
@@ -102,9 +93,7 @@ class _BaseStream:
         runtime.streamBeginCapture(self.ptr)
 
     def end_capture(self):
-        captured = graph.Graph.__new__(graph.Graph)
-        captured._handle = runtime.streamEndCapture(self.ptr)
-        return captured
+        return graph.Graph(runtime.streamEndCapture(self.ptr))
 
     def is_capturing(self):
         return runtime.streamIsCapturing(self.ptr)
