@@ -1,7 +1,7 @@
 """Large parameter grids: a sample always runs, the rest is nightly; many small cases make one test.
 
-Which sample is drawn follows from GPUCOLL_TEST_SEED, by default the day: over time the default tier covers the grid. The
-header of a run prints the seed; given again, it draws the same sample.
+Which sample is drawn follows from GPUCOLL_TEST_SEED, by default the day: over time the default tier covers the grid.
+The header of a run prints the seed; given again, it draws the same sample.
 """
 
 import contextlib
