@@ -4,12 +4,12 @@ import dataclasses
 
 import pytest
 
-import oracle
 import programs
 from compiled import make_families
 from gpucoll.device import sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
+from mixture import PAIRS
 from thread_ranks import on_threads
 
 # The peer kernels of an op and a dtype are a unit to compile, so that by default it is not tried on every pair: on sums
@@ -19,7 +19,6 @@ PEER = [*(("sum", name) for name in ("int32", "int64", "float16", "bfloat16", "f
         ("min", "float32"), ("max", "float32"), ("prod", "int8"), ("prod", "complex64"), ("max", "uint32"),
         ("min", "uint64"), ("avg", "float16"), ("band", "uint8"), ("bor", "uint16"), ("bxor", "int16"),
         ("land", "bool"), ("lor", "float64"), ("lxor", "int32")]
-PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
 
 
 @dataclasses.dataclass(frozen=True)

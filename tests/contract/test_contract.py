@@ -8,15 +8,16 @@ import itertools
 
 import pytest
 
+import mixture
 import oracle
 import programs
 from gpucoll.algorithms import registry
 from gpucoll.collectives import COLLECTIVES
 from grids import generator, naming, sampled
-from programs import MOVED, MOVEMENTS, REDUCTIONS
+from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
 
-FEW = 8  # calls of an algorithm by default
+FEW = 6  # calls of an algorithm by default
 SIZES = (1, 2, 2, 3, 3, 4, 4, 5, 8)  # by default some numbers of ranks come more often
 ALL_REDUCE = [name for name in programs.algorithms("all_reduce") if name != "native"]
 
@@ -27,32 +28,22 @@ def test_these_are_all_collectives():
 
 @pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
 def test_every_algorithm(executor, collective):
+    """Pairs of op and dtype, lengths and numbers of ranks come in turn, each in an order drawn before."""
     random = generator(f"{executor.name}/{collective}")
-    pairs = itertools.cycle(random.sample(executor.pairs, len(executor.pairs)))
-    sizes = itertools.cycle(random.sample(SIZES, len(SIZES)))
-    for algorithm, size in zip(executor.algorithms(collective), sizes, strict=False):
-        calls = list(itertools.islice(drawn(collective, size, pairs, random), FEW))
-        executor.run(size, called, collective, algorithm, calls)
+    pairs, sizes, = (itertools.cycle(random.sample(some, len(some))) for some in (executor.pairs, SIZES))
+    for algorithm in executor.algorithms(collective):
+        size = next(sizes)
+        lengths = [*programs.counts(size), 13, 65537]
+        calls = [(collective, algorithm, *next(pairs), length, random.random())
+                 for length in random.sample(lengths, FEW)]
+        executor.run(size, mixture.called, calls)
 
 
-def drawn(collective, size, pairs, random):
-    """Arguments of `programs.reduction`, or of one of the programs of `MOVED`; lengths come in turn."""
-    lengths = itertools.cycle(random.sample([*programs.counts(size), 13, 65537], len(programs.counts(size)) + 2))
-    for (op, name), count in zip(pairs, lengths, strict=False):
-        if collective in REDUCTIONS:
-            yield op, name, count, random.random() < 0.5
-        else:
-            long = programs.long_count(name) if count == 65537 else count
-            yield name, long, random.randrange(size) if COLLECTIVES[collective].rooted else 0
-
-
-def called(comm, collective, algorithm, calls):
-    for call in calls:
-        with naming((collective, algorithm, comm.size, call)):
-            if collective in REDUCTIONS:
-                programs.reduction(comm, collective, algorithm, *call)
-            else:
-                MOVED[collective](comm, algorithm, *call)
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.nightly) for number in range(1, 40))])
+def test_mixtures(executor, number):
+    key = f"mixture/{executor.name}/{number}"
+    size = generator(key).choice((2, 3, 4, 5))
+    executor.run(size, mixture.run, mixture.draw(key, size, executor.pairs))
 
 
 @pytest.mark.nightly

@@ -154,6 +154,6 @@ def explained(comm):
 PROGRAMS = (calls_again, replayed, plans, plans_into_given_memory, plans_of_anything_else, plans_refused, explained)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=[program.__name__ for program in PROGRAMS])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_calls_that_come_again(executor, program):
     executor.run(3, program)

@@ -7,12 +7,12 @@ from unittest import mock
 import numpy
 import pytest
 
-import gpucoll as gc
+import mixture
 import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.executors.shared import calls, neighbours
-from grids import generator, naming, sampled
-from programs import MOVED, MOVEMENTS, REDUCTIONS
+from grids import generator, sampled
+from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
 
 WAYS = ("small", "copied", "shared", "mapped")
@@ -33,29 +33,15 @@ def way(name):
         yield
 
 
-def some_calls(comm, collective, algorithm, count):
-    for root in {0, comm.size - 1}:
-        if collective in MOVED:
-            MOVED[collective](comm, algorithm, "float64", count, root)
-        else:
-            for in_place in (False, True):
-                programs.reduction(comm, collective, algorithm, "sum", "int32", count, in_place)
-
-
-def cases(seed):
-    """Of every collective by every way a few algorithms."""
-    random = generator(seed)
-    for collective, name in itertools.product((*REDUCTIONS, *MOVEMENTS), WAYS):
-        for algorithm in random.sample([one for one in programs.algorithms(collective) if one != "native"], 2):
-            yield name, collective, algorithm, random.choice((2, 3, 4, 5)), random.choice((0, 7, 5000, 70001))
-
-
 @pytest.mark.parametrize("name", WAYS)
 def test_ways_into_memory(name):
-    for one, collective, algorithm, size, count in cases(12):
-        if one == name:
-            with naming((collective, algorithm, size, count)), way(name):
-                on_threads(size, some_calls, collective, algorithm, count, executor="shared")
+    random = generator(f"ways/{name}")
+    for collective in (*REDUCTIONS, *MOVEMENTS):
+        for algorithm in random.sample([one for one in programs.algorithms(collective) if one != "native"], 2):
+            size, counts = random.choice((2, 3, 4, 5)), (random.choice((0, 1, 7)), random.choice((5000, 70001)))
+            with way(name):
+                on_threads(size, mixture.called, [(collective, algorithm, "sum", "float64", count, random.random())
+                                                  for count in counts], executor="shared")
 
 
 @pytest.mark.nightly
@@ -65,8 +51,8 @@ def test_ways_into_memory_of_the_whole_grid(name, collective):
     for algorithm, size in itertools.product(programs.algorithms(collective), (1, 2, 3, 4, 5, 7, 8)):
         if algorithm != "native":
             with way(name):
-                body, *rest = (programs.copies,) if collective in MOVEMENTS else (programs.every_count,)
-                on_threads(size, body, collective, algorithm, *rest, executor="shared")
+                body = programs.copies if collective in MOVEMENTS else programs.every_count
+                on_threads(size, body, collective, algorithm, executor="shared")
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -77,44 +63,11 @@ def test_the_bits_are_those_of_messages(name, size):
     assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
 
 
-def mixture(comm, drawn):
-    """Calls of all kinds one after the other, without a barrier: nothing of one call is seen by another."""
-    for number, (collective, algorithm, count, root, kinds, in_place) in enumerate(drawn):
-        everyone = [numpy.arange(count) * (rank + 1) + number for rank in range(comm.size)]
-        x = placed(comm, kinds[comm.rank], kinds, count)
-        x[...] = everyone[comm.rank]
-        if collective == "broadcast":
-            found, expected = comm.broadcast(x, root, algorithm=algorithm), everyone[root]
-        elif collective == "all_gather":
-            found, expected = comm.all_gather(x, algorithm=algorithm), everyone
-        elif collective == "reduce":
-            found, expected = comm.reduce(x, root=root, algorithm=algorithm), sum(everyone)
-        else:
-            found = getattr(comm, collective)(x, out=x if in_place else None, algorithm=algorithm)
-            expected = sum(everyone if collective == "all_reduce" else everyone[:comm.rank + 1])
-        assert found is None or numpy.array_equal(found, expected), (number, collective, algorithm)
-
-
-def placed(comm, kind, kinds, count):
-    """An array somewhere: ordinary, symmetric, or part of a symmetric one, which all ranks make together."""
-    if kinds.count("ordinary") < len(kinds):
-        room = comm.empty(count + 9, "int64")
-        return {"symmetric": room[:count], "part": room[5:5 + count]}.get(kind, numpy.empty(count, numpy.int64))
-    return numpy.empty(count, numpy.int64)
-
-
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("size", sampled((2, 3, 8), keep=1, seed=14))
 def test_calls_one_after_the_other(name, size):
-    random, drawn = generator(f"mixture/{name}"), []
-    for _ in range(60):
-        collective = random.choice(("all_reduce", "broadcast", "all_gather", "reduce", "scan"))
-        kinds = random.choices(("ordinary", "symmetric", "part"), k=size) if random.random() < 0.5 else \
-            ["ordinary"] * size
-        drawn.append((collective, random.choice(gc.algorithms(collective, size=size)),
-                      random.choice((1, 30, 1000, 5000)), random.randrange(size), kinds, random.random() < 0.5))
     with way(name):
-        on_threads(size, mixture, drawn, executor="shared")
+        on_threads(size, mixture.run, mixture.draw(f"mixture/{name}", size), executor="shared")
 
 
 def many_broadcasts(comm, count):

@@ -1,22 +1,15 @@
 """What goes with collectives, alike on every executor: works, messages, groups, ops of one's own, failures, memory."""
 
 import gc as garbage
-import threading
 import weakref
 
 import numpy
 import pytest
 
 import gpucoll as gc
-import oracle
 from grids import naming
+from multirank.test_points import all_programs  # messages between two ranks, groups, splits
 from thread_ranks import all_on_threads
-
-
-def around(comm):
-    """Ranks to the right and to the left."""
-    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-
 
 # ---------------------------------------------------------------- works
 
@@ -82,29 +75,9 @@ def kept_alive(comm):
     assert alive() is None
 
 
-# ---------------------------------------------------------------- messages, groups, parts
-
-
-def points(comm):
-    right, left = around(comm)
-    for name in oracle.DTYPES:
-        x = oracle.values("sum", name, comm.rank, 11)
-        out = numpy.empty_like(x)
-        assert comm.sendrecv(x, out, right, left) is out
-        assert oracle.same_bits(out, oracle.values("sum", name, left, 11))
-    gaps = numpy.zeros((4, 6), numpy.int32)
-    comm.sendrecv(numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32)), gaps[:, ::2], right, left)
-    assert (gaps[:, ::2] == left).all()
-    assert not gaps[:, 1::2].any()
-    if comm.rank == 0:
-        comm.send(numpy.arange(9), 1)
-    elif comm.rank == 1:
-        assert (comm.recv(numpy.empty(9, int), 0, async_op=True).wait() == numpy.arange(9)).all()
-
-
 def groups(comm):
-    """Calls of a block are sent together; a ring of plain sends would lock without it."""
-    right, left = around(comm)
+    """Messages of a block between two ranks meet in the order of the calls; works of a block end with it."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     outs = [numpy.zeros(3 + k) for k in range(3)]
     with comm.group():
         for k, out in enumerate(outs):
@@ -121,15 +94,6 @@ def groups(comm):
     assert works[0].wait() is out
     assert (out == left / 2).all()
     assert all(work.is_completed() for work in works)
-
-
-def splits(comm):
-    for _ in range(2):
-        with comm.split(comm.rank % 2, key=-comm.rank) as half:
-            members = sorted((rank for rank in range(comm.size) if rank % 2 == comm.rank % 2), reverse=True)
-            assert (half.all_gather(numpy.array([comm.rank]))[:, 0] == members).all()
-    assert (comm.split(None if comm.rank else 3) is None) == bool(comm.rank)
-    assert (comm.mpi, comm.local_rank, comm.local_size, comm.node, comm.nodes) == (None, comm.rank, comm.size, 0, 1)
 
 
 # ---------------------------------------------------------------- ops of the user's own
@@ -159,10 +123,10 @@ def bad_expressions(comm):
     assert comm.all_reduce(x.real.copy())[0] == comm.size  # nothing is broken
 
 
-PROGRAMS = (progress, many_in_flight, strided_works, kept_alive, points, groups, splits, custom_ops)
+PROGRAMS = (progress, many_in_flight, strided_works, kept_alive, groups, all_programs, custom_ops)
 
 
-@pytest.mark.parametrize("program", PROGRAMS, ids=[program.__name__ for program in PROGRAMS])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_beside_collectives(executor, program):
     executor.run(3, program)
 
@@ -285,8 +249,3 @@ def symmetric_refused(comm):
 def test_symmetric_memory(executor, program):
     for size in (1, 3) if program is symmetric else (3,):
         executor.run(size, program)
-
-
-def test_threads_have_names_of_ranks(executor):
-    """What faulthandler and pytest-timeout print of a hang says which rank is where."""
-    assert executor.run(2, lambda comm: threading.current_thread().name) == ["rank 0", "rank 1"]
