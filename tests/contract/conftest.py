@@ -23,11 +23,12 @@ PEER = [*(("sum", name) for name in ("int32", "int64", "float16", "bfloat16", "f
 
 @dataclasses.dataclass(frozen=True)
 class Executor:
-    """How one executor is reached, and the ops and dtypes that it is tried on by default."""
+    """How one executor is reached, and what it is tried on by default."""
 
     name: str
     device: str
-    pairs: list
+    pairs: list  # ops and dtypes
+    sizes: tuple  # numbers of ranks, some more often than others
 
     def run(self, size, program, *arguments, **options):
         """The results of `program(comm, *arguments)`, one per rank."""
@@ -38,8 +39,9 @@ class Executor:
         return [name for name in programs.algorithms(collective) if name != "native"]
 
 
-EXECUTORS = {name: Executor(name, device, pairs) for name, device, pairs in
-             (("mpi", "cpu", PAIRS), ("shared", "cpu", PAIRS), ("nccl", "emulated", PAIRS), ("peer", "emulated", PEER))}
+FEW, MORE = (1, 2, 2, 2, 3, 3, 4), (1, 2, 2, 3, 3, 4, 5, 8)
+EXECUTORS = {"mpi": Executor("mpi", "cpu", PAIRS, MORE), "shared": Executor("shared", "cpu", PAIRS, MORE),
+             "nccl": Executor("nccl", "emulated", PAIRS, FEW), "peer": Executor("peer", "emulated", PEER, FEW)}
 
 
 @pytest.fixture(params=["mpi", "shared",
