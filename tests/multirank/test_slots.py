@@ -1,11 +1,13 @@
 """Calls by slots: their results and bits, whoever comes when and changes what; and nobody waits for ever."""
 
+import contextlib
 import functools
 import itertools
 import mmap
-import os
 import re
 import tempfile
+import threading
+from unittest import mock
 
 import numpy
 import pytest
@@ -15,6 +17,7 @@ import oracle
 import slots_mutants
 from gpucoll.device.sources import inlined
 from gpucoll.executors.shared.slots import KINDS, SLOT, library
+from pace import seconds
 from ranks import RankError
 
 COUNTS = (1, 2, 3, 17, 1000)
@@ -27,13 +30,13 @@ LONG, MAPPED = (1 << int(re.search(rf" {name} = 1 << (\d+);", inlined("slots.cc"
 def ranks(rank_pool):
     if library() is None:
         pytest.skip("slots are compiled: they need g++, or another compiler that CXX names")
-    return functools.partial(rank_pool.run)
+    return functools.partial(rank_pool.run, timeout=seconds(120))
 
 
 def on_shared(test):
     @functools.wraps(test)
     def run(mpi, *arguments):
-        with gc.Communicator.from_mpi(mpi, executor="shared", timeout=60) as comm:
+        with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
             return test(comm, *arguments)
 
     return run
@@ -117,7 +120,7 @@ def the_bits_of_messages(comm):
             found = comm.all_reduce(x, op=op, algorithm="one_shot")
             assert numpy.isnan(found[:comm.size]).all()
             assert not numpy.isnan(found[comm.size:]).any()
-    return exchanges(comm)
+    assert exchanges(comm) == 19
 
 
 @on_shared
@@ -174,7 +177,7 @@ def calls_that_look_alike(comm):
         assert comm.all_reduce(crooked, crooked, algorithm=algorithm).tolist() == total(range(6))
     y.shape = (3, 2)
     assert comm.all_reduce(y, algorithm="one_shot").shape == (3, 2)
-    return exchanges(comm)
+    assert len(set(comm.all_gather(numpy.array([exchanges(comm)])).flat)) == 1
 
 
 @on_shared
@@ -202,24 +205,22 @@ def refusals_of_known_calls(comm):
 @on_shared
 def in_the_order_of_calls(comm):
     """What runs beside comes before the calls after it, and a group's calls at its end."""
-    x, out = numpy.full(3, comm.rank), numpy.empty(3, numpy.int64)
-    large, everything = numpy.full(1 << 20, 1), sum(range(comm.size))
+    x, out, large = numpy.full(3, comm.rank), numpy.empty(3, numpy.int64), numpy.full(1 << 20, 1)
+    everything = [sum(range(comm.size))] * 3
     for turn in range(10):
         work = comm.all_reduce(large, async_op=True)
-        assert comm.all_reduce(x, out, algorithm="one_shot").tolist() == [everything] * 3, turn
+        assert comm.all_reduce(x, out, algorithm="one_shot").tolist() == everything, turn
         assert work.wait()[-1] == comm.size
         out[:] = -1
         with comm.group():
             comm.all_reduce(x, out, algorithm="one_shot")
             assert out.tolist() == [-1] * 3
-        assert out.tolist() == [everything] * 3
+        assert out.tolist() == everything
 
 
 def threads_share_a_rank(mpi):
     """The calls of a process' threads follow each other; a thread that waits does not hold up the others."""
-    import threading
-
-    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=60) as one, one.split(0) as two:
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as one, one.split(0) as two:
         def work(comm, found):
             x, out = numpy.full(4, comm.rank + 1), numpy.empty(4, numpy.int64)
             for _ in range(300):
@@ -275,7 +276,7 @@ def movements(comm):
             for found in (comm.all_to_all(blocks, into, algorithm="direct"),
                           comm.all_to_all(blocks, blocks, algorithm="direct")):
                 assert oracle.same_bits(found, swapped), (count, name, turn)
-    return exchanges(comm)
+    assert exchanges(comm) > 0
 
 
 @on_shared
@@ -310,35 +311,27 @@ def interrupted(mpi, handler):
 
     A signal that comes while the slots wait is handled where Python is next: at the first line of `linger`.
     """
-    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=60)
+    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60))
     x, out = numpy.ones(4), numpy.empty(4)
 
-    def call():
-        comm.all_reduce(x, out, algorithm="one_shot")
+    def call(times=1):
+        for _ in range(times):
+            comm.all_reduce(x, out, algorithm="one_shot")
 
-    for _ in range(3):
-        call()
+    call(3)
     if comm.rank == 0:
         comm._waits.linger = functools.partial(handler, call)
-        with pytest.raises((Rung, gc.UsageError)):
-            call()
-        with pytest.raises(gc.RevokedError):
-            call()
+        for errors in ((Rung, gc.UsageError), gc.RevokedError):
+            with pytest.raises(errors):
+                call()
         mpi.Send(numpy.ones(1), 1)
     else:
         if comm.rank == 1:  # who lets the others wait
             mpi.Recv(numpy.empty(1), 0)
         with pytest.raises(gc.RankFailedError):
-            twice(call)
+            call(2)  # the first may still be complete
     mpi.Barrier()
     comm.close()
-    return True
-
-
-def twice(call):
-    """The first of them may still be complete."""
-    call()
-    call()
 
 
 def raises(call, *_):
@@ -371,23 +364,6 @@ def different_calls(comm):
         assert comm.all_reduce(x, algorithm="one_shot").tolist() == [sum(range(comm.size))] * 8
 
 
-def nobody_maps(mpi):
-    """Where a rank can map no other's memory, messages serve, and there are no slots."""
-    from gpucoll.executors.shared import neighbours
-
-    def refused(*_):
-        raise PermissionError("not yours")
-
-    before, neighbours.attach = neighbours.attach, refused if mpi.rank == 1 else neighbours.attach
-    try:
-        with gc.Communicator.from_mpi(mpi, timeout=60) as comm:
-            found = comm.all_reduce(numpy.full(3, comm.rank + 1))
-            assert found.tolist() == [comm.size * (comm.size + 1) // 2] * 3
-            return exchanges(comm)
-    finally:
-        neighbours.attach = before
-
-
 def alone(mpi):
     """Nothing is copied onto itself: the memory may be read-only in truth."""
     with tempfile.TemporaryFile() as file, gc.Communicator.from_mpi(mpi) as comm:
@@ -406,128 +382,67 @@ def on_mutant(mpi, changes, body, arguments):
 
 
 def somebody_stays_away(mpi):
-    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=2)
+    """Who waits for one that never comes ends at the deadline, which is short only then."""
+    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60))
     x, out = numpy.ones(4), numpy.empty(4)
     for _ in range(3):
         comm.all_reduce(x, out, algorithm="one_shot")
-    if comm.rank == 0:
-        found = "away"
-    else:
-        with pytest.raises(gc.CollectiveTimeout) as late:
-            comm.all_reduce(x, out, algorithm="one_shot")
-        with pytest.raises(gc.RevokedError):
-            comm.all_reduce(x, out, algorithm="one_shot")
-        found = late.value.code
+    if comm.rank:
+        comm._waits.timeout = 0.2
+        for error in (gc.CollectiveTimeout, gc.RevokedError):
+            with pytest.raises(error):
+                comm.all_reduce(x, out, algorithm="one_shot")
     mpi.Barrier()
     comm.close()
-    return found
 
 
-def no_compiler_on_one(mpi):
-    """All take the other way where one rank cannot take this one."""
-    from gpucoll.executors import shared
-
-    before, shared.library = shared.library, (lambda: None) if mpi.rank == 1 else shared.library
-    try:
-        with gc.Communicator.from_mpi(mpi, executor="shared", timeout=60) as comm:
-            found = comm.all_reduce(numpy.full(3, comm.rank + 1), algorithm="one_shot")
-            assert found.tolist() == [comm.size * (comm.size + 1) // 2] * 3
-            return exchanges(comm)
-    finally:
-        shared.library = before
+def one_cannot(mpi, what):
+    """All take another way where one rank has no compiler, or can map no other's memory."""
+    name, lacking = {"compiler": ("library", lambda: None), "memory": ("neighbours.attach", refuse)}[what]
+    patch = mock.patch(f"gpucoll.executors.shared.{name}", lacking) if mpi.rank == 1 else contextlib.nullcontext()
+    with patch, gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        total = comm.size * (comm.size + 1) // 2
+        assert comm.all_reduce(numpy.full(3, comm.rank + 1)).tolist() == [total] * 3
+        assert exchanges(comm) == 0
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 8])
-@pytest.mark.parametrize("algorithm", SHOTS)
-def test_every_op_and_dtype(ranks, size, algorithm):
-    ranks(every_op_and_dtype, size, algorithm, timeout=120)
+def refuse(*_):
+    raise PermissionError("not yours")
 
 
-@pytest.mark.parametrize("algorithm", SHOTS)
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_long_arrays(ranks, size, algorithm):
-    ranks(long_arrays, size, algorithm, timeout=120)
+CASES = [  # a program, its arguments, and numbers of ranks: the first always, the others where all tests run
+    *((every_op_and_dtype, (shot,), (3, 2, 8)) for shot in SHOTS),
+    *((long_arrays, (shot,), (3, 2, 8)) for shot in SHOTS),
+    *((each_in_its_own_way, (seed,), (4,)) for seed in (0, 1)),
+    *((interrupted, (handler,), (3,)) for handler in (raises, calls)),
+    *((one_cannot, (what,), (3,)) for what in ("compiler", "memory")),
+    *((body, (), sizes) for body, sizes in (
+        (movements, (3, 2, 8)), (reduced_blocks, (3, 8)), (results_change_at_once, (3, 5)),
+        (inputs_change_at_once, (4,)), (the_bits_of_messages, (5,)), (calls_that_look_alike, (3,)),
+        (refusals_of_known_calls, (3,)), (in_the_order_of_calls, (3,)), (different_calls, (3, 2)),
+        (threads_share_a_rank, (2,)), (alone, (1,)), (somebody_stays_away, (3,))))]
 
 
-@pytest.mark.parametrize("size", [2, 5])
-def test_results_may_change_at_once(ranks, size):
-    ranks(results_change_at_once, size, timeout=60)
+@pytest.mark.parametrize(("body", "arguments", "size"), [
+    pytest.param(body, arguments, size, marks=pytest.mark.slow if number else (), id=f"{body.__name__}-{place}-{size}")
+    for place, (body, arguments, sizes) in enumerate(CASES) for number, size in enumerate(sizes)])
+def test_slots(ranks, body, arguments, size):
+    ranks(body, size, *arguments)
 
 
-def test_the_bits_are_those_of_messages(ranks):
-    assert ranks(the_bits_of_messages, 5) == [19] * 5
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_ranks_need_not_call_alike(ranks, seed):
-    ranks(each_in_its_own_way, 4, seed)
-
-
-def test_calls_that_look_alike(ranks):
-    assert len(set(ranks(calls_that_look_alike, 3))) == 1
-
-
-def test_a_known_call_is_refused_where_something_is_wrong_with_it(ranks):
-    ranks(refusals_of_known_calls, 3)
-
-
-@pytest.mark.parametrize("size", [2, 3, 8])
-def test_movements(ranks, size):
-    assert ranks(movements, size, timeout=120)[0] > 0
-    ranks(reduced_blocks, size, timeout=60)
-
-
-def test_inputs_may_change_at_once(ranks):
-    ranks(inputs_change_at_once, 4, timeout=60)
-
-
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", slots_mutants.MUTANTS)
 def test_mutants_are_caught(ranks, name):
     changes, body, arguments, size = slots_mutants.MUTANTS[name]
     with pytest.raises(RankError):
-        ranks(on_mutant, size, changes, body, arguments, timeout=60)
+        ranks(on_mutant, size, changes, body, arguments)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_late_ranks_are_harmless(ranks):
     for body in ("results_change_at_once", "inputs_change_at_once"):
-        ranks(on_mutant, 3, slots_mutants.SOUND.changes, body, (), timeout=120)
-
-
-def test_calls_keep_their_order(ranks):
-    ranks(in_the_order_of_calls, 3, timeout=60)
-
-
-def test_a_thread_that_waits_does_not_hold_up_the_others(ranks):
-    ranks(threads_share_a_rank, 2, timeout=60)
-
-
-@pytest.mark.parametrize("handler", [raises, calls])
-def test_a_signal_in_a_call(ranks, handler):
-    ranks(interrupted, 3, handler, timeout=30)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_that_disagree(ranks, size):
-    ranks(different_calls, size, timeout=30)
-
-
-def test_where_memory_cannot_be_mapped_there_are_no_slots(ranks):
-    assert ranks(nobody_maps, 3, timeout=60) == [0] * 3
-
-
-def test_a_rank_alone(ranks):
-    ranks(alone, 1)
-
-
-def test_who_waits_for_one_that_never_comes_ends_at_the_deadline(ranks):
-    assert ranks(somebody_stays_away, 3) == ["away", "GC-TIMEOUT", "GC-TIMEOUT"]
-
-
-def test_without_a_compiler_on_every_rank_there_are_no_slots(ranks):
-    assert ranks(no_compiler_on_one, 3) == [0] * 3
+        ranks(on_mutant, 3, slots_mutants.SOUND.changes, body, ())
 
 
 def test_the_compiler_is_asked_once_and_may_be_missing(monkeypatch, tmp_path):
@@ -538,4 +453,3 @@ def test_the_compiler_is_asked_once_and_may_be_missing(monkeypatch, tmp_path):
     finally:
         monkeypatch.undo()
         library.cache_clear()
-    assert os.environ.get("CXX") != str(tmp_path / "none")
