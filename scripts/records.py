@@ -5,6 +5,7 @@ Only rank 0 uses these. Nothing here knows of ranks or GPUs; weights come as Num
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -47,20 +48,14 @@ def total(steps: list[Step]) -> dict[str, float]:
     }
 
 
-# Checkpoints
-
-
 def write_checkpoint(path: Path, state: np.ndarray, epochs: int, settings: Mapping[str, Any]) -> None:
-    """`path` holds the state after `epochs` epochs; cut short at any moment, it holds the old one.
-
-    The rename is atomic within a folder, and fsync puts the bytes on disk before their name.
-    """
+    """`path` holds the state after `epochs` epochs; cut short at any moment, it holds the old one."""
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
             np.savez(file, weights=state[0], momentum=state[1], epoch=epochs, **settings)
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # the bytes are on disk before their name
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -71,58 +66,38 @@ def read_checkpoint(path: Path, settings: Mapping[str, Any]) -> tuple[np.ndarray
     try:
         with np.load(path, allow_pickle=False) as file:
             fields = {name: file[name] for name in file.files}
-        refuse_other_settings(path, fields, settings)
+        for name, wanted in settings.items():
+            if not np.array_equal(fields[name], wanted):
+                raise ValueError(f"its {name} is {fields[name].tolist()}, asked for is {wanted}")
         return np.stack([fields["weights"], fields["momentum"]]), int(fields["epoch"])
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise Refusal(f"cannot resume from {path}: {error}") from error
 
 
-def refuse_other_settings(path: Path, fields: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    for name, wanted in settings.items():
-        if not np.array_equal(fields[name], wanted):
-            found = fields[name].tolist()
-            raise Refusal(f"cannot resume from {path}: its {name} is {found}, asked for is {wanted}")
-
-
-# Log
-
-
 def open_log(path: Path, done: int) -> IO[str]:
     """The log, to be continued after step `done`: later lines, of an epoch cut short, are gone."""
-    kept = [line for line in read_lines(path) if done and is_up_to(line, done)]
+    kept = []
+    if done and path.is_file():
+        for line in path.read_text().splitlines(keepends=True):
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line of a run that was killed
+                kept += [line] * (json.loads(line)["step"] <= done)
     log = path.open("w", buffering=1)  # a line reaches the file as soon as it is complete
     log.writelines(kept)
     return log
-
-
-def read_lines(path: Path) -> list[str]:
-    return path.read_text().splitlines(keepends=True) if path.is_file() else []
-
-
-def is_up_to(line: str, step: int) -> bool:
-    try:
-        return json.loads(line)["step"] <= step
-    except (ValueError, KeyError, TypeError):  # the last line of a run that was killed
-        return False
 
 
 def write_step(log: IO[str], step: Step) -> None:
     log.write(json.dumps({"step": step.step, **total([step])}) + "\n")
 
 
-# Progress
-
-
 class Progress:
-    """Shows how far training is: a bar that redraws itself, or whole lines, on `stream`.
+    """Shows how far training is, by the steps since it last did: a bar that redraws itself, or whole lines.
 
-    At most one line each 0.1 s (bar) or 5 s (lines), and always one after the last step. Figures
-    are those of the steps since the line before.
+    At most one each 0.1 s (bar) or 5 s (lines), and always one after the last step.
     """
 
     def __init__(self, style: str, epochs: int, stream: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
-        automatic = "bar" if stream.isatty() else "lines"
-        self.style = automatic if style == "auto" else style
+        self.style = ("bar" if stream.isatty() else "lines") if style == "auto" else style
         self.epochs, self.stream, self.clock = epochs, stream, clock
         self.steps: list[Step] = []
         self.shown_at = clock()
@@ -133,33 +108,14 @@ class Progress:
             return
         self.steps.append(step)
         last = epochs_done >= self.epochs
-        if last or self.is_due():
-            self.show(epochs_done, last)
-
-    def is_due(self) -> bool:
-        return self.clock() - self.shown_at >= INTERVALS[self.style]
-
-    def show(self, epochs_done: float, last: bool) -> None:
-        text = describe(epochs_done, self.epochs, self.steps)
-        if self.style == "bar":
-            text = redraw(epochs_done / self.epochs, text, shutil.get_terminal_size().columns)
+        if not last and self.clock() - self.shown_at < INTERVALS[self.style]:
+            return
+        loss, rate, share = total(self.steps).values()
+        text = (f"epoch {int(epochs_done):{len(str(self.epochs))}}/{self.epochs}  loss {loss:.4f}  "
+                f"{rate:.0f} samples/s  communication {100 * share:.0f} %")
+        if self.style == "bar":  # over all that stood in the terminal's current line
+            full, columns = int(epochs_done / self.epochs * BAR_WIDTH), shutil.get_terminal_size().columns - 1
+            text = "\r" + f"[{'#' * full}{'.' * (BAR_WIDTH - full)}] {text}"[:columns].ljust(columns)
         self.stream.write(text + ("\n" if last or self.style == "lines" else ""))
         self.stream.flush()
         self.steps, self.shown_at = [], self.clock()
-
-
-def describe(epochs_done: float, epochs: int, steps: list[Step]) -> str:
-    """One line: `epoch 12/30  loss 0.5241  12345 samples/s  communication 34 %`."""
-    figures = total(steps)
-    return (
-        f"epoch {int(epochs_done):{len(str(epochs))}}/{epochs}  loss {figures['loss']:.4f}  "
-        f"{figures['samples_per_second']:.0f} samples/s  "
-        f"communication {100 * figures['communication_share']:.0f} %"
-    )
-
-
-def redraw(done: float, text: str, columns: int) -> str:
-    """The bar and the text in the terminal's current line, over all that stood there."""
-    full = int(done * BAR_WIDTH)
-    line = f"[{'#' * full}{'.' * (BAR_WIDTH - full)}] {text}"[: columns - 1]
-    return "\r" + line.ljust(columns - 1)

@@ -28,8 +28,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)  # before the header is printed, and after pytest has made what prints
 def pytest_sessionstart(session):
-    if not hasattr(session.config, "workerinput"):  # what xdist's workers find is reported by the first process
-        session.config.pluginmanager.register(reporting.Reporter(session.config), "gpucoll-reporting")
+    is_worker = hasattr(session.config, "workerinput")  # of xdist
+    plugin = reporting.Starts() if is_worker else reporting.Reporter(session.config)
+    session.config.pluginmanager.register(plugin, "gpucoll-reporting")
 
 
 def pytest_report_header():
@@ -50,6 +51,13 @@ def pytest_collection_modifyitems(items):
         elif any(made[-1].scope in ("module", "class") for made in item._fixtureinfo.name2fixturedefs.values()):
             item.add_marker(pytest.mark.xdist_group(item.path.stem))
     items.sort(key=lambda item: item.path.is_relative_to(HERE / "unit"))  # the short ones fill the gaps at the end
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from scheduling import Scheduling
+
+    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")

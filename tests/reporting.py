@@ -1,7 +1,8 @@
 """What a run of the tests tells while it runs: each result in a record as it happens, and on a terminal how far it is.
 
-Only the first process of a run reports: pytest-xdist brings it what its workers find. A line of the record is
-`started`, `passed`, `failed` or `skipped` and a test's name; `read` makes totals of it, whatever became of the run.
+The first process of a run reports: pytest-xdist brings it what its workers find. Only what starts the workers write
+down themselves, as they may be ended then. A line of the record is `started`, `passed`, `failed` or `skipped` and a
+test's name; `read` makes totals of it, whatever became of the run.
 """
 
 import os
@@ -28,11 +29,23 @@ def read(path):
     return Counter(states.values()), chosen["failed"], chosen["started"]
 
 
+def write(state, name):
+    if RECORD in os.environ:
+        with open(os.environ[RECORD], "a") as file:
+            file.write(f"{state} {name.split('@')[0]}\n")  # xdist appends the name of a group
+
+
+class Starts:
+    """In a worker."""
+
+    def pytest_runtest_logstart(self, nodeid):
+        write("started", nodeid)
+
+
 class Reporter:
     """One for a run, in its first process."""
 
     def __init__(self, config):
-        self.record = open(os.environ.get(RECORD, os.devnull), "a", buffering=1)  # noqa: SIM115 (until the end)
         self.terminal = config.pluginmanager.get_plugin("terminalreporter")
         self.live = self.terminal is not None and self.terminal.isatty and config.option.verbose <= 0
         self.live = self.live and config.option.capture != "no"
@@ -47,10 +60,10 @@ class Reporter:
 
     def pytest_collectreport(self, report):
         if not report.passed:
-            self.write(report.outcome, report.nodeid)
+            write(report.outcome, report.nodeid)
 
     def pytest_runtest_logstart(self, nodeid):
-        self.write("started", nodeid)
+        write("started", nodeid)
         self.show(nodeid)
 
     def pytest_runtest_logreport(self, report):
@@ -58,7 +71,7 @@ class Reporter:
         if report.failed:
             if self.outcomes.get(report.nodeid) != "failed":
                 self.failed += 1
-                self.write("failed", report.nodeid)
+                write("failed", report.nodeid)
                 self.tell(report)
             self.outcomes[report.nodeid] = "failed"
         elif report.skipped:
@@ -68,11 +81,8 @@ class Reporter:
         self.done += 1
         outcome = self.outcomes.pop(nodeid, "passed")
         if outcome != "failed":
-            self.write(outcome, nodeid)
+            write(outcome, nodeid)
         self.show(nodeid)
-
-    def write(self, state, name):
-        self.record.write(f"{state} {name}\n")
 
     # On a terminal: a line for each failure, and below them one line that is drawn anew instead of dots.
 

@@ -1,0 +1,71 @@
+"""scripts/test: what it makes of its command line, and that its totals are true however a run ends."""
+
+import importlib.machinery
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import environment
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def script():
+    loader = importlib.machinery.SourceFileLoader("scripts_test", str(ROOT / "scripts" / "test"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
+    loader.exec_module(module)
+    return module
+
+
+def test_what_is_run_follows_from_the_command_line(script, monkeypatch):
+    assert [script.chosen_marks(words.split()) for words in ("-k ring -x", "-m slow -mkernel", "-m=gpu -x")] == \
+        ["", "kernel", "gpu"]
+    assert script.workers(["-n", "3"]) == script.workers(["--pdb"]) == ["--dist", "loadgroup"]
+    assert script.workers(["-k", "ring"])[0] == "-n"
+    monkeypatch.setattr(environment, "stamp_of", lambda python: {"vendor": "openmpi"})
+    monkeypatch.setattr(environment, "ensure", lambda extras, name: (sorted(extras)[1], name))
+    assert script.other_part("", "not slow") == (("mpich", ".venv-mpich"), ["-m", "multirank and (not slow)"])
+
+
+SUITE = """
+import os, time, pytest
+@pytest.mark.parametrize("n", range(3))
+def test_quick(n): assert n != 1
+def test_skipped(): pytest.skip("as asked")
+def test_last():
+    if "DIE" in os.environ: os._exit(3)
+    open("there", "w").close()
+    if "WAIT" in os.environ: time.sleep(600)
+"""
+PROGRAM = """
+import importlib.machinery, importlib.util, sys
+loader = importlib.machinery.SourceFileLoader("script", sys.argv[1])
+script = importlib.util.module_from_spec(importlib.util.spec_from_loader("script", loader))
+loader.exec_module(script)
+script.processes.ROOT = sys.argv[2]
+sys.exit(script.conclude([script.run_part(sys.executable, ["-n", sys.argv[3]], None)]))
+"""
+
+
+@pytest.mark.parametrize(("variable", "workers", "line", "code"), [
+    ("PASS", 0, "total: 3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "total: 2 passed, 2 failed, 1 skipped", 1),
+    ("DIE", 0, "total: 2 passed, 2 failed, 1 skipped", 3), ("WAIT", 1, "total: 2 passed, 1 failed, 1 skipped", 143)])
+def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, code):
+    (tmp_path / "test_it.py").write_text(SUITE)
+    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text().replace(
+        "HERE = Path(__file__).parent\n", f"HERE = Path({str(ROOT / 'tests')!r})\n"))
+    job = subprocess.Popen([sys.executable, "-c", PROGRAM, ROOT / "scripts" / "test", tmp_path, str(workers)],
+                           cwd=tmp_path, stdout=-1, text=True,
+                           env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), variable: "1"})
+    if variable == "WAIT":
+        while not (tmp_path / "there").exists():
+            assert job.poll() is None
+        job.terminate()
+    lines = job.communicate()[0].splitlines()
+    assert (lines[-1], job.returncode) == (line, code), lines
+    assert lines[-2].startswith("stopped, with exit code 143, in test_it.py::test_last") == (variable == "WAIT")
