@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucoll.analysis.sizes import byte_text
 
-from .compare import Change
+from .compare import FEWEST, change
 from .curves import Panel, Row
 from .records import PLACEMENTS
 
@@ -101,17 +101,35 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".") if value else "0"
 
 
-def differences(caption: str, found: Mapping[str, Mapping[int, Change]], sure: Iterable[tuple[str, int]]) -> str:
-    """Return a table of how two runs differ: an interval and a verdict of those that are `sure` only."""
-    known, rows = set(sure), []
-    for size, name in sorted((size, name) for name, changes in found.items() for size in changes):
-        change, is_sure = found[name][size], (name, size) in known
-        ratio = change.interval
-        rows.append([byte_text(size), escape(name), microseconds(change.old), microseconds(change.new),
+def differences(panel: Panel, later: int, letters: Sequence[str]) -> str:
+    """Return how a later file differs from the first: a verdict of what has repetitions enough, and a table.
+
+    The peers, which are the same library in both, tell the machine's part from ours.
+    """
+    side, rows, verdicts = PLACEMENTS[0], [], []
+    before = {(row.name, row.size): row.sides[side] for row in panel.rows if row.file == 0 and side in row.sides}
+    for row in sorted(panel.rows, key=lambda row: (row.size, row.name)):
+        old, new = before.get((row.name, row.size)), row.sides.get(side)
+        if row.file != later or not old or not new or not old.time or not new.time:
+            continue
+        one = change(row.name, new.times or [new.time], old.times or [old.time])
+        is_sure, ratio = min(len(old.times), len(new.times)) >= FEWEST, one.interval
+        verdicts.append((row.peer, one.verdict() if is_sure else "alike"))
+        rows.append([byte_text(row.size), escape(row.name), microseconds(one.old), microseconds(one.new),
                      f"{1 / ratio.ratio:.3f}", f"{1 / ratio.high:.3f} … {1 / ratio.low:.3f}" if is_sure else NOTHING,
-                     VERDICTS[change.verdict() if is_sure else ""]])
-    return table(caption, ["size", "algorithm", "before|µs", "after|µs", f"times as fast|{BY}", f"95% interval|{BY}",
-                           "verdict"], rows)
+                     VERDICTS[one.verdict() if is_sure else ""]])
+    if not rows:
+        return ""
+    ours, theirs = ([verdict for of_peer, verdict in verdicts if of_peer == peer] for peer in (False, True))
+    said = (f"{ours.count('faster')} of {len(ours)} faster, {ours.count('slower')} slower, {ours.count('alike')} "
+            "without a clear difference.")
+    if theirs:
+        said += (f" The peers are a control: {len(theirs) - theirs.count('alike')} of {len(theirs)} of theirs changed "
+                 "too, which is the machine's doing or their version's.")
+    title = f"{letters[later]} against {letters[0]}"
+    return f"<h3>{title}</h3><p>{said}</p>" + table(
+        f"{title}: {panel.title}", ["size", "algorithm", "before|µs", "after|µs", f"times as fast|{BY}",
+                                    f"95% interval|{BY}", "verdict"], rows)
 
 
 def overlap(rows: Sequence[Mapping[str, Any]]) -> str:
