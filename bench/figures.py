@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from gpucoll.analysis.document import LINES
 from gpucoll.analysis.sizes import byte_text
 
-from .curves import Panel, bound_time, figure, time_text
+from .curves import Panel, figure, time_text
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "star", "cross", "x")  # as many as colours
 SIZE_TICKS = 5  # so few have room on a phone
@@ -62,7 +62,7 @@ def over_sizes(panel: Panel, numbers: Mapping[str, int], letters: Sequence[str],
             customdata=[time_text(side.time) if time else f"{figure(side.busbw)} GB/s" for _, side in sides],
             hovertemplate="%{customdata}", mode="lines+markers", line={"color": colour, "width": 1.2 if early else 2.2},
             marker={"symbol": symbol, "size": 7, "color": colour})
-    bounds = {row.size: (bound_time(row) or 0) / 1e6 if time else row.bound for row in panel.rows if row.bound}
+    bounds = {row.size: row.bound_time / 1e6 if time else row.bound for row in panel.rows if row.bound}
     # The axis is the lines': the bound may lie outside.
     values = [value for line in chart.data for value in line.y if value > 0] or [1.0]
     low, high = (math.log10(end) for end in (min(values), max(

@@ -10,7 +10,7 @@ from typing import Any
 from gpucoll.analysis.sizes import byte_text
 
 from .compare import FEWEST, change
-from .curves import Panel, Row
+from .curves import Panel, Side
 from .records import PLACEMENTS
 
 NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # no such number; the unit of ratios
@@ -42,40 +42,35 @@ def table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]], ab
 def results(panel: Panel, letters: Sequence[str]) -> str:
     """Return the table of a panel: a row for every size of every line."""
     peers = list(dict.fromkeys(peer for row in panel.rows for peer in row.ratios))
-    detailed = any(side.p99 is not None for row in panel.rows for side in row.sides.values())
-    figures = ["time|µs", *["p99|µs"] * detailed, "algbw|GB/s", "busbw|GB/s", "#wrong"]
-    own = ["of bound|%"] * any(row.bound for row in panel.rows) + [f"{escape(peer)} / ours|{BY}" for peer in peers]
-    own += ["skew|µs", "slowest rank"] * any(row.skew is not None for row in panel.rows)
-    titles = ["size", "count", "algorithm", *figures, *own, *figures * (len(panel.placements) - 1)]
+    figures = ["time|µs", "p99|µs", "algbw|GB/s", "busbw|GB/s", "#wrong"]
+    own = ["of bound|%", *(f"{escape(peer)} / ours|{BY}" for peer in peers), "skew|µs", "slowest rank"]
     spans = [(3, ""), (len(figures) + len(own), "out of place"), (len(figures), "in place")]
-    above = "".join(f'<th scope="colgroup" colspan="{count}">{text}</th>' for count, text in spans[:len(
-        panel.placements) + 1])
+    above = "".join(f'<th scope="colgroup" colspan="{count}">{text}</th>' for count, text in spans)
     best = {(row.size, placement): min(other.sides[placement].time for other in panel.rows
                                        if other.size == row.size and placement in other.sides)
             for row in panel.rows for placement in row.sides}
+    rows = []
+    for row in sorted(panel.rows, key=lambda row: (row.size, row.file, row.peer)):
+        out, *rest = ([NOTHING] * len(figures) if side is None else
+                      _figures(side, best[row.size, placement]) for placement in PLACEMENTS
+                      for side in [row.sides.get(placement)])
+        side = row.sides.get(PLACEMENTS[0])
+        rows.append([
+            byte_text(row.size), f"{row.elements:,}", named(row.name, letters[row.file]), *out,
+            digits(100 * side.busbw / row.bound) if side and row.bound else NOTHING,
+            *(f"{row.ratios[peer]:.2f}" if peer in row.ratios else NOTHING for peer in peers), microseconds(row.skew),
+            NOTHING if row.late is None else escape(str(row.late)), *rest[0]])
+    return table(f"Every measurement: {panel.title}", ["size", "count", "algorithm", *figures, *own, *figures], rows,
+                 f'<tr class="above">{above}</tr>')
 
-    def side(row: Row, placement: str) -> list[str]:
-        found = row.sides.get(placement)
-        if found is None:
-            return [NOTHING] * len(figures)
-        part = best[row.size, placement] / found.time if found.time else 0.0  # the bar behind: how near to the best
-        wrong = "N/A" if found.wrong is None else f'<b class="bad">{found.wrong:g}</b>' if found.wrong else "0"
-        busbw = f"<b>{digits(found.busbw)}</b>" if part == 1 else digits(found.busbw)
-        return [microseconds(found.time), *[microseconds(found.p99)] * detailed, digits(found.algbw),
-                f'<span class="bar" style="--part:{100 * part:.0f}%">{busbw}</span>', wrong]
 
-    def extra(row: Row) -> list[str]:
-        found = row.sides.get(PLACEMENTS[0])
-        share = digits(100 * found.busbw / row.bound) if found and row.bound else NOTHING
-        ratios = [f"{row.ratios[peer]:.2f}" if peer in row.ratios else NOTHING for peer in peers]
-        cells = [share] * ("of bound|%" in own) + ratios
-        late = NOTHING if row.late is None else escape(str(row.late))
-        return cells + [microseconds(row.skew), late] * ("slowest rank" in own)
-
-    rows = [[byte_text(row.size), f"{row.elements:,}", named(row.name, letters[row.file]), *side(row, PLACEMENTS[0]),
-             *extra(row), *(side(row, PLACEMENTS[1]) if len(panel.placements) > 1 else [])]
-            for row in sorted(panel.rows, key=lambda row: (row.size, row.file, row.peer))]
-    return table(f"Every measurement: {panel.title}", titles, rows, f'<tr class="above">{above}</tr>')
+def _figures(side: Side, best: float) -> list[str]:
+    """Return the cells of one placement; a bar behind the bandwidth says how near it comes to the best of its size."""
+    part = best / side.time if side.time else 0.0
+    busbw = f"<b>{digits(side.busbw)}</b>" if part == 1 else digits(side.busbw)
+    wrong = "N/A" if side.wrong is None else f'<b class="bad">{side.wrong:g}</b>' if side.wrong else "0"
+    return [microseconds(side.time), microseconds(side.p99), digits(side.algbw),
+            f'<span class="bar" style="--part:{100 * part:.0f}%">{busbw}</span>', wrong]
 
 
 def named(name: str, letter: str) -> str:
@@ -84,11 +79,7 @@ def named(name: str, letter: str) -> str:
 
 
 def microseconds(time: float | None) -> str:
-    """Return a time in us, to a hundredth where it is short.
-
-    >>> microseconds(3.14159), microseconds(12345.6)
-    ('3.14', '12,346')
-    """
+    """Return a time in us, to a hundredth where it is short."""
     return NOTHING if time is None else f"{time:,.{2 if time < 100 else 1 if time < 1000 else 0}f}"
 
 
