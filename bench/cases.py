@@ -51,11 +51,7 @@ class Case(NamedTuple):
 
     @property
     def factor(self) -> float:
-        """busbw / algbw: the share of the busiest link, so that the hardware's speed comes out.
-
-        >>> Case("all_reduce", "float32", "sum", 0, 4).factor
-        1.5
-        """
+        """busbw / algbw: the share of the busiest link, so that the hardware's speed comes out."""
         return _formula(self.row.busbw, self.ranks)
 
     @property
@@ -67,9 +63,6 @@ class Case(NamedTuple):
         """Return the elements of a rank's array, or block, where the larger of input and output has `nbytes` bytes.
 
         Blocks are cut down to a multiple of 16 bytes, as in nccl-tests.
-
-        >>> Case("all_gather", "float32", "sum", 0, 4).count(1000)
-        60
         """
         if not self.row.blocks:
             return nbytes // self.itemsize if self.test != "barrier" else 0
@@ -85,11 +78,7 @@ class Case(NamedTuple):
         return count * self.itemsize * (self.ranks - 1) if self.test == "hypercube" else self.nbytes(count)
 
     def length(self, count: int, source: int, target: int) -> int:
-        """Return the elements of the block from `source` to `target`; those of the ragged tests differ.
-
-        >>> [Case("all_to_all_v", "int8", "sum", 0, 3).length(10, 0, target) for target in range(3)]
-        [5, 10, 15]
-        """
+        """Return the elements of the block from `source` to `target`; those of the ragged tests differ."""
         if self.row.ragged is None:
             return count
         turn = {"source": source, "target": target, "pair": source + target}[self.row.ragged]
@@ -115,21 +104,13 @@ class Contestant(NamedTuple):
 
 
 def turns(contestants: int, repetition: int) -> list[int]:
-    """Return in which order they are measured: nobody is always first, nobody always comes after the same one.
-
-    >>> [turns(3, repetition) for repetition in range(3)]
-    [[0, 1, 2], [1, 0, 2], [2, 0, 1]]
-    """
+    """Return in which order they are measured: nobody is always first, nobody always comes after the same one."""
     direction = -1 if repetition % 2 else 1
     return [(repetition + direction * turn) % contestants for turn in range(contestants)]
 
 
 def least_traffic(test: str, ranks: int) -> int:
-    """Return the multiple of N that memory has to move; see `TRAFFIC`.
-
-    >>> least_traffic("all_gather_v", 4)
-    5
-    """
+    """Return the multiple of N that memory has to move; see `TRAFFIC`."""
     return int(_formula(TRAFFIC[test.removesuffix("_v")], ranks))
 
 
@@ -138,11 +119,7 @@ def _formula(text: str, ranks: int) -> float:
 
 
 def sizes(first: int, last: int, *, step: int, factor: int = 1) -> Sequence[int]:
-    """Return the sizes from `first` to `last` bytes, growing by `factor` where that is above 1, else by `step` bytes.
-
-    >>> sizes(8, 200, step=1, factor=4)
-    (8, 32, 128)
-    """
+    """Return the sizes from `first` to `last` bytes, growing by `factor` where that is above 1, else by `step`."""
     if last < first:
         raise ArgumentError(f"-e/--maxbytes {last} is below -b/--minbytes {first}", code="GC-SIZE")
     if factor == 1:

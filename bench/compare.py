@@ -10,8 +10,8 @@ from .records import PLACEMENTS
 from .summary import CONFIDENCE, Interval, ratio
 
 Result = Mapping[str, Any]
-# What has to be alike; what a file does not say is taken to be the same: nccl-tests' lack the first five.
 FEWEST = 5  # repetitions on both sides, for a verdict of the page
+# What has to be alike; what a file does not say is taken to be the same: nccl-tests' lack the first five.
 SAME = ("collective", "algorithm", "ranks", "device", "memory", "size", "type", "redop")
 
 
@@ -37,14 +37,13 @@ def change(what: str, new: Sequence[float], old: Sequence[float]) -> Change:
 
 def changes(results: Iterable[Result], baseline: Sequence[Mapping[str, Any]]) -> Iterator[Change]:
     """Return each figure of `results` that a record of `baseline` holds as well."""
-    known = [one for record in baseline for one in record["results"]]
     for new in results:
-        old = next((one for one in known if is_same(one, new)), None)
-        for placement in PLACEMENTS if old else ():
-            if old is None or old.get(placement) is None:
-                continue
-            times = [_times(side, placement) for side in (new, old)]
-            if all(time > 0 for row in times for time in row):
+        old: Result = next((one for record in baseline for one in record["results"] if is_same(one, new)), {})
+        for placement in PLACEMENTS:
+            # Every repetition's time, or where a file has only their mean, that.
+            times = [side[f"{placement}_per_iter"]["times_us"] if f"{placement}_per_iter" in side else
+                     [side[placement]["time"]] for side in (new, old) if side.get(placement)]
+            if len(times) == 2 and all(time > 0 for row in times for time in row):
                 words = [new[key] for key in ("collective", "size", "type", "redop", "algorithm")]
                 yield change(" ".join(map(str, (*words, placement.replace("_", "-")))), *times)
 
@@ -53,12 +52,6 @@ def is_same(old: Result, new: Result) -> bool:
     """Return whether two results are of the same case."""
     alike = all(old.get(key, new.get(key)) == new.get(key, old.get(key)) for key in SAME)
     return alike and str(old["root"]).strip() == str(new["root"]).strip()
-
-
-def _times(result: Result, placement: str) -> list[float]:
-    """Return every repetition's time, or where a file has only their mean, that."""
-    spread, body = result.get(f"{placement}_per_iter"), result[placement]
-    return list(spread["times_us"]) if spread else [body.get("time", body.get("cpu_time"))]
 
 
 def report(found: Sequence[Change], results: int, tolerance: float) -> tuple[list[str], bool]:

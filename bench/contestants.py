@@ -25,41 +25,34 @@ class Left(NamedTuple):
     reason: str
 
 
-class Field(NamedTuple):
-    """All that take part in one case, and what was left out of it."""
-
-    contestants: list[Contestant]
-    left_out: list[Left]
-
-
-def field(comm: Communicator, case: Case, options: Options, device: Device, peers: Mapping[str, Peer | str]) -> Field:
-    """Return all that was asked for, the peers last; each has done the test once.
+def field(comm: Communicator, case: Case, options: Options, device: Device,
+          peers: Mapping[str, Peer | str]) -> tuple[list[Contestant], list[Left]]:
+    """Return all that was asked for, the peers last, each having done the test once; and what was left out of it.
 
     Raises ArgumentError or DtypeError, alike on every rank, where an algorithm of ours cannot do it.
     """
     if case.test == "hypercube" and case.ranks & (case.ranks - 1):
-        return Field([], [Left("hypercube", f"nRanks {case.ranks} is not a power of 2, skipping")])
-    data, entries = Data(case, comm.rank, count=1, device=device), Field([], [])
+        return [], [Left("hypercube", f"nRanks {case.ranks} is not a power of 2, skipping")]
+    data, contestants, left_out = Data(case, comm.rank, count=1, device=device), list[Contestant](), list[Left]()
     for name in _names(case, options):
         contestant = Contestant(name, ours_by(comm, case, name, device))
         try:
             contestant.call(*data.arguments(Turn(0)))
-            entries.contestants.append(contestant)
+            contestants.append(contestant)
         except ArgumentError as error:  # alike on every rank, before data move
             if len(options.tests) == 1 and name in options.algorithms:
                 raise
-            entries.left_out.append(Left(f"{case.test} by {name}", str(error)))
-    if not entries.contestants:
-        entries.left_out.append(Left(case.test, f"it has no algorithm {', '.join(options.algorithms)}"))
-        return entries
+            left_out.append(Left(f"{case.test} by {name}", str(error)))
+    if not contestants:
+        return [], [*left_out, Left(case.test, f"it has no algorithm {', '.join(options.algorithms)}")]
     for name in options.against:
-        found = peers[name]
-        call = found if isinstance(found, str) else agreed(comm, functools.partial(_rehearsed, found, data))
+        peer = peers[name]
+        call = peer if isinstance(peer, str) else agreed(comm, functools.partial(_rehearsed, peer, data))
         if isinstance(call, str):
-            entries.left_out.append(Left(f"against {name}", call))
+            left_out.append(Left(f"against {name}", call))
         else:
-            entries.contestants.append(Contestant(name, call, peer=True))
-    return entries
+            contestants.append(Contestant(name, call, peer=True))
+    return contestants, left_out
 
 
 def _names(case: Case, options: Options) -> Iterable[str]:

@@ -39,10 +39,16 @@ class Row(NamedTuple):
     size: int
     elements: int
     sides: dict[str, Side]
-    bound: float | None
-    ratios: dict[str, float]
-    skew: float | None
-    late: int | None
+    bound: float | None = None
+    ratios: Mapping[str, float] = {}
+    skew: float | None = None
+    late: int | None = None
+
+    @property
+    def bound_time(self) -> float:
+        """The us that the bound allows; 0 where there is none."""
+        side = self.sides.get(PLACEMENTS[0])
+        return side.time * side.busbw / self.bound if side and self.bound else 0.0
 
 
 class Panel(NamedTuple):
@@ -78,12 +84,7 @@ def panels(files: Sequence[Sequence[Record]]) -> list[Panel]:
 
 
 def title_of(record: Record, result: Record) -> str:
-    """Return what was measured; nccl-tests itself names the collective by its program, and has a rank per device.
-
-    >>> title_of({"args": ["./build/all_reduce_perf"], "config": {"devices": [{}, {}]}},
-    ...          {"type": "float", "redop": "sum", "root": "    -1"})
-    'all_reduce · float · sum · 2 ranks · cuda'
-    """
+    """Return what was measured; nccl-tests itself names the collective by its program, and has a rank per device."""
     program = str(next(iter(record.get("args", [])), "")).rpartition("/")[2].removesuffix("_perf")
     ranks, root = int(result.get("ranks") or len(devices(record))), int(result["root"])
     details = [str(result.get("collective") or program), result["type"], result["redop"].replace("none", ""),
@@ -101,13 +102,10 @@ def _rows(file: int, result: Record) -> list[Row]:
     name = str(result.get("algorithm") or result.get("experiment_name") or "nccl-tests")
     memory = ", symmetric" if result.get("memory") == "symmetric" else ""
     against, size, count = result.get("against") or {}, int(result["size"]), int(result["count"])
-    ratios = {peer: found["ratio"]["out_of_place"] for peer, found in against.items()
-              if (found.get("ratio") or {}).get("out_of_place")}
-    bound = float(result["bound"]) if result.get("bound") else None
-    ours = Row(file, name + memory, False, size, count, _sides(result), bound, ratios, result.get("skew_us"),
-               result.get("late_rank"))
-    return [ours, *(Row(file, peer + memory, True, size, count, _sides(found), None, {}, None, None)
-                    for peer, found in against.items())]
+    ratios = {peer: found["ratio"]["out_of_place"] for peer, found in against.items()}
+    return [Row(file, name + memory, False, size, count, _sides(result), result.get("bound"), ratios,
+                result.get("skew_us"), result.get("late_rank")),
+            *(Row(file, peer + memory, True, size, count, _sides(found)) for peer, found in against.items())]
 
 
 def _sides(measured: Record) -> dict[str, Side]:
@@ -132,16 +130,9 @@ def numbers(found: Sequence[Panel]) -> dict[str, int]:
 
 def pairs(record: Record) -> dict[int, list[dict[str, Any]]]:
     """Return by message size what was measured between two ranks at a time."""
-    sizes: dict[int, list[dict[str, Any]]] = {}
-    for pair in (record.get("gpucoll") or {}).get("pairs") or []:
-        sizes.setdefault(int(pair["size"]), []).append(pair)
-    return sizes
-
-
-def bound_time(row: Row) -> float | None:
-    """Return the us that the bound allows for a row."""
-    side = row.sides.get(PLACEMENTS[0])
-    return side.time * side.busbw / row.bound if side and row.bound else None
+    found = (record.get("gpucoll") or {}).get("pairs") or []
+    return {size: [pair for pair in found if pair["size"] == size]
+            for size in dict.fromkeys(pair["size"] for pair in found)}
 
 
 def figure(value: float) -> str:

@@ -82,9 +82,6 @@ def busiest(busy: Array, elapsed: Array, noise: float = 0.0) -> Verdict | None:
     """Return the rank that is busiest in every round, by twice the others' and by much of the call; else None.
 
     Both arrays are seconds, of shape (ranks, rounds); `noise` is what it must be busier by at least.
-
-    >>> busiest(numpy.array([[1.0], [1.0], [9.0]]), numpy.array([[9.0], [9.0], [9.0]]))
-    Verdict(rank=2, busy=9.0, others=1.0, elapsed=9.0)
     """
     ranks = set(busy.argmax(axis=0).tolist())
     if len(ranks) > 1:

@@ -57,9 +57,6 @@ def bound(case: Case, count: int, copy: Copy) -> float | None:
     """Return the busbw in GB/s of moving no byte more than needed at the copy bandwidth; None where none moves.
 
     It is memory's bound: between nodes the network sets a lower one, and data in a cache can be faster.
-
-    >>> bound(Case("all_reduce", "float32", "sum", 0, 2), 1 << 20, Copy(40.0, 0, ()))
-    6.666666666666667
     """
     traffic = least_traffic(case.test, case.ranks) * case.nbytes(count)
     return copy.bandwidth * case.moved(count) * case.factor / traffic if traffic else None
@@ -85,11 +82,7 @@ def place(comm: Communicator, device: Device) -> Place:
 
 
 def host_names(places: Sequence[Place]) -> list[str]:
-    """Return the host of each rank; where several nodes have one name, with the node's number.
-
-    >>> host_names([Place(1, "a", 0, -1, "cpu", ""), Place(2, "a", 1, -1, "cpu", "")])
-    ['a (node 0)', 'a (node 1)']
-    """
+    """Return the host of each rank; where several nodes have one name, with the node's number."""
     nodes = {spot.host: {other.node for other in places if other.host == spot.host} for spot in places}
     return [f"{spot.host} (node {spot.node})" if len(nodes[spot.host]) > 1 else spot.host for spot in places]
 

@@ -111,17 +111,14 @@ class Trial:
         if launches:
             call, divisor = device.captured(call, launches), divisor * launches
 
-        def completed() -> Any:
-            returned = call()
-            device.synchronize()
-            return returned
-
         if flags.report_cputime:
             seconds, returned = device.host_timed(call)
+        elif flags.blocking:
+            seconds, (returned, _) = device.host_timed(lambda: (call(), device.synchronize()))
         else:
-            seconds, returned = device.host_timed(completed) if flags.blocking else device.timed(call)
+            seconds, returned = device.timed(call)
         self.returned = [*first, *returned]
-        return seconds / divisor
+        return float(seconds) / divisor
 
     def prepare(self) -> None:
         """Give each call its data, and wait until every rank has them."""
@@ -151,8 +148,8 @@ class Trial:
                     returned += [call(*given) for given in arguments[first:first + flags.agg_iters]]
             return returned
 
-        is_grouped = flags.agg_iters > 1 and not self.contestant.peer
-        return grouped if is_grouped and flags.blocking not in (BARRIER_EACH, WAIT_EACH) else one_by_one
+        is_single = flags.agg_iters == 1 or self.contestant.peer or flags.blocking in (BARRIER_EACH, WAIT_EACH)
+        return one_by_one if is_single else grouped
 
     def wrong(self) -> int:
         """Return how many elements of the results are wrong on this rank; untimed."""

@@ -7,8 +7,6 @@ whatever the number of ranks: its 256 values are reduced beforehand, by NumPy an
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy
 
 from gpucoll.dtypes import DTYPES, numpy_dtype
@@ -21,31 +19,18 @@ BITS = 127  # all bits that an int8 has beside its sign
 MOVED = "bxor"  # whose operands are drawn where nothing is reduced: any numbers do
 
 
-class Draw(NamedTuple):
-    """How an op's operands are drawn: at most `most` ranks give one of `choices`, the others `idle`.
-
-    `choices` None stands for all numbers of a size that the dtype adds exactly.
-    """
-
-    choices: tuple[int, ...] | None
-    idle: int = 0
-    most: int | None = None
-
-
 # An oracle of its own: the library's table of ops is what it judges.
 UFUNCS: dict[str, numpy.ufunc] = {
     "sum": numpy.add, "avg": numpy.add, "prod": numpy.multiply, "min": numpy.minimum, "max": numpy.maximum,
     "band": numpy.bitwise_and, "bor": numpy.bitwise_or, "bxor": numpy.bitwise_xor,
     "land": numpy.logical_and, "lor": numpy.logical_or, "lxor": numpy.logical_xor,
 }
-# A few operands differ from the neutral one, so that every single one decides some results.
-DRAWN: dict[str, Draw] = {
-    "sum": Draw(None), "avg": Draw(None), "min": Draw(None), "max": Draw(None),
-    "prod": Draw((1, 2, 2), 1, 6),
-    "band": Draw(tuple(BITS - (1 << bit) for bit in range(7)), BITS, 4),
-    "bor": Draw(tuple(1 << bit for bit in range(7)), 0, 4),
-    "bxor": Draw(tuple(range(BITS + 1))),
-    "land": Draw((0, 1, 2), 1, 4), "lor": Draw((0, 0, 3), 0, 4), "lxor": Draw((0, 1, 2)),
+# How an op's operands are drawn: from which choices, and what all but a few ranks give instead, so that every single
+# one decides some results. Of the other ops the choices are all numbers of a size that the dtype adds exactly.
+DRAWN: dict[str, tuple[tuple[int, ...], int, int | None]] = {
+    "prod": ((1, 2, 2), 1, 6), "band": (tuple(BITS - (1 << bit) for bit in range(7)), BITS, 4),
+    "bor": (tuple(1 << bit for bit in range(7)), 0, 4), "bxor": (tuple(range(BITS + 1)), 0, None),
+    "land": ((0, 1, 2), 1, 4), "lor": ((0, 0, 3), 0, 4), "lxor": ((0, 1, 2), 0, None),
 }
 ON_BOOL = {"sum": "lor", "max": "lor", "bor": "lor", "prod": "land", "min": "land", "band": "land", "bxor": "lxor"}
 # Up to here every whole number exists in the dtype; the wider ones are given no more either.
@@ -60,21 +45,16 @@ def random_bytes(count: int, seed: int) -> Array:
 
 def operands(dtype: str, op: str, ranks: int) -> Array:
     """Return what each rank gives in each draw, shape (ranks, DRAWS): whole numbers, in NumPy's widest dtype."""
-    draw = DRAWN[ON_BOOL.get(op, op) if dtype == "bool" else op]
     exact = EXACT.get(dtype, EXACT_ELSEWHERE)
-    choices = numpy.array(draw.choices or _magnitudes(dtype, exact // ranks))
+    largest = max(1, min(exact // ranks, 100))  # of which one per rank adds up; a byte looks up no more than 256
+    least = 0 if dtype.startswith(("uint", "bool")) else -largest
+    drawn, idle, most = DRAWN.get(ON_BOOL.get(op, op) if dtype == "bool" else op, (range(least, largest + 1), 0, None))
+    choices = numpy.array(drawn)
     numbers = choices[random_bytes(ranks * DRAWS, seed=ranks) % len(choices)].reshape(ranks, DRAWS)
-    every = -(-ranks // (draw.most or exact))  # one rank in so many gives something
+    every = -(-ranks // (most or exact))  # one rank in so many gives something
     gives = (numpy.arange(ranks)[:, None] + numpy.arange(DRAWS)) % every == 0
     unit = 1 + 1j if DTYPES[dtype].kind == "complex" else 1
-    return numpy.where(gives, numbers * unit, draw.idle)
-
-
-def _magnitudes(dtype: str, largest: int) -> range:
-    """The numbers of which one per rank adds up exactly; a look-up by a byte reaches no more than 256."""
-    largest = max(1, min(largest, 100))
-    signed = not dtype.startswith(("uint", "bool"))
-    return range(-largest if signed else 0, largest + 1)
+    return numpy.where(gives, numbers * unit, idle)
 
 
 def reduced(given: Array, op: str, dtype: str) -> Array:
@@ -98,16 +78,12 @@ def identity(op: str, dtype: str) -> Array:
     """Return the element that leaves every other as it is, as an array of shape ()."""
     kind = numpy_dtype(dtype)
     name = ON_BOOL.get(op, op) if dtype == "bool" else op
-    if name in ("min", "max"):
-        return numpy.array(_extreme(kind, dtype, name == "min"), kind)
     if name == "band":
         return numpy.invert(numpy.zeros((), kind))
-    return numpy.array(1 if name in ("prod", "land") else 0, kind)
-
-
-def _extreme(kind: numpy.dtype, dtype: str, highest: bool) -> object:
-    """The largest value of a dtype, or the lowest: infinite, where it can be."""
+    if name not in ("min", "max"):
+        return numpy.array(1 if name in ("prod", "land") else 0, kind)
     if DTYPES[dtype].kind == "int":
-        return numpy.iinfo(kind).max if highest else numpy.iinfo(kind).min
-    infinite = numpy.array(numpy.inf if highest else -numpy.inf).astype(kind)
-    return infinite if numpy.isinf(infinite.astype(float)) else 448 if highest else -448  # float8_e4m3fn
+        return numpy.array(numpy.iinfo(kind).max if name == "min" else numpy.iinfo(kind).min, kind)
+    sign = 1 if name == "min" else -1
+    infinite = numpy.array(sign * numpy.inf).astype(kind)
+    return infinite if numpy.isinf(infinite.astype(float)) else numpy.array(sign * 448, kind)  # float8_e4m3fn

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy
+
+from gpucoll.rendezvous import wait_for_all
 
 from .cases import Case, Contestant
 from .data import Data, Turn
@@ -46,11 +49,7 @@ def measure_overlap(bench: Bench, contestant: Contestant, data: Data) -> dict[st
 
 
 def percent(overall: float, compute: float, pure: float) -> float:
-    """Return OSU's overlap: between 0 and 100.
-
-    >>> percent(overall=3.0, compute=2.0, pure=2.0)
-    50.0
-    """
+    """Return OSU's overlap: between 0 and 100."""
     return min(100.0, max(0.0, 100 - 100 * (overall - compute) / pure if pure else 0.0))
 
 
@@ -97,21 +96,15 @@ def measure_pairs(bench: Bench, case: Case, nbytes: int) -> list[dict[str, Any]]
     seconds: dict[tuple[int, int], list[float]] = {link: [] for link in links}
     wrong = dict.fromkeys(links, 0)
     for source, target in links * ROUNDS:
-        _meet(mpi)
+        wait_for_all(mpi, math.inf, NAP)
         own = _exchange(bench, size, source, target) if bench.comm.rank in (source, target) else ([], 0)
-        _meet(mpi)
+        wait_for_all(mpi, math.inf, NAP)
         seconds[source, target] += mpi.bcast(own[0], source)
         wrong[source, target] += mpi.bcast(own[1], target)
     middles = {link: statistics.median(taken) for link, taken in seconds.items()}
     return [{"size": size, "source": link[0], "target": link[1], "time_us": middles[link] * 1e6,
              "least_us": min(seconds[link]) * 1e6, "bandwidth": size / middles[link] / 1e9,
              "nwrong": wrong[link] if bench.options.flags.check else None, "slow": False} for link in links]
-
-
-def _meet(mpi: Any) -> None:
-    everyone = mpi.Ibarrier()
-    while not everyone.Test():
-        time.sleep(NAP)
 
 
 def _exchange(bench: Bench, size: int, source: int, target: int) -> tuple[list[float], int]:

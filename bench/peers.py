@@ -6,7 +6,6 @@ gpucoll would use. What a peer lacks raises LeftOut with the reason, and the run
 
 from __future__ import annotations
 
-import functools
 import socket
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -30,33 +29,33 @@ MPI_CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast"
 NCCL_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "sendrecv")
 GLOO_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "barrier")
 GLOO_OPS = {"sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX", "band": "BAND", "bor": "BOR", "bxor": "BXOR"}
-CUPYX_TESTS = ("all_reduce", "reduce", "broadcast", "all_gather", "hypercube", "reduce_scatter", "all_to_all",
-               "barrier")
 
 
 class LeftOut(Exception):
     """A peer does not take part; the text says why."""
 
 
-def _require(name: str, case: Case, known: Any, *, reduces: bool = True) -> None:
-    """Raise LeftOut for a test, or a reduction, that the peer does not have."""
+def _require(name: str, case: Case, tests: Any, *, reduces: bool, moves: bool = True) -> None:
+    """Raise LeftOut for a test, a reduction or a dtype that the peer does not have."""
     if case.row.ragged:
         raise LeftOut(f"{case.test}: its call is told the counts that gpucoll's finds out by itself")
-    if case.test not in known:
+    if case.test not in tests:
         raise LeftOut(f"{name} has no {case.test}")
     if case.row.reduces and not reduces:
         raise LeftOut(f"{name} has no reduction by {case.op} of {case.dtype}")
+    if not moves:
+        raise LeftOut(f"{name} is not called with arrays of {case.dtype}")
 
 
 def _mpi(comm: Communicator, device: Device) -> Peer:
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
     def peer(case: Case) -> Call:
         in_bytes = DTYPES[case.dtype].mpi is None  # what MPI has no name for, such as bfloat16
         _require("MPI itself", case, MPI_CALLS, reduces=case.op != "avg" and not in_bytes)
         options: dict[str, Any] = {"op": getattr(MPI, op_of(case.op).mpi)} if case.row.reduces else {}
         if case.row.rooted:
             options["root"] = case.root
-        call = functools.partial(getattr(comm.mpi, MPI_CALLS[case.test]), **options)
-        right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
         def on_host(*arrays: Any) -> None:
             given = [array.view("u1") if in_bytes and array is not None else array for array in arrays]
@@ -65,7 +64,7 @@ def _mpi(comm: Communicator, device: Device) -> Peer:
             if case.test == "sendrecv":
                 comm.mpi.Sendrecv(given[0], right, recvbuf=given[1], source=left)
             else:
-                call(*given)
+                getattr(comm.mpi, MPI_CALLS[case.test])(*given, **options)
 
         def through_host(*arrays: Any) -> None:
             """What an MPI that knows nothing of GPUs needs: copies to the host and back."""
@@ -89,26 +88,25 @@ def _nccl(comm: Communicator, device: Any) -> Peer:
     except (ImportError, RuntimeError) as error:  # CuPy's NCCL errors are RuntimeErrors
         raise LeftOut(f"NCCL: {error}") from error
 
+    def constant(name: str | None) -> Any:
+        return getattr(nccl, f"NCCL_{name.removeprefix('nccl').upper()}", None) if name else None
+
     def peer(case: Case) -> Call:
-        dtype, op = DTYPES[case.dtype].nccl, op_of(case.op).nccl
-        _require("NCCL", case, NCCL_TESTS, reduces=dtype is not None and op is not None)
-        kind = getattr(nccl, f"NCCL_{dtype.removeprefix('nccl').upper()}", None) if dtype else None
-        if kind is None:
-            raise LeftOut(f"CuPy's NCCL has no {case.dtype}")
-        reduction = getattr(nccl, f"NCCL_{(op or 'ncclSum').removeprefix('nccl').upper()}")
+        kind, op = constant(DTYPES[case.dtype].nccl), constant(op_of(case.op).nccl)
+        _require("NCCL", case, NCCL_TESTS, reduces=kind is not None and op is not None, moves=kind is not None)
 
         def call(x: Any, out: Any = None) -> None:
             source, target = (0 if array is None else array.data.ptr for array in (x, out))
             stream, count = device.stream.ptr, x.size
             match case.test:
                 case "all_reduce":
-                    library.allReduce(source, target, count, kind, reduction, stream)
+                    library.allReduce(source, target, count, kind, op, stream)
                 case "reduce":
-                    library.reduce(source, target or source, count, kind, reduction, case.root, stream)
+                    library.reduce(source, target or source, count, kind, op, case.root, stream)
                 case "broadcast":
                     library.broadcast(source, source, count, kind, case.root, stream)
                 case "reduce_scatter":
-                    library.reduceScatter(source, target, out.size, kind, reduction, stream)
+                    library.reduceScatter(source, target, out.size, kind, op, stream)
                 case "sendrecv":
                     nccl.groupStart()
                     library.send(source, count, kind, (comm.rank + 1) % comm.size, stream)
@@ -136,11 +134,11 @@ def _gloo(comm: Communicator, device: Device) -> Peer:
             probe.bind((host, 0))
             where = comm.mpi.bcast(f"{host}:{probe.getsockname()[1]}")
         dist.init_process_group("gloo", init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)
+    all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
 
     def peer(case: Case) -> Call:
-        _require("Gloo", case, GLOO_TESTS, reduces=case.op in GLOO_OPS)
-        if case.dtype in EXTENDED or (case.dtype.startswith("uint") and case.dtype != "uint8"):
-            raise LeftOut(f"PyTorch reads no NumPy arrays of {case.dtype}, or Gloo does not reduce them")
+        _require("Gloo", case, GLOO_TESTS, reduces=case.op in GLOO_OPS, moves=case.dtype not in EXTENDED and (
+            case.dtype == "uint8" or not case.dtype.startswith("uint")))
         op = getattr(dist.ReduceOp, GLOO_OPS.get(case.op, "SUM"))
 
         def call(*arrays: Any) -> None:
@@ -150,18 +148,12 @@ def _gloo(comm: Communicator, device: Device) -> Peer:
                 return
             x, out = arrays[0], arrays[-1] if arrays[-1] is not None else arrays[0].copy()
             if case.test in ("all_gather", "hypercube"):
-                gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
-                gather(torch.from_numpy(out).view(-1), torch.from_numpy(x))
+                all_gather(torch.from_numpy(out).view(-1), torch.from_numpy(x))
                 return
             if out is not x:
                 out[...] = x
-            tensor = torch.from_numpy(out)
-            if case.test == "broadcast":
-                dist.broadcast(tensor, case.root)
-            elif case.test == "reduce":
-                dist.reduce(tensor, case.root, op)
-            else:
-                dist.all_reduce(tensor, op)
+            given = {"broadcast": (case.root,), "reduce": (case.root, op), "all_reduce": (op,)}[case.test]
+            getattr(dist, case.test)(torch.from_numpy(out), *given)
 
         return call
 
@@ -177,29 +169,19 @@ def _cupyx(comm: Communicator, device: Device) -> Peer:
         library = cupyx.distributed.init_process_group(comm.size, comm.rank, use_mpi=True)
     except Exception as error:  # NCCL, MPI and sockets each have errors of their own
         raise LeftOut(f"cupyx.distributed: {error}") from error
+    calls: dict[str, Callable[..., Call]] = {  # of the case, then of the arrays
+        "barrier": lambda case: library.barrier, "all_to_all": lambda case: library.all_to_all,
+        "broadcast": lambda case: lambda x: library.broadcast(x, case.root),
+        "all_reduce": lambda case: lambda x, out: library.all_reduce(x, out, case.op),
+        "reduce": lambda case: lambda x, out: library.reduce(x, x if out is None else out, case.root, case.op),
+        "reduce_scatter": lambda case: lambda x, out: library.reduce_scatter(x, out, out.size, case.op),
+        **dict.fromkeys(("all_gather", "hypercube"), lambda case: lambda x, out: library.all_gather(x, out, x.size)),
+    }
 
     def peer(case: Case) -> Call:
-        _require("cupyx.distributed", case, CUPYX_TESTS,
-                 reduces=case.dtype not in EXTENDED and case.op in ("sum", "prod", "min", "max"))
-        if case.dtype in EXTENDED:
-            raise LeftOut(f"cupyx.distributed has no {case.dtype}")
-
-        def call(*arrays: Any) -> None:
-            match case.test:
-                case "broadcast":
-                    library.broadcast(*arrays, root=case.root)
-                case "all_gather" | "hypercube":
-                    library.all_gather(*arrays, arrays[0].size)
-                case "reduce":
-                    library.reduce(arrays[0], arrays[1] if arrays[1] is not None else arrays[0], case.root, case.op)
-                case "reduce_scatter":
-                    library.reduce_scatter(*arrays, arrays[1].size, case.op)
-                case "all_reduce":
-                    library.all_reduce(*arrays, case.op)
-                case _:  # barrier, all_to_all
-                    getattr(library, case.test)(*arrays)
-
-        return call
+        _require("cupyx.distributed", case, calls, reduces=case.op in ("sum", "prod", "min", "max"),
+                 moves=case.dtype not in EXTENDED)
+        return calls[case.test](case)
 
     return peer
 

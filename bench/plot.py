@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from gpucoll.analysis.document import LIGHT, LINES
 from gpucoll.analysis.sizes import byte_text
 from gpucoll.errors import ArgumentError, UsageError, nearest
 
-from .curves import Panel, Record, bound_time, figure, numbers, pairs, panels
+from .curves import Panel, Record, figure, numbers, pairs, panels
 
 ENDINGS = (".svg", ".png")
 MARKERS = "osD^v*PX"  # as many as colours
@@ -69,35 +69,36 @@ def _lines(part: Any, panel: Panel, styles: Mapping[str, int]) -> None:
     """Draw bandwidth beside time over size, both logarithmic; what the machine allows is dashed, peers are grey."""
     from matplotlib.ticker import EngFormatter
 
-    bandwidth, duration = part.subplots(1, 2)
     part.suptitle(panel.title, x=0.01, horizontalalignment="left", fontweight="bold")
-    placement = (*panel.placements, "")[0]
-    for (_, name), rows in panel.lines.items():
-        shown = [(row.size, row.sides[placement]) for row in rows if placement in row.sides and row.size]
-        number, peer = styles[name], rows[0].peer
-        style = {"color": PEER if peer else LINES[number % len(LINES)], "label": name, "gid": f"line {name}",
-                 "marker": MARKERS[(number + number // len(LINES)) % len(MARKERS)], "markersize": 4,
-                 "markerfacecolor": "white" if peer else None}
-        for axes, values in ((bandwidth, [side.busbw for _, side in shown]),
-                             (duration, [side.time / 1e6 for _, side in shown])):
-            points = [(size, value) for (size, _), value in zip(shown, values, strict=True) if value > 0]
-            axes.plot([size for size, _ in points], [value for _, value in points], **style)
-    bounds = {row.size: (row.bound, (bound_time(row) or 0) / 1e6) for row in panel.rows if row.bound and row.size}
-    sizes = sorted({row.size for row in panel.rows if row.size})
-    thinned = sizes[::-(-len(sizes) // 7)] if sizes else []
-    for place, (axes, title) in enumerate(((bandwidth, "bus bandwidth (GB/s)"), (duration, "time per operation"))):
+    placement, sizes = (*panel.placements, "")[0], sorted({row.size for row in panel.rows if row.size})
+    thinned = sizes[::-(-len(sizes) // 7)] if sizes else []  # about seven of them can be read
+    for axes, title, is_time in zip(part.subplots(1, 2), ("bus bandwidth (GB/s)", "time per operation"), (False, True),
+                                    strict=True):
         axes.set(xscale="log", yscale="log")
-        limits = axes.get_ylim()
-        axes.plot(sorted(bounds), [bounds[size][place] for size in sorted(bounds)], "--", color=BOUND, linewidth=1,
-                  label="copy bound" if bounds else None, gid="line copy bound")
-        axes.set_ylim(limits[0], max([limits[1], *(1.3 * row[place] for row in bounds.values()
-                                                   if row[place] < 3 * limits[1])]))
+        for (_, name), rows in panel.lines.items():
+            sides = [(row.size, row.sides[placement]) for row in rows if placement in row.sides and row.size]
+            points = [(size, side.time / 1e6 if is_time else side.busbw) for size, side in sides]
+            number, peer = styles[name], rows[0].peer
+            axes.plot(*_columns(points), color=PEER if peer else LINES[number % len(LINES)], label=name,
+                      marker=MARKERS[(number + number // len(LINES)) % len(MARKERS)], markersize=4,
+                      markerfacecolor="white" if peer else None, gid=f"line {name}")
+        low, high = axes.get_ylim()
+        bounds = sorted({row.size: row.bound_time / 1e6 if is_time else row.bound
+                         for row in panel.rows if row.bound and row.size}.items())
+        if bounds:
+            axes.plot(*_columns(bounds), "--", color=BOUND, linewidth=1, label="copy bound", gid="line copy bound")
+        axes.set_ylim(low, max([high, *(1.3 * value for _, value in bounds if value < 3 * high)]))
         axes.set_title(title, loc="left", fontsize="medium")
         axes.set_xticks(thinned, [byte_text(size) for size in thinned])
         axes.xaxis.minorticks_off()
-        axes.yaxis.set_major_formatter("{x:g}" if place == 0 else EngFormatter("s"))
+        axes.yaxis.set_major_formatter(EngFormatter("s") if is_time else "{x:g}")
         axes.grid(axis="y")
-    part.legend(*bandwidth.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    part.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+
+
+def _columns(points: Sequence[tuple[float, Any]]) -> list[list[float]]:
+    """Return what logarithmic axes can show, as two columns."""
+    return [[point[axis] for point in points if point[1] > 0] for axis in (0, 1)]
 
 
 def _pairs(axes: Any, nbytes: int, links: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import IO
 
 INTERVALS = {"bar": 0.1, "lines": 5.0, "off": float("inf")}  # seconds between two signs
@@ -30,14 +31,14 @@ class Progress:
         if now - self._shown < INTERVALS[self.style]:
             return
         self._shown, elapsed = now, now - self._started
-        text = f"{what}, {duration(elapsed)} so far, no end"
-        if self._total is not None:
-            share = self._done / self._total
-            left = duration(elapsed / share - elapsed)
-            text = f"{100 * share:3.0f} %  {what}, {duration(elapsed)} so far, {left} to go"
+        left = None if self._total is None else elapsed * (self._total - self._done) / self._done
+        spent, rest = (timedelta(seconds=round(seconds)) for seconds in (elapsed, left or 0))
+        text = f"{what}, {spent} so far, " + ("no end" if left is None else f"{rest} to go")
         self.clear()
-        columns = shutil.get_terminal_size().columns - 1
-        self._stream.write(text[:columns] if self.style == "bar" else f"gpucoll bench: {text}\n")
+        if self.style == "bar":
+            self._stream.write(text[:shutil.get_terminal_size().columns - 1])
+        else:
+            self._stream.write(f"gpucoll bench: {text}\n")
         self._stream.flush()
         self._is_drawn = self.style == "bar"
 
@@ -45,17 +46,4 @@ class Progress:
         """Take the line away, so that another may be printed where it stood."""
         if self._is_drawn:
             self._stream.write("\r\033[K")
-            self._stream.flush()
             self._is_drawn = False
-
-
-def duration(seconds: float) -> str:
-    """Return a time for people.
-
-    >>> duration(7.4), duration(200), duration(7300)
-    ('7 s', '3 min 20 s', '2 h 1 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -33,7 +33,7 @@ and at the top `gpucoll`:
     pairs [{size, source, target, time_us, least_us, bandwidth (GB/s), nwrong, slow}]         with sendrecv --pairs
 
 A file holds one record, or what `scripts/bench` leaves: {"suite": date, "host": name, "regret": what
-`gpucoll bench regret` keeps (see `regret.Regret.record`), "runs": [record, ..]}.
+`gpucoll bench regret` keeps (see `regret.Regret`), "runs": [record, ..]}.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from gpucoll.errors import ArgumentError
+from gpucoll.rendezvous import by_first_rank
 
 PLACEMENTS = ("out_of_place", "in_place")
 COLUMNS = ("collective", "algorithm", "peer", "ranks", "device", "size", "count", "type", "redop", "root", "placement",
@@ -73,15 +74,8 @@ def reserve(path: str) -> IO[str]:
 
 def reserve_together(mpi: Any, paths: Mapping[str, str]) -> dict[str, IO[str]]:
     """Return the files of `reserve` on rank 0, nothing elsewhere; ArgumentError, on every rank, where one cannot be."""
-    files, refusal = {}, None
-    if mpi.rank == 0:
-        try:
-            files = {what: reserve(path) for what, path in paths.items()}
-        except ArgumentError as error:
-            refusal = error
-    refusal = mpi.bcast(refusal)
-    if refusal is not None:
-        raise refusal
+    files: dict[str, IO[str]] = {}
+    by_first_rank(mpi, lambda: files.update({what: reserve(path) for what, path in paths.items()}))
     return files
 
 
@@ -124,11 +118,7 @@ def csv_text(record: Mapping[str, Any]) -> str:
 
 
 def environment(variables: Mapping[str, str]) -> list[str]:
-    """Return the variables that decide how fast messages go, as nccl-tests writes them, without paths and secrets.
-
-    >>> environment({"NCCL_ALGO": "Ring", "HOME": "/home/x", "UCX_LOG_FILE": "/tmp/x", "NCCL_TOKEN": "1"})
-    ['NCCL_ALGO=Ring']
-    """
+    """Return the variables that decide how fast messages go, as nccl-tests writes them, without paths and secrets."""
     return [f"{name}={value}" for name, value in sorted(variables.items())
             if name.startswith(ALLOWED) and not any(word in name for word in PRIVATE) and os.sep not in value]
 

@@ -7,6 +7,7 @@ second pass alone they are judged. Every way's result is checked first.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
@@ -15,7 +16,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gpucoll
 from gpucoll import ArgumentError, BackendError, Communicator, UsageError
@@ -42,29 +43,21 @@ TITLES = (("size", "chosen", "median", "from", "to", "best", "median", "from", "
           ("(B)", "", "(us)", "(us)", "(us)", "", "(us)", "(us)", "(us)", "(%)", "(%)"))
 
 
-class Timing(NamedTuple):
-    """A way, its median seconds, and between which seconds its median lies with `CONFIDENCE`."""
+def timing(way: Way, seconds: Sequence[float]) -> dict[str, Any]:
+    """Return a way, its median seconds, and between which seconds its median lies with `CONFIDENCE`.
 
-    executor: str
-    algorithm: str
-    median: float
-    low: float
-    high: float
-
-
-def timing(way: Way, seconds: Sequence[float]) -> Timing:
-    """Return the median of a sample and its interval, from one order statistic to another: no shape is assumed.
-
-    With fewer than six seconds nothing is that sure, and the interval is the whole sample.
+    The interval is from one order statistic to another: no shape is assumed. With fewer than six seconds nothing is
+    that sure, and it is the whole sample.
 
     >>> timing(("mpi", "ring"), [5.0, 1.0, 4.0, 2.0, 3.0, 6.0, 9.0, 8.0, 7.0])
-    Timing(executor='mpi', algorithm='ring', median=5.0, low=2.0, high=8.0)
+    {'executor': 'mpi', 'algorithm': 'ring', 'median': 5.0, 'low': 2.0, 'high': 8.0}
     """
     row, count, left = sorted(seconds), len(seconds), 0
     outside = 1.0  # of the 2**count ways to lie about the median, those with at most `left` on the one side
     while (more := outside + math.comb(count, left + 1)) / 2 ** count <= (1 - CONFIDENCE) / 2:
         left, outside = left + 1, more
-    return Timing(*way, statistics.median(row), row[left], row[-1 - left])
+    return {"executor": way[0], "algorithm": way[1], "median": statistics.median(row), "low": row[left],
+            "high": row[-1 - left]}
 
 
 def judged(nbytes: int, chosen: Way, samples: Mapping[Way, Sequence[float]]) -> dict[str, Any]:
@@ -73,19 +66,14 @@ def judged(nbytes: int, chosen: Way, samples: Mapping[Way, Sequence[float]]) -> 
     ``regret`` is the share by which the choice takes longer, ``beyond`` by which it surely does: from interval to
     interval, 0 where they meet.
     """
-    timings = {way: timing(way, seconds) for way, seconds in samples.items()}
-    choice, best = timings[chosen], min(timings.values(), key=lambda one: one.median)
-    return {"bytes": nbytes, "chosen": choice._asdict(), "best": best._asdict(),
-            "regret": choice.median / best.median - 1, "beyond": max(0.0, choice.low / best.high - 1),
-            "second": [one._asdict() for one in timings.values()]}
+    second = {way: timing(way, seconds) for way, seconds in samples.items()}
+    choice, best = second[chosen], min(second.values(), key=lambda one: float(one["median"]))
+    return {"bytes": nbytes, "chosen": choice, "best": best, "regret": choice["median"] / best["median"] - 1,
+            "beyond": max(0.0, choice["low"] / best["high"] - 1), "second": [*second.values()]}
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return mean and worst over all sizes, and whether that is within the goal.
-
-    >>> verdict([{"regret": 0.5, "beyond": 0.25}, {"regret": 0.0, "beyond": 0.0}])
-    {'mean': 0.25, 'worst': 0.5, 'beyond': 0.25, 'within': False}
-    """
+    """Return mean and worst over all sizes, and whether that is within the goal."""
     mean, beyond = statistics.fmean(row["regret"] for row in rows), max(row["beyond"] for row in rows)
     return {"mean": mean, "worst": max(row["regret"] for row in rows), "beyond": beyond,
             "within": mean <= MEAN and beyond <= WORST}
@@ -101,8 +89,7 @@ def line(row: Mapping[str, Any]) -> str:
 def parser() -> Parser:
     """Return the parser of the command line."""
     flags = Parser(PROGRAM, allow_abbrev=False, usage=f"mpiexec -n RANKS {PROGRAM} [all_reduce] [-b 1K -e 64M -f 4]",
-                   description="Measure what auto chooses against all that it could have chosen; start it under "
-                               "mpiexec.")
+                   description="Measure what auto chooses against all that it could have chosen.")
     flags.add_argument("collective", nargs="?", default="all_reduce", help="all_reduce, broadcast, ... (all_reduce)")
     flags.add_argument("-b", "--minbytes", type=size, default="1K", help="first size, of the larger side (1K)")
     flags.add_argument("-e", "--maxbytes", type=size, default="64M", help="last size (64M)")
@@ -129,7 +116,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class Regret:
-    """What is measured so far; `comms` has a communicator for each executor, `comm` chooses."""
+    """What is measured so far; `comms` has a communicator for each executor, `comm` chooses.
+
+    The file of `path` has ``sizes`` as `judged` makes them, with in ``first`` the medians of all ways; ``verdict`` over
+    all sizes; and ``basis``, the table that auto went by, without its folder.
+    """
 
     def __init__(self, comm: Communicator, comms: dict[str, Communicator], test: str, path: str | None = None) -> None:
         if comm.size == 1:
@@ -149,75 +140,66 @@ class Regret:
         self._say(f"# {self.case.test} of float32 on {self.comm.size} ranks, {self.comm.nodes} "
                   f"node{'s' * (self.comm.nodes > 1)}: what auto chooses against the best of all that can be chosen",
                   *(f"#{LINE.format(*titles)[1:]}" for titles in TITLES))
-        for nbytes in wanted:
-            self._measure_size(Data(self.case, self.comm.rank, self.case.count(nbytes)))
+        for asked in wanted:
+            data = Data(self.case, self.comm.rank, self.case.count(asked))
+            nbytes = self.case.nbytes(data.count)
+            calls, chosen = self._calls(data)
+            first = {way: statistics.median(row) for way, row in self._samples(calls).items()}
+            self._left = hopeful(first, self._slow, nbytes // self.comm.size)
+            quickest = sorted(first, key=first.__getitem__)
+            again = {way: calls[way] for way in dict.fromkeys([chosen, *quickest[:BEST]])}
+            samples: dict[Way, list[float]] = {way: [] for way in again}
+            started, parts, spent = time.monotonic(), 0, 0.0
+            while parts < FEWEST or (parts < MOST and spent < SECOND * len(again)):
+                for way, seconds in self._samples(again).items():
+                    samples[way] += seconds
+                parts, spent = parts + 1, self.comm.mpi.bcast(time.monotonic() - started)
+            self.sizes.append({**judged(nbytes, chosen, samples), "first": [
+                {"executor": way[0], "algorithm": way[1], "median": first[way]} for way in quickest]})
             self._say(line(self.sizes[-1]))
 
-    def _measure_size(self, data: Data) -> None:
-        nbytes, test = self.case.nbytes(data.count), self.case.test
-        choice = self._checked(self.comm, "auto", "auto", data)
-        # What has been called of that size is what auto has chosen.
-        candidates = self.comm.explain(test, nbytes).candidates
+    def _calls(self, data: Data) -> tuple[dict[Way, Callable[[], Any]], Way]:
+        """Return the calls of all ways that are left and not refused, each made and checked once, and auto's choice."""
+        def checked(comm: Communicator, algorithm: str, name: str) -> Callable[[], Any]:
+            call = functools.partial(getattr(comm, self.case.test), *data.arguments(Turn(0)), algorithm=algorithm)
+            expected = data.expected(Turn(0))
+            data.prepare(Turn(0), expected)
+            wrong = self.comm.mpi.allreduce(data.wrong(Turn(0), call(), expected))
+            if wrong:
+                self.wrong[f"{name} at {nbytes} bytes"] += wrong
+            return call
+
+        nbytes = self.case.nbytes(data.count)
+        choice = checked(self.comm, "auto", "auto")
+        candidates = self.comm.explain(self.case.test, nbytes).candidates  # what has been called of that size
         chosen: Way = self.comm.mpi.bcast(next(
             ((row["executor"], row["algorithm"]) for row in candidates if row["calls"]), None))
         calls = {chosen: choice}
-        for executor, algorithm in self._left:
-            if (executor, algorithm) != chosen:
-                try:
-                    calls[executor, algorithm] = self._checked(
-                        self._comms[executor], algorithm, f"{executor}:{algorithm}", data)
-                except ArgumentError:  # alike on every rank, before data move
-                    continue
-        first = {way: statistics.median(row) for way, row in self._samples(calls).items()}
-        self._left = hopeful(first, self._slow, nbytes // self.comm.size)
-        again = {way: calls[way] for way in dict.fromkeys([chosen, *sorted(first, key=first.__getitem__)[:BEST]])}
-        samples: dict[Way, list[float]] = {way: [] for way in again}
-        started, parts, spent = time.monotonic(), 0, 0.0
-        while parts < FEWEST or (parts < MOST and spent < SECOND * len(again)):
-            for way, seconds in self._samples(again).items():
-                samples[way] += seconds
-            parts, spent = parts + 1, self.comm.mpi.bcast(time.monotonic() - started)
-        self.sizes.append({**judged(nbytes, chosen, samples), "first": [
-            {"executor": executor, "algorithm": algorithm, "median": seconds}
-            for (executor, algorithm), seconds in sorted(first.items(), key=lambda item: item[1])]})
-
-    def _checked(self, comm: Communicator, algorithm: str, name: str, data: Data) -> Callable[[], Any]:
-        """Return a call that has been made once; what it left wrong is counted, on all ranks together."""
-        call = functools.partial(getattr(comm, self.case.test), *data.arguments(Turn(0)), algorithm=algorithm)
-        expected = data.expected(Turn(0))
-        data.prepare(Turn(0), expected)
-        wrong = self.comm.mpi.allreduce(data.wrong(Turn(0), call(), expected))
-        if wrong:
-            self.wrong[f"{name} at {self.case.nbytes(data.count)} bytes"] += wrong
-        return call
+        for way in self._left:
+            if way != chosen:
+                with contextlib.suppress(ArgumentError):  # alike on every rank, before data move
+                    calls[way] = checked(self._comms[way[0]], way[1], ":".join(way))
+        return calls, chosen
 
     def _samples(self, calls: Mapping[Way, Callable[[], Any]]) -> dict[Way, list[float]]:
         return dict(zip(calls, self._meter.samples([*calls.values()], FIRST * len(calls)), strict=True))
 
     def finish(self, interrupted: bool = False) -> int:
         """Print the last lines and write the file; return the exit code. It needs no other rank."""
-        judgement, lines = verdict(self.sizes) if self.sizes else None, []
+        lines, judgement = [f"# auto goes by {self.basis}"], verdict(self.sizes) if self.sizes else None
         if "json" in self._files:
-            records.write(self._files.pop("json"), self.record(judgement, interrupted))
+            records.write(self._files.pop("json"), {
+                "program": PROGRAM, "version": gpucoll.__version__, "collective": self.case.test,
+                "ranks": self.comm.size, "nodes": self.comm.nodes, "basis": re.sub("/.*/", "", self.basis),
+                "sizes": self.sizes, "verdict": judgement, "wrong": dict(self.wrong), "interrupted": interrupted})
         if judgement:
             mean, worst, beyond = (f"{100 * judgement[key]:.1f} %" for key in ("mean", "worst", "beyond"))
-            lines = [f"# regret: mean {mean}, worst {worst}, worst beyond the {CONFIDENCE:.0%} intervals {beyond}: "
-                     f"{'within' if judgement['within'] else 'MISSES'} the goal (mean {MEAN:.0%}, worst beyond "
-                     f"{WORST:.0%})"]
-        self._say(*lines, f"# auto goes by {self.basis}",
-                  *(f"# wrong elements: {count} of {what}" for what, count in self.wrong.items()),
-                  *["# interrupted"] * interrupted)
+            lines.insert(0, f"# regret: mean {mean}, worst {worst}, worst beyond the {CONFIDENCE:.0%} intervals "
+                            f"{beyond}: {'within' if judgement['within'] else 'MISSES'} the goal (mean {MEAN:.0%}, "
+                            f"worst beyond {WORST:.0%})")
+        lines += [f"# wrong elements: {count} of {what}" for what, count in self.wrong.items()]
+        self._say(*lines, *["# interrupted"] * interrupted)
         return 1 if self.wrong else 0
-
-    def record(self, judgement: dict[str, Any] | None, interrupted: bool) -> dict[str, Any]:
-        """Return what the file holds.
-
-        ``sizes`` are as `judged` returns them, and in ``first`` the medians of all ways; ``verdict`` is that over all
-        sizes, ``basis`` the table that auto went by, without its folder.
-        """
-        return {"program": PROGRAM, "version": gpucoll.__version__, "collective": self.case.test,
-                "ranks": self.comm.size, "nodes": self.comm.nodes, "basis": re.sub("/.*/", "", self.basis),
-                "sizes": self.sizes, "verdict": judgement, "wrong": dict(self.wrong), "interrupted": interrupted}
 
     def _say(self, *lines: str) -> None:
         if self.comm.rank == 0:

@@ -11,8 +11,8 @@ from gpucoll import Communicator, GpucollError
 
 from . import compare, document, machine, records, table
 from .arguments import Options
-from .cases import Case
-from .contestants import Field, every_case, field, meet
+from .cases import Case, Contestant
+from .contestants import every_case, field, meet
 from .data import Data
 from .devices import of
 from .findings import CROWDED_NOISE, slow_links, slow_ranks
@@ -54,23 +54,22 @@ class Run:
                                 "per_rank": list(self.copy.per_rank)}
             peers = meet(self.comm, self.bench.device, self.options.against)
             fields = [field(self.comm, case, self.options, self.bench.device, peers) for case in self.cases]
-            left = dict.fromkeys(left for found in fields for left in found.left_out)
+            left = dict.fromkeys(itertools.chain(*(left_out for _, left_out in fields)))
             self.own["left_out"] = [one._asdict() for one in left]
-            self.several = max((sum(not one.peer for one in found.contestants) for found in fields), default=1) > 1
+            self.several = max((sum(not one.peer for one in found) for found, _ in fields), default=1) > 1
             self.say(table.header(self.options, machine.versions(), self.places))
             self.say(f"# Writing {what.upper()} output to {file.name}" for what, file in self._files.items())
             self.say([f"# {self.copy.bandwidth:.4g} GB/s are read and written while each rank copies "
                       f"{self.copy.nbytes} bytes", *(f"# {one.what} left out: {one.reason}" for one in left)])
             cycles = self.options.flags.run_cycles
             for _ in range(cycles) if cycles else itertools.count():
-                for case, found in zip(self.cases, fields, strict=True):
-                    self._case(case, found)
+                for case, (contestants, _) in zip(self.cases, fields, strict=True):
+                    if contestants:
+                        self._case(case, contestants)
 
-    def _case(self, case: Case, found: Field) -> None:
+    def _case(self, case: Case, contestants: Sequence[Contestant]) -> None:
         """Measure one case at every size; look for slow ranks at the last one."""
-        if not found.contestants:
-            return
-        flags, name = self.options.flags, ", ".join(one.name for one in found.contestants if not one.peer)
+        flags, name = self.options.flags, ", ".join(one.name for one in contestants if not one.peer)
         if len(self.options.tests) > 1:
             self.say(["#", f"# {case.test}"])
         if flags.pairs:
@@ -83,13 +82,13 @@ class Run:
             if flags.pairs:
                 self._pairs(case, nbytes)
             elif flags.overlap:
-                self._overlap(found, self._data(case, nbytes))
+                self._overlap(contestants, self._data(case, nbytes))
             else:
-                self._lines(found, self._data(case, nbytes))
+                self._lines(contestants, self._data(case, nbytes))
             self.progress.done(nbytes + SMALL, f"{case.test} of {nbytes} bytes")
         if not (flags.pairs or flags.overlap):
             data = self._data(case, self.options.sizes[-1])
-            self._find(slow_ranks(self.bench, found.contestants, data, self.hosts, self.noise))
+            self._find(slow_ranks(self.bench, contestants, data, self.hosts, self.noise))
 
     def _data(self, case: Case, nbytes: int) -> Data:
         flags, device = self.options.flags, self.bench.device
@@ -97,10 +96,10 @@ class Run:
         return Data(case, self.comm.rank, case.count(nbytes), device, calls=calls, shift=flags.unalign,
                     fixed=bool(self.options.launches))
 
-    def _lines(self, found: Field, data: Data) -> None:
+    def _lines(self, contestants: Sequence[Contestant], data: Data) -> None:
         """Measure one size of one case: a line for each algorithm."""
-        flags, both = self.options.flags, list(zip(
-            found.contestants, measure(self.bench, found.contestants, data), strict=True))
+        flags = self.options.flags
+        both = list(zip(contestants, measure(self.bench, contestants, data), strict=True))
         peers = {one.name: measured for one, measured in both if one.peer}
         for one, measured in both:
             if one.peer:
@@ -111,8 +110,8 @@ class Run:
             self.say([table.osu_latency(result, name) if flags.style == "osu" else
                       table.line(result, spread=bool(flags.per_iter_timing), stamp=stamp, name=name)])
 
-    def _overlap(self, found: Field, data: Data) -> None:
-        for contestant in found.contestants if data.case.test not in ("hypercube", "barrier") else ():
+    def _overlap(self, contestants: Sequence[Contestant], data: Data) -> None:
+        for contestant in contestants if data.case.test not in ("hypercube", "barrier") else ():
             overlap = measure_overlap(self.bench, contestant, data)
             self.own["overlap"].append(overlap)
             self.say([table.osu_overlap(overlap, contestant.name if self.several else "")])

@@ -21,9 +21,6 @@ def reported(seconds: Array, average: int) -> float:
     """Return the time that a line reports, from seconds of shape (ranks, repetitions): the median repetition.
 
     `average` is nccl-tests' -a: 0 rank 0's time, 1 the mean over ranks, 2 the fastest's, 3 the slowest's.
-
-    >>> reported(numpy.array([[1.0, 2.0, 9.0], [3.0, 4.0, 9.0]]), 1)
-    3.0
     """
     return float(numpy.median(OVER_RANKS[average](seconds)))
 
@@ -44,11 +41,7 @@ def per_iteration(seconds: Array, skipped: int = 0) -> dict[str, Any]:
 
 
 def percentile(row: Array, percent: int) -> float:
-    """Return the nearest rank of a sorted row.
-
-    >>> percentile(numpy.arange(20.0), 99)
-    19.0
-    """
+    """Return the nearest rank of a sorted row."""
     return float(row[min(len(row) - 1, (len(row) * percent + 99) // 100 - 1)])
 
 
@@ -66,11 +59,7 @@ def skew(seconds: Array) -> Skew:
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:
-    """Return the mean of ratios that values twice as fast and half as fast alike.
-
-    >>> geometric_mean([0.5, 2.0])
-    1.0
-    """
+    """Return the mean of ratios that values twice as fast and half as fast alike."""
     logarithms = [math.log(ratio) for ratio in ratios]
     return math.exp(math.fsum(logarithms) / len(logarithms))
 
@@ -84,11 +73,7 @@ class Interval(NamedTuple):
 
 
 def ratio(new: Sequence[float], old: Sequence[float]) -> Interval:
-    """Return the ratio of the medians of two samples; the interval comes from resampling both, always alike.
-
-    >>> ratio([2.0] * 9, [1.0] * 9)
-    Interval(ratio=2.0, low=2.0, high=2.0)
-    """
+    """Return the ratio of the medians of two samples; the interval comes from resampling both, always alike."""
     generator = numpy.random.Generator(numpy.random.PCG64(0))
     medians = [numpy.median(generator.choice(numpy.asarray(sample), (RESAMPLES, len(sample))), axis=1)
                for sample in (new, old)]

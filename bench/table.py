@@ -28,11 +28,7 @@ OSU_FIRST, OSU_COLUMN, OSU_COUNT = "{:<10}", "{:>20}", "{:>12}"
 
 
 def number(value: float, width: int) -> str:
-    """Return nccl-tests' spelling of a number: as many decimals as there is room for.
-
-    >>> number(3.14159, 7), number(123456.789, 7), number(12345678.9, 7)
-    ('   3.14', ' 123457', '1.2e+07')
-    """
+    """Return nccl-tests' spelling of a number: as many decimals as there is room for."""
     for form in (f"{value:{width}.2f}", f"{value:{width}.1f}", f"{value:{width}.0f}"):
         if len(form) <= width:
             return form
@@ -77,12 +73,10 @@ def titles(options: Options, several: bool) -> list[str]:
     over = ("           out-of-place                       in-place          " if not spread else
             "              out-of-place (+ per-iteration)                                in-place (+ per-iteration)")
     time = "cputime" if flags.report_cputime else "time"
-    rows = [
-        (("size", "count", "type", "redop", "root"), (time, "algbw", "busbw", "#wrong"),
-         ("i_min", "i_max", "i_p99", "i_cv%"), "timestamp", "algorithm"),
-        (("(B)", "(elements)", "", "", ""), ("(us)", "(GB/s)", "(GB/s)", ""),
-         ("(us)", "(us)", "(us)", "(%)"), STAMP, ""),
-    ]
+    rows = [(("size", "count", "type", "redop", "root"), (time, "algbw", "busbw", "#wrong"),
+             ("i_min", "i_max", "i_p99", "i_cv%"), "timestamp", "algorithm"),
+            (("(B)", "(elements)", "", "", ""), ("(us)", "(GB/s)", "(GB/s)", ""), ("(us)", "(us)", "(us)", "(%)"),
+             STAMP, "")]
     return ["#", LEFT.format("", "", "", "", "") + over,
             *(LEFT.format(*left) + (SIDE.format(*side) + (SPREAD.format(*more) if spread else "")) * 2
               + (f" {at:>19}" if stamped else " ") + (f" {last}" if several else "")
@@ -109,13 +103,8 @@ def details(results: Sequence[Result]) -> list[str]:
 
 
 def comparison(means: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[str]:
-    """Return, for each peer and test, how many times as fast as the peer each algorithm was on the whole.
-
-    >>> comparison({"mpi": {"all_reduce": {"ring": 0.5, "tree": 2}}})
-    ['# against mpi  all_reduce  geometric mean  ring 0.500  tree 2.000']
-    """
-    return [f"# against {peer}  {test}  geometric mean  "
-            + "  ".join(f"{name} {mean:.3f}" for name, mean in row.items())
+    """Return, for each peer and test, how many times as fast as the peer each algorithm was on the whole."""
+    return [f"# against {peer}  {test}  geometric mean" + "".join(f"  {name} {mean:.3f}" for name, mean in row.items())
             for peer, tests in means.items() for test, row in tests.items()]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpucoll.analysis.sizes import byte_text
 
-from .compare import Change
-from .curves import Panel, Row
+from .compare import FEWEST, change
+from .curves import Panel, Side
 from .records import PLACEMENTS
 
 NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # no such number; the unit of ratios
@@ -42,40 +42,35 @@ def table(caption: str, titles: Sequence[str], rows: Iterable[Sequence[str]], ab
 def results(panel: Panel, letters: Sequence[str]) -> str:
     """Return the table of a panel: a row for every size of every line."""
     peers = list(dict.fromkeys(peer for row in panel.rows for peer in row.ratios))
-    detailed = any(side.p99 is not None for row in panel.rows for side in row.sides.values())
-    figures = ["time|µs", *["p99|µs"] * detailed, "algbw|GB/s", "busbw|GB/s", "#wrong"]
-    own = ["of bound|%"] * any(row.bound for row in panel.rows) + [f"{escape(peer)} / ours|{BY}" for peer in peers]
-    own += ["skew|µs", "slowest rank"] * any(row.skew is not None for row in panel.rows)
-    titles = ["size", "count", "algorithm", *figures, *own, *figures * (len(panel.placements) - 1)]
+    figures = ["time|µs", "p99|µs", "algbw|GB/s", "busbw|GB/s", "#wrong"]
+    own = ["of bound|%", *(f"{escape(peer)} / ours|{BY}" for peer in peers), "skew|µs", "slowest rank"]
     spans = [(3, ""), (len(figures) + len(own), "out of place"), (len(figures), "in place")]
-    above = "".join(f'<th scope="colgroup" colspan="{count}">{text}</th>' for count, text in spans[:len(
-        panel.placements) + 1])
+    above = "".join(f'<th scope="colgroup" colspan="{count}">{text}</th>' for count, text in spans)
     best = {(row.size, placement): min(other.sides[placement].time for other in panel.rows
                                        if other.size == row.size and placement in other.sides)
             for row in panel.rows for placement in row.sides}
+    rows = []
+    for row in sorted(panel.rows, key=lambda row: (row.size, row.file, row.peer)):
+        out, *rest = ([NOTHING] * len(figures) if side is None else
+                      _figures(side, best[row.size, placement]) for placement in PLACEMENTS
+                      for side in [row.sides.get(placement)])
+        side = row.sides.get(PLACEMENTS[0])
+        rows.append([
+            byte_text(row.size), f"{row.elements:,}", named(row.name, letters[row.file]), *out,
+            digits(100 * side.busbw / row.bound) if side and row.bound else NOTHING,
+            *(f"{row.ratios[peer]:.2f}" if peer in row.ratios else NOTHING for peer in peers), microseconds(row.skew),
+            NOTHING if row.late is None else escape(str(row.late)), *rest[0]])
+    return table(f"Every measurement: {panel.title}", ["size", "count", "algorithm", *figures, *own, *figures], rows,
+                 f'<tr class="above">{above}</tr>')
 
-    def side(row: Row, placement: str) -> list[str]:
-        found = row.sides.get(placement)
-        if found is None:
-            return [NOTHING] * len(figures)
-        part = best[row.size, placement] / found.time if found.time else 0.0  # the bar behind: how near to the best
-        wrong = "N/A" if found.wrong is None else f'<b class="bad">{found.wrong:g}</b>' if found.wrong else "0"
-        busbw = f"<b>{digits(found.busbw)}</b>" if part == 1 else digits(found.busbw)
-        return [microseconds(found.time), *[microseconds(found.p99)] * detailed, digits(found.algbw),
-                f'<span class="bar" style="--part:{100 * part:.0f}%">{busbw}</span>', wrong]
 
-    def extra(row: Row) -> list[str]:
-        found = row.sides.get(PLACEMENTS[0])
-        share = digits(100 * found.busbw / row.bound) if found and row.bound else NOTHING
-        ratios = [f"{row.ratios[peer]:.2f}" if peer in row.ratios else NOTHING for peer in peers]
-        cells = [share] * ("of bound|%" in own) + ratios
-        late = NOTHING if row.late is None else escape(str(row.late))
-        return cells + [microseconds(row.skew), late] * ("slowest rank" in own)
-
-    rows = [[byte_text(row.size), f"{row.elements:,}", named(row.name, letters[row.file]), *side(row, PLACEMENTS[0]),
-             *extra(row), *(side(row, PLACEMENTS[1]) if len(panel.placements) > 1 else [])]
-            for row in sorted(panel.rows, key=lambda row: (row.size, row.file, row.peer))]
-    return table(f"Every measurement: {panel.title}", titles, rows, f'<tr class="above">{above}</tr>')
+def _figures(side: Side, best: float) -> list[str]:
+    """Return the cells of one placement; a bar behind the bandwidth says how near it comes to the best of its size."""
+    part = best / side.time if side.time else 0.0
+    busbw = f"<b>{digits(side.busbw)}</b>" if part == 1 else digits(side.busbw)
+    wrong = "N/A" if side.wrong is None else f'<b class="bad">{side.wrong:g}</b>' if side.wrong else "0"
+    return [microseconds(side.time), microseconds(side.p99), digits(side.algbw),
+            f'<span class="bar" style="--part:{100 * part:.0f}%">{busbw}</span>', wrong]
 
 
 def named(name: str, letter: str) -> str:
@@ -84,11 +79,7 @@ def named(name: str, letter: str) -> str:
 
 
 def microseconds(time: float | None) -> str:
-    """Return a time in us, to a hundredth where it is short.
-
-    >>> microseconds(3.14159), microseconds(12345.6)
-    ('3.14', '12,346')
-    """
+    """Return a time in us, to a hundredth where it is short."""
     return NOTHING if time is None else f"{time:,.{2 if time < 100 else 1 if time < 1000 else 0}f}"
 
 
@@ -101,17 +92,35 @@ def digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".") if value else "0"
 
 
-def differences(caption: str, found: Mapping[str, Mapping[int, Change]], sure: Iterable[tuple[str, int]]) -> str:
-    """Return a table of how two runs differ: an interval and a verdict of those that are `sure` only."""
-    known, rows = set(sure), []
-    for size, name in sorted((size, name) for name, changes in found.items() for size in changes):
-        change, is_sure = found[name][size], (name, size) in known
-        ratio = change.interval
-        rows.append([byte_text(size), escape(name), microseconds(change.old), microseconds(change.new),
+def differences(panel: Panel, later: int, letters: Sequence[str]) -> str:
+    """Return how a later file differs from the first: a verdict of what has repetitions enough, and a table.
+
+    The peers, which are the same library in both, tell the machine's part from ours.
+    """
+    side, rows, verdicts = PLACEMENTS[0], [], []
+    before = {(row.name, row.size): row.sides[side] for row in panel.rows if row.file == 0 and side in row.sides}
+    for row in sorted(panel.rows, key=lambda row: (row.size, row.name)):
+        old, new = before.get((row.name, row.size)), row.sides.get(side)
+        if row.file != later or not old or not new or not old.time or not new.time:
+            continue
+        one = change(row.name, new.times or [new.time], old.times or [old.time])
+        is_sure, ratio = min(len(old.times), len(new.times)) >= FEWEST, one.interval
+        verdicts.append((row.peer, one.verdict() if is_sure else "alike"))
+        rows.append([byte_text(row.size), escape(row.name), microseconds(one.old), microseconds(one.new),
                      f"{1 / ratio.ratio:.3f}", f"{1 / ratio.high:.3f} … {1 / ratio.low:.3f}" if is_sure else NOTHING,
-                     VERDICTS[change.verdict() if is_sure else ""]])
-    return table(caption, ["size", "algorithm", "before|µs", "after|µs", f"times as fast|{BY}", f"95% interval|{BY}",
-                           "verdict"], rows)
+                     VERDICTS[one.verdict() if is_sure else ""]])
+    if not rows:
+        return ""
+    ours, theirs = ([verdict for of_peer, verdict in verdicts if of_peer == peer] for peer in (False, True))
+    said = (f"{ours.count('faster')} of {len(ours)} faster, {ours.count('slower')} slower, {ours.count('alike')} "
+            "without a clear difference.")
+    if theirs:
+        said += (f" The peers are a control: {len(theirs) - theirs.count('alike')} of {len(theirs)} of theirs changed "
+                 "too, which is the machine's doing or their version's.")
+    title = f"{letters[later]} against {letters[0]}"
+    return f"<h3>{title}</h3><p>{said}</p>" + table(
+        f"{title}: {panel.title}", ["size", "algorithm", "before|µs", "after|µs", f"times as fast|{BY}",
+                                    f"95% interval|{BY}", "verdict"], rows)
 
 
 def overlap(rows: Sequence[Mapping[str, Any]]) -> str:

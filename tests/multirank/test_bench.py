@@ -61,7 +61,7 @@ def rows_of(output):
 
 def test_the_table_against_mpi(ranks, tmp_path):
     line = f"all_reduce -b 8 -e 32K -f 64 -n 3 --algorithm ring,native --against mpi -J {tmp_path}/f --csv {tmp_path}/c"
-    found = ranks(bench, 3, f"{line} --plot {tmp_path}/p.svg", timeout=seconds(60))
+    found = ranks(bench, 3, f"{line} --plot {tmp_path}/p.svg", timeout=60)
     assert [code for code, *_ in found] == [0] * 3
     assert [output for _, output, _ in found[1:]] == ["", ""]
     _, output, record = found[0]
@@ -90,7 +90,7 @@ def test_the_table_against_mpi(ranks, tmp_path):
 @pytest.mark.parametrize("size", [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
 def test_every_test_by_every_algorithm(ranks, size):
     line = f"all -b 1000 -e 1000 -n 1 -w 0 -c 1 -d int -r {size - 1} --algorithm all --against mpi"
-    code, output, record = ranks(bench, size, line, timeout=seconds(200))[0]
+    code, output, record = ranks(bench, size, line, timeout=200)[0]
     assert code == 0, output
     by_test = {}
     for result in record["results"]:
@@ -118,7 +118,7 @@ def test_every_test_by_every_algorithm(ranks, size):
     keep=8, seed=91))
 def test_dtypes_ops_and_manners_of_nccl_tests(ranks, line):
     given = line if "-n" in line else f"{line} -n 1"
-    code, output, record = ranks(bench, 2, f"{given} -b 3000 -e 3000 -w 0", timeout=seconds(60))[0]
+    code, output, record = ranks(bench, 2, f"{given} -b 3000 -e 3000 -w 0", timeout=60)[0]
     assert code == 0, output
     assert len(record["results"]) >= 1
 
@@ -127,7 +127,7 @@ def test_what_is_left_out_unchecked_overlapped_or_refused(ranks):
     lines = ["all_reduce -d half --against mpi,nccl,cupyx -c 0", "all_reduce --overlap", "all_reduce --min-bw 1000000",
              "broadcast -r 2", "all_reduce -J no/such/folder/run.json",
              "all_reduce --executor native --algorithm ring"]
-    found = ranks(benches, 2, [f"{line} -b 64 -e 64 -n 2" for line in lines], timeout=seconds(60))
+    found = ranks(benches, 2, [f"{line} -b 64 -e 64 -n 2" for line in lines], timeout=60)
     unchecked, overlap, slow, *refused = found[0]
     assert unchecked[0] == 0
     assert {(row["wrong"], row["in_wrong"]) for row in rows_of(unchecked[1])} == {("N/A", "N/A")}
@@ -152,7 +152,7 @@ def test_gpu_arrays_on_a_stand_in_for_cupy(mpiexec, line):
     stand_in = Path(__file__).parents[1] / "stand_in"
     job = mpiexec(2, sys.executable, "-m", "gpucoll.bench", *f"{line} -b 1K -e 1K -n 2 --device cuda".split(),
                   env={"PYTHONPATH": os.pathsep.join([str(stand_in), *same_gpucoll().values()]), "STAND_IN_GPUS": "2"},
-                  timeout=seconds(120))
+                  timeout=120)
     assert job.returncode == 0, job.stdout + job.stderr
     assert [(row["wrong"], row["in_wrong"]) for row in rows_of(job.stdout)] == [("0", "0")]
     assert "device  1 [0000:0b:00]" in job.stdout
@@ -216,7 +216,7 @@ def throttle(comm):
 
 @pytest.mark.mutant
 def test_wrong_results_are_counted_in_lines_footer_record_and_exit_code(ranks):
-    found = ranks(bench, 3, "all_reduce -b 4 -e 400 -f 100 -n 1 -c 2 --algorithm ring,tree", corrupt, timeout=seconds(60))
+    found = ranks(bench, 3, "all_reduce -b 4 -e 400 -f 100 -n 1 -c 2 --algorithm ring,tree", corrupt, timeout=60)
     assert [code for code, *_ in found] == [1] * 3
     each = str(3 * (1 + BURST))
     assert [(row["wrong"], row["in_wrong"]) for row in rows_of(found[0][1])] == [*[("0", "0")] * 2, *[(each, each)] * 2]
@@ -245,10 +245,10 @@ def patient(mpi, line, plant):
 def test_a_slow_rank_and_a_slow_link_are_named(ranks):
     for algorithm in ("ring", "two_shot"):
         line = f"all_reduce -b 4K -e 4K -n 1 -w 0 -c 0 --algorithm {algorithm}"
-        code, output, record = ranks(patient, 4, line, delay, timeout=seconds(60))[0]
+        code, output, record = ranks(patient, 4, line, delay, timeout=60)[0]
         assert (code, [text.split(" on ")[0] for text in record["gpucoll"]["findings"]]) == (0, ["slow rank: 2"])
         assert "# slow rank: 2 on " in output
-    code, output, record = ranks(patient, 3, "sendrecv --pairs -b 1K -e 1K -n 1", throttle, timeout=seconds(60))[0]
+    code, output, record = ranks(patient, 3, "sendrecv --pairs -b 1K -e 1K -n 1", throttle, timeout=60)[0]
     pairs = record["gpucoll"]["pairs"]
     assert [(pair["source"], pair["target"]) for pair in pairs] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert {(pair["size"], pair["nwrong"]) for pair in pairs} == {(1024, 0)}
@@ -296,7 +296,7 @@ def way_of(call):
     return algorithm if algorithm == "auto" else f"{executor}:{algorithm}"
 
 
-def regretted(mpi, slow, again):
+def regretted(mpi, slow, again, path):
     """What a run of regret says that keeps by a planted clock; a call of the tree leaves one element wrong."""
     from gpucoll.bench import regret
 
@@ -312,20 +312,21 @@ def regretted(mpi, slow, again):
                     out[-1:].view(numpy.uint8)[0] ^= 1
 
             comms["mpi"].all_reduce = all_reduce
-            run = regret.Regret(comm, comms, "all_reduce")
+            run = regret.Regret(comm, comms, "all_reduce", path)
             run.measure([4096, 1 << 18, 1 << 20, 1 << 22])
-            return run.finish(), output.getvalue(), run.record(None, False)
+            return run.finish(), output.getvalue()
     finally:
         regret.Meter = meter
 
 
-def test_regret_judges_by_the_second_pass_and_checks_every_way(ranks):
+def test_regret_judges_by_the_second_pass_and_checks_every_way(ranks, tmp_path):
     """The first pass flatters the tree; the ring is third there, and the best. One_shot is hopeless at large sizes."""
     slow = {"mpi:tree": 0.5, "mpi:swing": 0.6, "mpi:ring": 0.7, "auto": 0.8, "mpi:one_shot": 9.0}
     again = {"mpi:tree": 4.0, "mpi:swing": 3.0, "mpi:ring": 2.0, "auto": 5.0}
-    (code, output, record), other = ranks(regretted, 2, slow, again, timeout=seconds(120),
-                                          env={"GPUCOLL_ALGO": "all_reduce:star"})
-    assert other[:2] == (1, "")
+    path = str(tmp_path / "regret.json")
+    (code, output), other = ranks(regretted, 2, slow, again, path, timeout=120, env={"GPUCOLL_ALGO": "all_reduce:star"})
+    record = json.loads(Path(path).read_text())
+    assert other == (1, "")
     first = record["sizes"][0]
     assert (first["chosen"]["algorithm"], first["best"]["algorithm"], first["regret"]) == ("star", "ring", 1.5)
     assert first["beyond"] == 1.5
@@ -348,7 +349,7 @@ def test_the_commands_end_alike_on_every_rank(mpiexec, tmp_path):
             ("gpucoll bench", "all_reduce -b 8X", 2, "gpucoll bench: "),
             ("gpucoll.bench", f"regret -b 1K -e 1K --json {tmp_path}/r.json", 0, "")]:
         with naming(line):
-            job = mpiexec(2, "sh", "-c", f'"$0" -m {verb} {line}; echo "exit $?"', sys.executable, timeout=seconds(90))
+            job = mpiexec(2, "sh", "-c", f'"$0" -m {verb} {line}; echo "exit $?"', sys.executable, timeout=90)
             assert [row for row in job.stdout.splitlines() if row.startswith("exit")] == [f"exit {code}"] * 2, job.stderr
             if code:
                 assert (job.stderr.count("\n"), job.stderr.startswith(said)) == (1, True)

@@ -78,7 +78,7 @@ def page(*found, names=("a.json", "b.json", "c.json")):
 def drawn(record, placement="out_of_place"):
     """The figures of a record's only panel: bandwidth, then time, each as {name: {size: value}}."""
     (panel,) = panels([[record]])
-    charts = figures.of_panel(panel, numbers([panel]), [""])[placement]
+    charts = [figures.over_sizes(panel, numbers([panel]), [""], placement, time=time) for time in (False, True)]
     return [{line.name: dict(zip(line.x, line.y, strict=True)) for line in chart.data} for chart in charts], charts
 
 
@@ -104,8 +104,8 @@ def test_figures_hold_what_was_measured(placement):
 def test_a_record_without_bounds_sizes_or_bandwidth_is_drawn():
     bare = made.record([made.result("ring", size, size / 100, ranks=1) for size in (64, 128)])
     assert drawn(bare)[0] == [{"ring": {64: 0, 128: 0}}, {"ring": {64: pytest.approx(0.64e-6), 128: 1.28e-6}}]
-    (panel,) = panels([[made.record([made.result("ring", 64, 1.0)])]])
-    assert figures.of_panel(panel, {"ring": 0}, [""]) == {}, "a single size is no line"
+    single = page(made.record([made.result("ring", 64, 1.0)]))
+    assert not [tag for tag, _ in single.elements if tag == "figure"], "a single size is no line"
 
 
 def test_every_pair_has_a_square_and_the_slow_one_a_frame():
