@@ -180,7 +180,7 @@ def test_nothing_is_asked_for_from_elsewhere():
     assert "{{" not in html.replace(script, ""), "every blank is filled"
 
 
-APART = ("import sys; sys.modules.update(dict.fromkeys(['cupy', 'mpi4py', 'gpucoll.analysis.simulate'])); "
+APART = ("import sys; sys.modules.update(dict.fromkeys(['cupy', 'mpi4py'])); "
          "from gpucoll.analysis.draw import draw; "
          "sys.stdout.write(draw('ring', size=5) + draw('tree', 'reduce', size=7, form='svg'))")
 
