@@ -86,11 +86,10 @@ def plans(comm):
 
 def plans_into_given_memory(comm):
     x, out = content(comm, 1, (7,)), numpy.zeros(7, numpy.int64)
-    plan, in_place = comm.plan("all_reduce", x, out), comm.plan("all_reduce", x, x)
-    total = comm.all_reduce(x)
+    plan, in_place, total = comm.plan("all_reduce", x, out), comm.plan("all_reduce", x, x), comm.all_reduce(x)
     assert plan() is out
-    assert oracle.same_bits(out, total)
     assert in_place() is x
+    assert oracle.same_bits(out, total)
     assert oracle.same_bits(x, total)
     assert oracle.same_bits(in_place(), total * comm.size)
 

@@ -4,7 +4,6 @@ What executors do beside that is held by tests/contract, on threads.
 """
 
 import contextlib
-import copy
 import itertools
 import subprocess
 import sys
@@ -14,37 +13,27 @@ import numpy
 import pytest
 
 import gpucoll as gc
+import mixture
 import oracle
 import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.backends import HostBackend
 from gpucoll.dtypes import row_of
 from gpucoll.executors import Task
 from gpucoll.executors.shared import SharedExecutor, calls, neighbours
 from gpucoll.links import MpiLink
-from grids import generator, naming
+from grids import generator
 from pace import seconds
-from programs import MOVED, MOVEMENTS, REDUCTIONS, program
+from programs import MOVEMENTS, REDUCTIONS, program
 
 ALL = (*REDUCTIONS, *MOVEMENTS)
 NO_NATIVE = {"GPUCOLL_ALGO": "^native"}
 EXECUTORS = {"mpi": "cpu", "shared": "cpu", "native": "cpu", "nccl": "emulated", "peer": "emulated"}
 
 
-def called(comm, cases):
-    """Some calls of collectives, as `cases` has them."""
-    for collective, algorithm, count, root in cases:
-        with naming((collective, algorithm, count, root)):
-            if collective in MOVED:
-                MOVED[collective](comm, algorithm, "int32", count, root)
-            else:
-                programs.reduction(comm, collective, algorithm, "sum", "int32", count, in_place=root == 0)
-
-
 @program
-def every_collective(comm, cases):
-    called(comm, cases)
+def every_collective(comm, calls):
+    mixture.called(comm, calls)
 
 
 @pytest.mark.parametrize("name", EXECUTORS)
@@ -55,8 +44,8 @@ def test_every_collective(request, ranks, name):
         env["GPUCOLL_DEVICE"] = "emulated"
     random = generator(f"processes/{name}")
     drawn = [(collective, "native" if name == "native" else random.choice(
-        [one for one in programs.algorithms(collective) if one != "native"]), random.choice((0, 7, 5000, 70001)), root)
-        for collective in ALL for root in (0, 2)]
+        [one for one in programs.algorithms(collective) if one != "native"]), "sum", "int32", count, chance)
+        for collective in ALL for count, chance in ((random.choice((0, 7)), 0.0), (random.choice((5000, 70001)), 0.9))]
     ranks(every_collective, 3, drawn, env=env, timeout=seconds(100))
 
 
@@ -195,42 +184,6 @@ def test_a_late_rank_writes_nowhere(mpiexec, algorithm):
 # ---------------------------------------------------------------- no collective depends on MPI's own
 
 
-class Wire:
-    """What schedules need of MPI, and nothing else: whoever asks for more fails."""
-
-    def __init__(self, comm):
-        self.Isend, self.Irecv = comm.Isend, comm.Irecv
-
-
-@contextlib.contextmanager
-def communicator(mpi, executor):
-    """A communicator whose executors have never seen MPI's collectives."""
-    with gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor=executor) as comm:
-        bare, whole = copy.copy(comm._link), comm._host
-        bare.wire, bare.mpi = Wire(bare.wire), None
-        comm._host = HostBackend(bare, seconds(60), comm.executor)
-        try:
-            yield comm
-        finally:
-            comm._host.close()
-            comm._host = whole
-
-
-def without_native(mpi, cases):
-    with communicator(mpi, "mpi") as comm:
-        called(comm, cases)
-        comm.barrier()
-        x, total = numpy.arange(100.0) + comm.rank, comm.size * numpy.arange(100.0) + sum(range(comm.size))
-        assert oracle.same_bits(comm.all_reduce(x, async_op=True).wait(), total)
-        out = numpy.empty_like(x)
-        comm.sendrecv(x, out, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size)
-        assert oracle.same_bits(out, numpy.arange(100.0) + (comm.rank - 1) % comm.size)
-    with communicator(mpi, None) as comm:
-        with pytest.raises(gc.ArgumentError, match="no native collectives"):
-            comm.all_reduce(numpy.ones(3), algorithm="native")
-        called(comm, cases[:4])
-
-
 def choices(mpi):
     """What could be chosen of every collective at many sizes."""
     with gc.Communicator.from_mpi(mpi) as comm:
@@ -238,9 +191,7 @@ def choices(mpi):
     return {row["algorithm"] for one in found for row in one.candidates}
 
 
-def test_a_wire_that_can_do_nothing_but_send_and_receive_is_enough(ranks):
-    cases = [(collective, "auto", count, root) for collective in ALL for count, root in ((0, 0), (5, 2), (70001, 0))]
-    ranks(without_native, 3, cases, env=NO_NATIVE, timeout=seconds(100))
+def test_excluded_it_is_no_candidate(ranks):
     assert all("native" not in names for names in ranks(choices, 4, env=NO_NATIVE))
     assert all("native" in names for names in ranks(choices, 4))  # it is there to be excluded
 
@@ -249,10 +200,8 @@ def test_a_wire_that_can_do_nothing_but_send_and_receive_is_enough(ranks):
 def uneven(comm, collective, big):
     """Blocks of very different lengths: what a rank has says nothing of what the others have."""
     last = comm.size - 1
-    lengths = [[big if (source, target) == (last, last) else 1 for target in range(comm.size)]
-               for source in range(comm.size)]
-    whole = [[numpy.arange(length) + 100 * source + target for target, length in enumerate(row)]
-             for source, row in enumerate(lengths)]
+    whole = [[numpy.full(big if (source, target) == (last, last) else 1, 100 * source + target)
+              for target in range(comm.size)] for source in range(comm.size)]
     mine = whole[comm.rank]
     if collective == "all_to_all_v":
         found, expected = comm.all_to_all_v(mine), [row[comm.rank] for row in whole]

@@ -85,15 +85,6 @@ def test_many_drops_are_told_bit_by_bit():
     assert sorted(told) == list(range(100))
 
 
-def test_arrays_outlive_the_heap():
-    heap = Heap(1)
-    array = heap.allocate((5,), numpy.dtype("int64"))
-    array[:] = 7
-    heap.close()
-    heap.close()
-    assert array.tolist() == [7] * 5
-
-
 def test_a_segment_is_mapped_by_its_key():
     import os
 

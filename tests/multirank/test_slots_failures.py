@@ -1,0 +1,135 @@
+"""Slots where ranks disagree, are interrupted, stay away or cannot have them: nobody waits for ever."""
+
+import contextlib
+import functools
+import mmap
+import tempfile
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.executors.shared.slots import library
+from multirank.test_slots import exchanges, on_shared, ranks  # noqa: F401 (a fixture)
+from pace import seconds
+
+
+class Rung(Exception):
+    """What a signal's handler raises."""
+
+
+def interrupted(mpi, handler):
+    """A rank that a signal takes out of a call cannot go on, and the others hear of it before their deadline.
+
+    A signal that comes while the slots wait is handled where Python is next: at the first line of `linger`.
+    """
+    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60))
+    x, out = numpy.ones(4), numpy.empty(4)
+
+    def call(times=1):
+        for _ in range(times):
+            comm.all_reduce(x, out, algorithm="one_shot")
+
+    call(3)
+    if comm.rank == 0:
+        comm._waits.linger = functools.partial(handler, call)
+        for errors in ((Rung, gc.UsageError), gc.RevokedError):
+            with pytest.raises(errors):
+                call()
+        mpi.Send(numpy.ones(1), 1)
+    else:
+        if comm.rank == 1:  # who lets the others wait
+            mpi.Recv(numpy.empty(1), 0)
+        with pytest.raises(gc.RankFailedError):
+            call(2)  # the first may still be complete
+    mpi.Barrier()
+    comm.close()
+
+
+def raises(call, *_):
+    raise Rung
+
+
+def calls(call, *_):
+    call()
+
+
+@on_shared
+def different_calls(comm):
+    """Ranks that disagree are told so, all of them; nothing is written, and the next call is right."""
+    x, out = numpy.full(8, comm.rank), numpy.full(8, -1)
+    blocks = numpy.zeros((comm.size, 8), numpy.int64)
+    last = comm.rank == comm.size - 1
+    for _ in range(2):  # as operations, and at once
+        for wrong in (lambda: comm.all_reduce(x[:8 - last].copy(), numpy.full(8 - last, -1), algorithm="one_shot"),
+                      lambda: comm.all_reduce(x, out, op="max" if last else "sum", algorithm="one_shot"),
+                      lambda: comm.all_reduce(x.view("u8" if last else "i8"), out.view("u8" if last else "i8"),
+                                              algorithm="one_shot"),
+                      lambda: comm.broadcast(x, int(last), algorithm="linear"),
+                      lambda: comm.all_to_all(blocks, algorithm="direct") if last
+                      else comm.all_reduce(x, out, algorithm="two_shot")):
+            with pytest.raises(gc.MismatchError) as differ:
+                wrong()
+            assert differ.value.ranks == (comm.size - 1,)
+        assert out.tolist() == [-1] * 8
+        assert x.tolist() == [comm.rank] * 8
+        assert comm.all_reduce(x, algorithm="one_shot").tolist() == [sum(range(comm.size))] * 8
+
+
+def alone(mpi):
+    """Nothing is copied onto itself: the memory may be read-only in truth."""
+    with tempfile.TemporaryFile() as file, gc.Communicator.from_mpi(mpi) as comm:
+        file.write(bytes(4096))
+        file.flush()
+        x = numpy.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "f8")[:8]
+        for _ in range(3):
+            assert comm.broadcast(x) is x
+        assert comm.plan("broadcast", x, root=numpy.int64(0))() is x
+    return True
+
+
+def somebody_stays_away(mpi):
+    """Who waits for one that never comes ends at the deadline, which is short only then."""
+    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60))
+    x, out = numpy.ones(4), numpy.empty(4)
+    for _ in range(3):
+        comm.all_reduce(x, out, algorithm="one_shot")
+    if comm.rank:
+        comm._waits.timeout = 0.2
+        for error in (gc.CollectiveTimeout, gc.RevokedError):
+            with pytest.raises(error):
+                comm.all_reduce(x, out, algorithm="one_shot")
+    mpi.Barrier()
+    comm.close()
+
+
+def one_cannot(mpi, what):
+    """All take another way where one rank has no compiler, or can map no other's memory."""
+    name, lacking = {"compiler": ("library", lambda: None), "memory": ("neighbours.attach", refuse)}[what]
+    patch = mock.patch(f"gpucoll.executors.shared.{name}", lacking) if mpi.rank == 1 else contextlib.nullcontext()
+    with patch, gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        total = comm.size * (comm.size + 1) // 2
+        assert comm.all_reduce(numpy.full(3, comm.rank + 1)).tolist() == [total] * 3
+        assert exchanges(comm) == 0
+
+
+def refuse(*_):
+    raise PermissionError("not yours")
+
+
+@pytest.mark.parametrize(("body", "argument", "size"), [
+    (interrupted, raises, 3), (interrupted, calls, 3), (one_cannot, "compiler", 3), (one_cannot, "memory", 3),
+    (different_calls, None, 3), (alone, None, 1), (somebody_stays_away, None, 3)])
+def test_slots(ranks, body, argument, size):  # noqa: F811 (the fixture)
+    ranks(body, size, *([] if argument is None else [argument]))
+
+
+def test_the_compiler_is_asked_once_and_may_be_missing(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "none"))
+    library.cache_clear()
+    try:
+        assert library() is None
+    finally:
+        monkeypatch.undo()
+        library.cache_clear()
