@@ -8,28 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import digits
 import gpucoll as gc
-
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-if str(SCRIPTS) not in sys.path:
-    sys.path.insert(0, str(SCRIPTS))
-
-import digits  # noqa: E402 (the path comes first)
-import train  # noqa: E402
+import train
 
 pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
 
-SIZES = (1, 2, 4, 8)
+SCRIPTS = Path(train.__file__).parent
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}  # relative, of every step's loss
 
 
 @pytest.fixture
 def script(mpiexec):
     """`script(ranks, *arguments)`: what `mpiexec -n ranks python scripts/train.py arguments` did."""
-
     def run(ranks, *arguments, **options):
         return mpiexec(ranks, sys.executable, SCRIPTS / "train.py", *arguments, **options)
-
     return run
 
 
@@ -42,13 +35,14 @@ def deviation(losses, expected):
     return max(abs(loss / wanted - 1) for loss, wanted in zip(losses, expected, strict=True))
 
 
-# One curve, whatever the number of ranks and the order of summation
-
-
-def curves(mpi, algorithms, arguments):
+def curves(mpi, algorithms, arguments, share=digits.share):
     """For each algorithm the loss of every step of one training: a program for the pool of ranks."""
-    with gc.Communicator.from_mpi(mpi) as comm:
-        return {algorithm: curve(comm, [*arguments, "--algorithm", algorithm]) for algorithm in algorithms}
+    before, digits.share = digits.share, share
+    try:
+        with gc.Communicator.from_mpi(mpi) as comm:
+            return {algorithm: curve(comm, [*arguments, "--algorithm", algorithm]) for algorithm in algorithms}
+    finally:
+        digits.share = before
 
 
 def curve(comm, arguments):
@@ -57,131 +51,86 @@ def curve(comm, arguments):
     return [step.loss for epoch in range(options.epochs) for step in training.epoch(epoch)]
 
 
-def assert_one_curve(ranks, algorithms, dtype, *arguments):
+def assert_one_curve(ranks, algorithms, dtype, *arguments, sizes=(2, 4, 8)):
     arguments = [*arguments, "--dtype", dtype]
-    expected = ranks(curves, 1, ["native"], arguments, timeout=60)[0]["native"]
-    for size in SIZES[1:]:
+    expected = ranks(curves, 1, ["native"], arguments, timeout=300)[0]["native"]
+    for size in sizes:
         found = ranks(curves, size, algorithms, arguments, timeout=300)
         assert all(one == found[0] for one in found), "ranks hold different weights"
         worst = {algorithm: deviation(losses, expected) for algorithm, losses in found[0].items()}
         assert max(worst.values()) <= TOLERANCES[dtype], (size, worst)
 
 
+def test_ranks_and_algorithms_give_one_curve_even_without_samples(ranks):
+    """Batches of 1,436 leave one of 1,437 samples for the last one: all ranks but one have none."""
+    assert_one_curve(ranks, ["auto", "ring"], "float32", "--epochs", "1", sizes=(4,))
+    assert_one_curve(ranks, ["ring"], "float64", "--epochs", "3", "--batch", "1436", sizes=(3,))
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_all_ranks_and_algorithms_give_one_curve(ranks, dtype):
-    names = set.intersection(*(set(gc.algorithms("all_reduce", size=size, op="sum", dtype=dtype)) for size in SIZES))
-    assert_one_curve(ranks, [*sorted(names), "native"], dtype, "--epochs", "1")
-
-
-@pytest.mark.parametrize("batch", ["5", "13"])
-def test_ranks_without_samples_change_nothing(ranks, batch):
-    """Of 8 ranks, 3 have no sample of 5; batches of 13 are uneven, and leave 7 of 1,437 samples for the last one."""
-    assert_one_curve(ranks, ["ring"], "float64", "--epochs", "1", "--batch", batch)
-
-
-def curves_without_remainder(mpi, algorithms, arguments):
-    """As `curves`, with the fault that the samples that do not divide evenly over the ranks are left out."""
-    share = digits.share
-    digits.share = lambda items, rank, size: np.array_split(items[: len(items) // size * size], size)[rank]
-    try:
-        return curves(mpi, algorithms, arguments)
-    finally:
-        digits.share = share
-
-
-@pytest.mark.mutant
-def test_a_curve_of_fewer_samples_is_noticed(ranks):
-    arguments = ["--epochs", "1", "--dtype", "float32"]
-    right, wrong = (ranks(program, 3, ["ring"], arguments)[0] for program in (curves, curves_without_remainder))
-    assert deviation(wrong["ring"], right["ring"]) > 100 * TOLERANCES["float32"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", TOLERANCES)
-def test_the_whole_training_is_one_curve(ranks, dtype):
+def test_every_algorithm_gives_one_curve(ranks, dtype):
+    names = [set(gc.algorithms("all_reduce", size=size, op="sum", dtype=dtype)) for size in (2, 4, 8)]
+    assert_one_curve(ranks, [*sorted(set.intersection(*names)), "native"], dtype, "--epochs", "1")
+    assert_one_curve(ranks, ["ring"], dtype, "--epochs", "1", "--batch", "5")
     assert_one_curve(ranks, ["ring", "tree", "star", "native"], dtype)
 
 
-def test_the_command_logs_one_curve_for_every_number_of_ranks(script, tmp_path):
-    logs = {}
-    for size in SIZES:
-        path = tmp_path / f"{size}.jsonl"
-        done = script(size, "--epochs", "1", "--dtype", "float64", "--progress", "off", "--log", path)
+def without_remainder(items, rank, size):
+    return np.array_split(items[: len(items) // size * size], size)[rank]
+
+
+@pytest.mark.mutant
+@pytest.mark.nightly
+def test_a_curve_of_fewer_samples_is_noticed(ranks):
+    arguments = ["--epochs", "1", "--dtype", "float32"]
+    right, wrong = (ranks(curves, 3, ["ring"], arguments, *more)[0] for more in ((), (without_remainder,)))
+    assert deviation(wrong["ring"], right["ring"]) > 100 * TOLERANCES["float32"]
+
+
+def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(script, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for name, epochs, resume in ((whole, 3, ()), (parts, 1, ()), (parts, 3, ("--resume", f"{parts}.npz"))):
+        done = script(2, "--epochs", str(epochs), "--save", f"{name}.npz", "--log", f"{name}.jsonl", *resume)
         assert done.returncode == 0, done.stderr
-        logs[size] = read_log(path)
-    assert [line["step"] for line in logs[1]] == list(range(1, 24))
-    for size, lines in logs.items():
-        assert deviation([line["loss"] for line in lines], [line["loss"] for line in logs[1]]) <= 1e-9, size
-        assert {tuple(line) for line in lines} == {("step", "loss", "samples_per_second", "communication_share")}
-        assert all(line["samples_per_second"] > 0 and 0 < line["communication_share"] < 1 for line in lines)
-
-
-# What it learns, shows and refuses
-
-
-@pytest.mark.parametrize("algorithm", ["auto", "ring"])
-def test_two_ranks_learn_to_read(script, algorithm):
-    done = script(2, "--epochs", "6", "--algorithm", algorithm)
-    assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1].split(" ")
     assert (last[:2], last[3:]) == (["test", "accuracy"], ["%"])
-    assert float(last[2]) >= 94
-    assert done.stderr.splitlines()[-1].startswith("epoch 6/6  loss ")
+    assert float(last[2]) >= 85
+    assert done.stderr.splitlines()[-1].startswith("epoch 3/3  loss ")
+    logs = [read_log(name.with_suffix(".jsonl")) for name in (whole, parts)]
+    assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
+    assert [line["step"] for line in logs[1]] == list(range(1, 3 * 23 + 1))
+    assert all(line["samples_per_second"] > 0 and 0 < line["communication_share"] < 1 for line in logs[0])
+    with np.load(f"{whole}.npz") as expected, np.load(f"{parts}.npz") as found:
+        assert all(expected[name].tobytes() == found[name].tobytes() for name in expected.files)
+    assert_refused(script(2, "--resume", f"{whole}.npz", "--dtype", "float64"), "its dtype is float32, asked for is f")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_eight_ranks_reach_97_per_cent(script, seed):
-    done = script(8, "--seed", seed, timeout=90)
-    assert float(done.stdout.split()[-2]) >= 97, done.stderr
+    assert float(script(8, "--seed", seed, timeout=300).stdout.split()[-2]) >= 97
 
 
 def assert_refused(done, reason):
     lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]  # mpiexec may add its own
-    assert done.returncode == 2
-    assert len(lines) == 1, done.stderr
+    assert (done.returncode, len(lines), done.stdout) == (2, 1, ""), done.stderr
     assert reason in lines[0]
     assert "Traceback" not in done.stderr
-    assert done.stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("argument", "reason"),
-    [("--epochs=many", "--epochs"), ("--algorithm=rong", "rong"), ("--executor=pigeon", "pigeon"),
-     ("--resume=missing.npz", "missing.npz"), ("--save=missing/run.npz", "missing"), ("--log=missing/log", "missing")],
-)  # fmt: skip
-def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path, argument, reason):
-    assert_refused(script(3, argument, cwd=tmp_path), reason)
-
-
-def test_without_scikit_learn_it_says_what_to_install(script, tmp_path):
+def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path):
+    assert_refused(script(2, "--algorithm=rong", cwd=tmp_path), "rong")
+    assert_refused(script(2, "--save=missing/run.npz", cwd=tmp_path), "missing")
     (tmp_path / "sklearn.py").write_text("raise ImportError('no sklearn here')\n")
     path = os.pathsep.join([str(tmp_path), str(SCRIPTS.parent)])
     assert_refused(script(2, env={"PYTHONPATH": path}), "pip install gpucoll[train]")
 
 
-def test_help_is_printed_once(script):
+@pytest.mark.slow
+def test_other_arguments_and_help(script, tmp_path):
+    for argument, reason in (("--epochs=many", "--epochs"), ("--executor=pigeon", "pigeon"),
+                             ("--resume=missing.npz", "missing.npz"), ("--log=missing/log", "missing")):
+        assert_refused(script(3, argument, cwd=tmp_path), reason)
     done = script(3, "--help")
-    assert done.returncode == 0
-    assert done.stdout.count("usage: train.py") == 1
-
-
-# Checkpoints
-
-
-def test_a_resumed_run_equals_one_that_was_never_interrupted(script, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for name, epochs, resume in ((whole, 3, ()), (parts, 1, ()), (parts, 3, ("--resume", f"{parts}.npz"))):
-        done = script(2, "--epochs", str(epochs), "--save", f"{name}.npz", "--log", f"{name}.jsonl", *resume)
-        assert done.returncode == 0, done.stderr
-    losses = [[line["loss"] for line in read_log(name.with_suffix(".jsonl"))] for name in (whole, parts)]
-    assert losses[0] == losses[1]
-    with np.load(f"{whole}.npz") as expected, np.load(f"{parts}.npz") as found:
-        assert expected.files == found.files
-        assert all(expected[name].tobytes() == found[name].tobytes() for name in expected.files)
-
-
-def test_a_checkpoint_of_other_settings_is_refused(script, tmp_path):
-    path = tmp_path / "run.npz"
-    assert script(2, "--epochs", "1", "--save", path).returncode == 0
-    assert_refused(script(2, "--resume", path, "--dtype", "float64"), "its dtype is float32, asked for is float64")
+    assert (done.returncode, done.stdout.count("usage: train.py")) == (0, 1)
