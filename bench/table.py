@@ -7,12 +7,14 @@ of the bound stand in a table of their own after them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import IO, Any
 
 from .arguments import Options
 from .cases import TESTS
-from .document import STAMP
 from .machine import Place
 from .records import PLACEMENTS
 
@@ -24,6 +26,8 @@ BLOCKING = ("", "wait and barrier after each inner iteration (-m)", "wait after 
             "wait and barrier after each outer iteration (-n); time excludes barrier")
 DETAILS = "# {:>10}  {:<20}  {:>9}  {:>9}  {:>9}  {:>5}  {:>9}  {:>6}"
 PAIR = "{:>12}  {:>6}  {:>6}  {:>9}  {:>9}  {:>6}"
+INTERVALS = {"bar": 0.1, "lines": 5.0, "off": float("inf")}  # seconds between two signs of progress
+STAMP = "%Y-%m-%d %H:%M:%S"
 OSU_FIRST, OSU_COLUMN, OSU_COUNT = "{:<10}", "{:>20}", "{:>12}"
 
 
@@ -167,3 +171,40 @@ def osu_overlap(found: Result, name: str = "") -> str:
 def _osu_line(size: int, values: Sequence[float], last: str, name: str) -> str:
     columns = "".join(OSU_COLUMN.format(f"{value:.2f}") for value in values)
     return OSU_FIRST.format(size) + columns + last + (f"  {name}" if name else "")
+
+
+class Progress:
+    """Shows which share of a run's work is done, and how long the rest will take at the same pace.
+
+    `total` is the sum of the weights that `done` will be told; None where there is no end.
+    """
+
+    def __init__(self, style: str, total: int | None, stream: IO[str],
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.style = ("bar" if stream.isatty() else "lines") if style == "auto" else style
+        self._total, self._stream, self._clock = total, stream, clock
+        self._done, self._started, self._shown, self._is_drawn = 0, clock(), clock(), False
+
+    def done(self, weight: int, what: str) -> None:
+        """Take in that `what` is done; show it if the last sign is long enough ago."""
+        self._done += weight
+        now = self._clock()
+        if now - self._shown < INTERVALS[self.style]:
+            return
+        self._shown, elapsed = now, now - self._started
+        left = None if self._total is None else elapsed * (self._total - self._done) / self._done
+        spent, rest = (timedelta(seconds=round(seconds)) for seconds in (elapsed, left or 0))
+        text = f"{what}, {spent} so far, " + ("no end" if left is None else f"{rest} to go")
+        self.clear()
+        if self.style == "bar":
+            self._stream.write(text[:shutil.get_terminal_size().columns - 1])
+        else:
+            self._stream.write(f"gpucoll bench: {text}\n")
+        self._stream.flush()
+        self._is_drawn = self.style == "bar"
+
+    def clear(self) -> None:
+        """Take the line away, so that another may be printed where it stood."""
+        if self._is_drawn:
+            self._stream.write("\r\033[K")
+            self._is_drawn = False

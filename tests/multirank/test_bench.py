@@ -87,7 +87,7 @@ def test_the_table_against_mpi(ranks, tmp_path):
     assert "ring" in (tmp_path / "p.svg").read_text()
 
 
-@pytest.mark.parametrize("size", [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
 def test_every_test_by_every_algorithm(ranks, size):
     line = f"all -b 1000 -e 1000 -n 1 -w 0 -c 1 -d int -r {size - 1} --algorithm all --against mpi"
     code, output, record = ranks(bench, size, line, timeout=200)[0]
@@ -145,7 +145,8 @@ def test_what_is_left_out_unchecked_overlapped_or_refused(ranks):
 @pytest.mark.emulated
 @pytest.mark.parametrize("line", sampled([
     "all_reduce --against nccl,mpi,cupyx", "all_reduce --graph", "all_reduce -G 3 -d bfloat16", "all_gather -m 2 -z 3",
-    "all_to_all -C 1", "sendrecv --stream null --against nccl", "reduce_scatter -d f8e4m3 -o max -u 1"], keep=1, seed=92))
+    "all_to_all -C 1", "sendrecv --stream null --against nccl", "reduce_scatter -d f8e4m3 -o max -u 1"],
+    keep=1, seed=92))
 def test_gpu_arrays_on_a_stand_in_for_cupy(mpiexec, line):
     if shutil.which(os.environ.get("CXX", "g++").split()[0]) is None:
         pytest.skip("the stand-in needs a C++ compiler")
@@ -216,7 +217,7 @@ def throttle(comm):
 
 @pytest.mark.mutant
 def test_wrong_results_are_counted_in_lines_footer_record_and_exit_code(ranks):
-    found = ranks(bench, 3, "all_reduce -b 4 -e 400 -f 100 -n 1 -c 2 --algorithm ring,tree", corrupt, timeout=60)
+    found = ranks(bench, 3, "all_reduce -b 4 -e 400 -f 100 -n 1 -c 2 --algorithm ring,tree", corrupt)
     assert [code for code, *_ in found] == [1] * 3
     each = str(3 * (1 + BURST))
     assert [(row["wrong"], row["in_wrong"]) for row in rows_of(found[0][1])] == [*[("0", "0")] * 2, *[(each, each)] * 2]
@@ -329,7 +330,7 @@ def test_regret_judges_by_the_second_pass_and_checks_every_way(ranks, tmp_path):
     assert other == (1, "")
     first = record["sizes"][0]
     assert (first["chosen"]["algorithm"], first["best"]["algorithm"], first["regret"]) == ("star", "ring", 1.5)
-    assert first["beyond"] == 1.5
+    assert (first["low"], first["beyond"]) == (1.5, 1.5)
     names = [{f"{one['executor']}:{one['algorithm']}" for one in size["first"]} for size in record["sizes"]]
     assert {f"mpi:{name}" for name in gc.algorithms("all_reduce", size=2) if name != "hierarchical"} <= names[0]
     assert "native:native" in names[0]
@@ -350,7 +351,8 @@ def test_the_commands_end_alike_on_every_rank(mpiexec, tmp_path):
             ("gpucoll.bench", f"regret -b 1K -e 1K --json {tmp_path}/r.json", 0, "")]:
         with naming(line):
             job = mpiexec(2, "sh", "-c", f'"$0" -m {verb} {line}; echo "exit $?"', sys.executable, timeout=90)
-            assert [row for row in job.stdout.splitlines() if row.startswith("exit")] == [f"exit {code}"] * 2, job.stderr
+            codes = [row for row in job.stdout.splitlines() if row.startswith("exit")]
+            assert codes == [f"exit {code}"] * 2, job.stderr
             if code:
                 assert (job.stderr.count("\n"), job.stderr.startswith(said)) == (1, True)
                 assert job.stdout.count("\n") == 2, "the exit codes"

@@ -35,8 +35,9 @@ BYTES = [("all_reduce", "float32", 250, 1000, 1000), ("all_reduce", "complex128"
          ("gather", "float64", 30, 960, 960), ("scatter", "float16", 120, 960, 960),
          ("all_gather", "complex128", 15, 960, 960), ("hypercube", "float32", 60, 960, 720),
          ("barrier", "float32", 0, 0, 0)]
-TRAFFIC = {"all_reduce": 12, "reduce": 5, "broadcast": 4, "all_gather": 5, "reduce_scatter": 5, "gather": 2, "scatter": 2,
-           "all_to_all": 8, "scan": 8, "exscan": 8, "sendrecv": 8, "hypercube": 5, "gather_v": 2, "barrier": 0}
+TRAFFIC = {"all_reduce": 12, "reduce": 5, "broadcast": 4, "all_gather": 5, "reduce_scatter": 5, "gather": 2,
+           "scatter": 2, "all_to_all": 8, "scan": 8, "exscan": 8, "sendrecv": 8, "hypercube": 5, "gather_v": 2,
+           "barrier": 0}
 
 
 def test_doctests():
@@ -89,7 +90,8 @@ def test_defaults_are_those_of_nccl_tests():
     flags = options.flags
     assert list(options.sizes) == [32 << 20]
     assert (options.dtypes, options.ops, options.roots) == (("float32",), ("sum",), (0,))
-    assert (options.iterations, flags.warmup_iters, flags.check, flags.agg_iters, flags.run_cycles) == (None, 1, 1, 1, 1)
+    assert options.iterations is None
+    assert (flags.warmup_iters, flags.check, flags.agg_iters, flags.run_cycles) == (1, 1, 1, 1)
     assert (flags.average, flags.blocking, options.launches, flags.report_cputime, flags.unalign) == (1, 0, 0, 0, 0)
     assert (flags.per_iter_timing, flags.per_iter_skip, flags.timeout, flags.output_file) == (0, 0, 0, None)
     assert (options.algorithms, options.against, flags.executor, flags.device) == (("auto",), (), None, "cpu")
