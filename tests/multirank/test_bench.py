@@ -54,20 +54,30 @@ def benches(mpi, lines):
     return [bench(mpi, line) for line in lines]
 
 
+def patient(mpi, line, plant=None):
+    """A run in which no rank is taken for slow because the machine is busy: one call at a time, any nap is waiting."""
+    from gpucoll.bench import findings, measure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(findings, "LONGEST_NAP", 60.0)
+        patch.setattr(measure, "BURST_BYTES", 0)
+        return bench(mpi, line, plant)
+
+
 def rows_of(output):
     """The lines of data as dictionaries, as anyone's script would read them."""
     return [dict(zip(FIELDS, line.split(), strict=False)) for line in output.splitlines() if line[:1] == " "]
 
 
 def test_the_table_against_mpi(ranks, tmp_path):
-    line = f"all_reduce -b 8 -e 32K -f 64 -n 3 --algorithm ring,native --against mpi -J {tmp_path}/f --csv {tmp_path}/c"
+    line = f"all_reduce -b 8 -e 512 -f 64 -n 2 --algorithm ring,native --against mpi -J {tmp_path}/f --csv {tmp_path}/c"
     found = ranks(bench, 3, f"{line} --plot {tmp_path}/p.svg", timeout=60)
     assert [code for code, *_ in found] == [0] * 3
     assert [output for _, output, _ in found[1:]] == ["", ""]
     _, output, record = found[0]
     rows = rows_of(output)
     assert [(row["size"], row["algorithm"]) for row in rows] == [
-        (size, name) for size in ("8", "512", "32768") for name in ("ring", "native")]
+        (size, name) for size in ("8", "512") for name in ("ring", "native")]
     assert {(row["type"], row["redop"], row["root"], row["wrong"], row["in_wrong"]) for row in rows} == {
         ("float", "sum", "-1", "0", "0")}
     products = dict.fromkeys(("ring", "native"), 1.0)
@@ -76,21 +86,21 @@ def test_the_table_against_mpi(ranks, tmp_path):
         ratio = peer["out_of_place"]["time"] / result["out_of_place"]["time"]
         assert peer["ratio"]["out_of_place"] == pytest.approx(ratio)
         products[result["algorithm"]] *= ratio
-    means = {name: product ** (1 / 3) for name, product in products.items()}
+    means = {name: product ** 0.5 for name, product in products.items()}
     assert record["gpucoll"]["ratios"]["mpi"]["all_reduce"] == pytest.approx(means)
     for text in ("# against mpi  all_reduce  geometric mean  ring ", "# Out of bounds values : 0 OK",
                  "# Collective test concluded: all_reduce", f"# Writing JSON output to {tmp_path}/f"):
         assert text in output
     assert json.loads((tmp_path / "f").read_text()) == record
     assert str(tmp_path) not in json.dumps(record)
-    assert len((tmp_path / "c").read_text().splitlines()) == 1 + 2 * 2 * 6
+    assert len((tmp_path / "c").read_text().splitlines()) == 1 + 2 * 2 * 4
     assert "ring" in (tmp_path / "p.svg").read_text()
 
 
 @pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
 def test_every_test_by_every_algorithm(ranks, size):
     line = f"all -b 1000 -e 1000 -n 1 -w 0 -c 1 -d int -r {size - 1} --algorithm all --against mpi"
-    code, output, record = ranks(bench, size, line, timeout=200)[0]
+    code, output, record = ranks(patient, size, line, timeout=200)[0]
     assert code == 0, output
     by_test = {}
     for result in record["results"]:
@@ -142,11 +152,12 @@ def test_what_is_left_out_unchecked_overlapped_or_refused(ranks):
     assert [one[0] for one in found[1]] == [one[0] for one in found[0]], "alike on every rank"
 
 
+@pytest.mark.slow
 @pytest.mark.emulated
 @pytest.mark.parametrize("line", sampled([
     "all_reduce --against nccl,mpi,cupyx", "all_reduce --graph", "all_reduce -G 3 -d bfloat16", "all_gather -m 2 -z 3",
     "all_to_all -C 1", "sendrecv --stream null --against nccl", "reduce_scatter -d f8e4m3 -o max -u 1"],
-    keep=1, seed=92))
+    keep=2, seed=92))
 def test_gpu_arrays_on_a_stand_in_for_cupy(mpiexec, line):
     if shutil.which(os.environ.get("CXX", "g++").split()[0]) is None:
         pytest.skip("the stand-in needs a C++ compiler")
@@ -230,16 +241,6 @@ def test_wrong_results_are_counted_in_lines_footer_record_and_exit_code(ranks):
     code, output, _ = ranks(bench, 2, "all_reduce -b 4000 -e 4000 -n 3 --algorithm ring", remember)[0]
     assert code == 1
     assert int(rows_of(output)[0]["wrong"]) > 4 * 1900, "a result that was kept"
-
-
-def patient(mpi, line, plant):
-    """A run in which no rank is taken for slow because the machine is busy: one call at a time, any nap is waiting."""
-    from gpucoll.bench import findings, measure
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(findings, "LONGEST_NAP", 60.0)
-        patch.setattr(measure, "BURST_BYTES", 0)
-        return bench(mpi, line, plant)
 
 
 @pytest.mark.mutant
@@ -347,7 +348,6 @@ def test_the_commands_end_alike_on_every_rank(mpiexec, tmp_path):
     for verb, line, code, said in [
             ("gpucoll.bench", "reduce_scatter -b 64 -e 64 -n 2 --algorithm ring,native", 0, ""),
             ("gpucoll bench", "broadcast -b 8 -e 8 -r 2", 2, "gpucoll bench: "),
-            ("gpucoll bench", "all_reduce -b 8X", 2, "gpucoll bench: "),
             ("gpucoll.bench", f"regret -b 1K -e 1K --json {tmp_path}/r.json", 0, "")]:
         with naming(line):
             job = mpiexec(2, "sh", "-c", f'"$0" -m {verb} {line}; echo "exit $?"', sys.executable, timeout=90)
