@@ -1,6 +1,7 @@
 """bench/ on ranks: what the table and the files say of each test, planted faults, the commands and their exit codes."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -32,7 +33,7 @@ FIELDS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "w
 
 
 def bench(mpi, line, plant=None):
-    """Exit code, output and record of a run on ranks of the pool; `plant` spoils the communicator before."""
+    """Exit code, output and record of a run on ranks of the pool, with a planted fault."""
     from gpucoll.bench import machine
     from gpucoll.bench.run import Run
 
@@ -40,7 +41,8 @@ def bench(mpi, line, plant=None):
     options, output = arguments.parse(line.split(), {}), io.StringIO()
     with gc.Communicator.from_mpi(mpi, executor=options.flags.executor) as comm, contextlib.redirect_stdout(output):
         if plant is not None:
-            plant(comm)
+            method, fault = FAULTS[plant]
+            setattr(comm, method, functools.partial(fault, comm, getattr(comm, method)))
         try:
             run = Run(comm, options)
             run.measure()
@@ -171,74 +173,54 @@ def test_gpu_arrays_on_a_stand_in_for_cupy(mpiexec, line):
     assert job.stdout.count("# against nccl") == ("nccl" in line)
 
 
-# Planted faults: how each spoils a communicator, the run, and what of its results has to be found
+# Planted faults: the method that each spoils, and what stands in its place
 
 
-def corrupt(comm):
-    """Let rank 1's results of more than one element have a wrong last one."""
-    right = comm.all_reduce
-
-    def all_reduce(x, out, **options):
-        right(x, out, **options)
-        out[-1] += comm.rank == 1 and out.size > 1
-
-    comm.all_reduce = all_reduce
+def corrupt(comm, right, x, out, **options):
+    """Rank 1's results of more than one element have a wrong last one."""
+    right(x, out, **options)
+    out[-1] += comm.rank == 1 and out.size > 1
 
 
-def forget(comm):
-    """Let the collective do nothing at all."""
-    comm.all_gather = lambda x, out, **options: None
+def remember(comm, right, x, out, **options):
+    """The collective works once for each size, and gives the same result ever after."""
+    kept = vars(comm).setdefault("kept", {})
+    if out.size not in kept:
+        kept[out.size] = right(x, out, **options).copy()
+    out[...] = kept[out.size]
 
 
-def remember(comm):
-    """Let the collective work once for each size, and give the same result ever after."""
-    right, kept = comm.all_reduce, {}
-
-    def all_reduce(x, out, **options):
-        if out.size not in kept:
-            kept[out.size] = right(x, out, **options).copy()
-        out[...] = kept[out.size]
-
-    comm.all_reduce = all_reduce
+def delay(comm, right, x, out, **options):
+    """Rank 2 comes late to every collective of more than one element."""
+    if comm.rank == 2 and out.size > 1:
+        time.sleep(0.2)
+    return right(x, out, **options)
 
 
-def delay(comm):
-    """Let rank 2 come late to every collective of more than one element."""
-    right = comm.all_reduce
-
-    def all_reduce(x, out, **options):
-        if comm.rank == 2 and out.size > 1:
-            time.sleep(0.2)
-        return right(x, out, **options)
-
-    comm.all_reduce = all_reduce
+def throttle(comm, right, x, dst, **options):
+    """The link from rank 2 to rank 0 is slow."""
+    if (comm.rank, dst) == (2, 0) and x.size > 1:
+        time.sleep(0.2)
+    return right(x, dst, **options)
 
 
-def throttle(comm):
-    """Make the link from rank 2 to rank 0 slow."""
-    right = comm.send
-
-    def send(x, dst, **options):
-        if (comm.rank, dst) == (2, 0) and x.size > 1:
-            time.sleep(0.2)
-        return right(x, dst, **options)
-
-    comm.send = send
+FAULTS = {"corrupt": ("all_reduce", corrupt), "remember": ("all_reduce", remember), "delay": ("all_reduce", delay),
+          "throttle": ("send", throttle), "forget": ("all_gather", lambda *_, **options: None)}
 
 
 @pytest.mark.mutant
 def test_wrong_results_are_counted_in_lines_footer_record_and_exit_code(ranks):
-    found = ranks(bench, 3, "all_reduce -b 4 -e 400 -f 100 -n 1 -c 2 --algorithm ring,tree", corrupt)
+    found = ranks(bench, 3, "all_reduce -b 4 -e 400 -f 100 -n 1 -c 2 --algorithm ring,tree", "corrupt")
     assert [code for code, *_ in found] == [1] * 3
     each = str(3 * (1 + BURST))
     assert [(row["wrong"], row["in_wrong"]) for row in rows_of(found[0][1])] == [*[("0", "0")] * 2, *[(each, each)] * 2]
     assert f"# Out of bounds values : {12 * (1 + BURST)} FAILED" in found[0][1]
     assert found[0][2]["out_of_bounds"] == {"count": 12 * (1 + BURST), "okay": "false"}
-    code, _, record = ranks(bench, 2, "all_gather -b 128 -e 128 -n 1 --algorithm ring --against mpi", forget)[0]
+    code, _, record = ranks(bench, 2, "all_gather -b 128 -e 128 -n 1 --algorithm ring --against mpi", "forget")[0]
     result = record["results"][0]
     assert (code, result["out_of_place"]["nwrong"]) == (1, 2 * 2 * 32 * (1 + BURST)), "a collective that does nothing"
     assert result["against"]["mpi"]["out_of_place"]["nwrong"] == 0
-    code, output, _ = ranks(bench, 2, "all_reduce -b 4000 -e 4000 -n 3 --algorithm ring", remember)[0]
+    code, output, _ = ranks(bench, 2, "all_reduce -b 4000 -e 4000 -n 3 --algorithm ring", "remember")[0]
     assert code == 1
     assert int(rows_of(output)[0]["wrong"]) > 4 * 1900, "a result that was kept"
 
@@ -247,10 +229,10 @@ def test_wrong_results_are_counted_in_lines_footer_record_and_exit_code(ranks):
 def test_a_slow_rank_and_a_slow_link_are_named(ranks):
     for algorithm in ("ring", "two_shot"):
         line = f"all_reduce -b 4K -e 4K -n 1 -w 0 -c 0 --algorithm {algorithm}"
-        code, output, record = ranks(patient, 4, line, delay, timeout=60)[0]
+        code, output, record = ranks(patient, 4, line, "delay", timeout=60)[0]
         assert (code, [text.split(" on ")[0] for text in record["gpucoll"]["findings"]]) == (0, ["slow rank: 2"])
         assert "# slow rank: 2 on " in output
-    code, output, record = ranks(patient, 3, "sendrecv --pairs -b 1K -e 1K -n 1", throttle, timeout=60)[0]
+    code, output, record = ranks(patient, 3, "sendrecv --pairs -b 1K -e 1K -n 1", "throttle", timeout=60)[0]
     pairs = record["gpucoll"]["pairs"]
     assert [(pair["source"], pair["target"]) for pair in pairs] == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
     assert {(pair["size"], pair["nwrong"]) for pair in pairs} == {(1024, 0)}
