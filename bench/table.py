@@ -28,7 +28,6 @@ DETAILS = "# {:>10}  {:<20}  {:>9}  {:>9}  {:>9}  {:>5}  {:>9}  {:>6}"
 PAIR = "{:>12}  {:>6}  {:>6}  {:>9}  {:>9}  {:>6}"
 INTERVALS = {"bar": 0.1, "lines": 5.0, "off": float("inf")}  # seconds between two signs of progress
 STAMP = "%Y-%m-%d %H:%M:%S"
-OSU_FIRST, OSU_COLUMN, OSU_COUNT = "{:<10}", "{:>20}", "{:>12}"
 
 
 def number(value: float, width: int) -> str:
@@ -143,12 +142,11 @@ def pair_line(pair: Result) -> str:
 
 def osu_titles(test: str, name: str, *, overlap: bool) -> list[str]:
     """Return the lines over a test's latencies, or its overlap, by one algorithm."""
-    names = ("Overall(us)", "Compute(us)", "Pure Comm.(us)", "Overlap(%)") if overlap else (
-        "Avg Latency(us)", "Min Latency(us)", "Max Latency(us)")
-    columns = OSU_FIRST.format("# Size") + "".join(map(OSU_COLUMN.format, names))
-    return ["", f"# gpucoll {test} {'Overlap' if overlap else 'Latency'} Test ({name})",
+    kind, names = ("Overlap", ("Overall(us)", "Compute(us)", "Pure Comm.(us)", "Overlap(%)")) if overlap else (
+        "Latency", ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)"))
+    return ["", f"# gpucoll {test} {kind} Test ({name})",
             *["# Overall = start, compute, wait; Pure Comm. = start, wait"] * overlap,
-            columns + ("" if overlap else OSU_COUNT.format("Iterations"))]
+            f"{'# Size':<10}{''.join(f'{title:>20}' for title in names)}" + "  Iterations" * (not overlap)]
 
 
 def osu_latency(result: Result, name: str = "") -> str:
@@ -159,18 +157,14 @@ def osu_latency(result: Result, name: str = "") -> str:
     rows = result["out_of_place_per_iter"]["per_process_max_times_us"]
     means = [sum(row) / len(row) for row in rows]
     size = result["size"] // (result["ranks"] if TESTS[result["collective"]].blocks else 1)
-    return _osu_line(size, (sum(means) / len(means), min(means), max(means)), OSU_COUNT.format(len(rows[0])), name)
+    columns = "".join(f"{value:>20.2f}" for value in (sum(means) / len(means), min(means), max(means)))
+    return f"{size:<10}{columns}{len(rows[0]):>12}" + (f"  {name}" if name else "")
 
 
 def osu_overlap(found: Result, name: str = "") -> str:
     """Return a line of overlap."""
-    return _osu_line(found["size"], [found[key] for key in ("overall_us", "compute_us", "pure_us", "overlap_pct")], "",
-                     name)
-
-
-def _osu_line(size: int, values: Sequence[float], last: str, name: str) -> str:
-    columns = "".join(OSU_COLUMN.format(f"{value:.2f}") for value in values)
-    return OSU_FIRST.format(size) + columns + last + (f"  {name}" if name else "")
+    columns = "".join(f"{found[key]:>20.2f}" for key in ("overall_us", "compute_us", "pure_us", "overlap_pct"))
+    return f"{found['size']:<10}{columns}" + (f"  {name}" if name else "")
 
 
 class Progress:
