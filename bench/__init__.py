@@ -3,12 +3,12 @@
     arguments      the command line; `cases`, what is measured: tests, sizes, factors
     devices        host, emulated device or GPU: memory and clocks
     data           what every rank puts in and must get out, by the tables of `operands`
-    contestants    gpucoll's algorithms, and in `peers` whom they are measured against
+    contestants    gpucoll's algorithms, and the peers that they are measured against
     measure        the clock; `overlap` for what is no collective alone, `machine` for the host and its copy bandwidth
-    summary        statistics, ratios and their intervals; `findings`, slow ranks and links, named
-    records        the JSON file; `document` makes it, `compare` holds two against each other
-    table          what is printed; `progress` while it is not
-    run            all of it, in turn; `interrupt`, Ctrl-C
+    summary        statistics, ratios and their intervals, two runs held against each other
+    findings       slow ranks and links, named
+    records        the JSON file; `table`, what is printed
+    run            all of it, in turn, and its record; `interrupt`, Ctrl-C
     regret         what `auto` chooses against the best that it could have chosen
     report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
     readme         README's section, made from the results of scripts/bench

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -22,14 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Wrong arguments end the process with 2, Ctrl-C with 130.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["report"]:
-        from .report import main as report
-
-        return report(given[1:])
-    if given[:1] == ["regret"]:
-        from .regret import main as regret
-
-        return regret(given[1:])
+    if given[:1] in (["report"], ["regret"]):
+        return int(importlib.import_module(f".{given[0]}", __package__).main(given[1:]))
     flags = (options := parse(given)).flags
     if flags.device == "emulated":
         os.environ["GPUCOLL_DEVICE"] = "emulated"  # read by the communicator that is made next

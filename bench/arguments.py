@@ -26,6 +26,27 @@ ANY = ("all", "auto", "native")  # for every collective, besides its algorithms
 POINTS = ("sendrecv", "hypercube")  # made of messages, not of schedules
 ALIASES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v"}  # nccl-tests' spellings
 MIN_BW = "NCCL_TESTS_MIN_BW"
+# Flags of nccl-tests': letter, name, least value, default, meaning; then letter, name, choices, default, meaning.
+COUNTS = (("-w", "warmup_iters", 0, 1, "repetitions before those"),
+          ("-m", "agg_iters", 1, 1, "calls grouped in each repetition"),
+          ("-N", "run_cycles", 0, 1, "rounds over all sizes; 0: no end"),
+          ("-c", "check", 0, 1, "checked repetitions besides the timed ones; 0: check nothing"),
+          ("-K", "per_iter_skip", 0, 0, "first ones not in the spread"),
+          ("-G", "cudagraph", 0, 0, "replay a captured graph so often"),
+          ("-T", "timeout", 0, 0, "seconds for each call, 0: 300"),
+          ("-u", "unalign", 0, 0, "elements that all arrays are shifted by"))
+CHOICES = (("-a", "average", range(4), 1, "time of rank 0, or over ranks the mean, least or most: 0 to 3 (1)"),
+           ("-z", "blocking", range(4), 0, "1: wait and barrier after each call, 2: wait, 3: after each repetition"),
+           ("-I", "per_iter_timing", range(2), 0, "1: columns of the spread"),
+           ("-C", "report_cputime", range(2), 0, "1: time until the call returns"),
+           ("-S", "report_timestamps", range(2), 0, "1: the time on each line"),
+           ("-t", "nthreads", range(1, 2), 1, "1: start a rank for each GPU"),
+           ("-g", "ngpus", range(1, 2), 1, "1: start a rank for each GPU"))
+WORDS = (("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
+         ("stream", ("own", "null"), "the CUDA stream"),
+         ("memory", ("ordinary", "symmetric"), "symmetric: memory that all ranks of a node map"),
+         ("style", ("nccl", "osu"), "the layout of the lines"),
+         ("progress", ("auto", "bar", "lines", "off"), "how far it is; auto: a line that changes on a terminal"))
 
 
 class Options(NamedTuple):
@@ -57,9 +78,9 @@ class Options(NamedTuple):
         """Return the roots to measure; raise ArgumentError where there is no such root."""
         if not TESTS[test].rooted:
             return (0,)
-        for root in self.roots or ():
-            if root >= ranks:
-                raise ArgumentError(f"-r/--root {root} is not in 0..{ranks - 1}", code="GC-ROOT")
+        wrong = [root for root in self.roots or () if root >= ranks]
+        if wrong:
+            raise ArgumentError(f"-r/--root {wrong[0]} is not in 0..{ranks - 1}", code="GC-ROOT")
         return range(ranks) if self.roots is None else self.roots
 
 
@@ -71,61 +92,37 @@ def parser() -> Parser:
                    epilog="Sizes are bytes of the larger of input and output; K, M and G are powers of 1024. Ctrl-C "
                           "ends all ranks and keeps what was measured.")
     flags.add_argument("test", help=f"{', '.join(TESTS)}; or all")
-
-    def count(least: int, default: int, *names: str, said: str) -> None:
-        group.add_argument(*names, type=at_least(least), default=default, help=f"{said} ({default})")
-
-    def one_of(choices: range, *names: str, said: str, default: int = 0) -> None:
-        group.add_argument(*names, type=int, choices=choices, default=default, help=said)
-
     group = flags.add_argument_group("as in nccl-tests")
-    group.add_argument("-b", "--minbytes", type=size, default="32M", help="first size (32M)")
-    group.add_argument("-e", "--maxbytes", type=size, default="32M", help="last size (32M)")
+    add = group.add_argument
+    add("-b", "--minbytes", type=size, default="32M", help="first size (32M)")
+    add("-e", "--maxbytes", type=size, default="32M", help="last size (32M)")
     growth = group.add_mutually_exclusive_group()
     growth.add_argument("-i", "--stepbytes", type=size, default=1 << 20, help="bytes from one size to the next (1M)")
     growth.add_argument("-f", "--stepfactor", type=at_least(1), default=1, help="factor from one size to the next")
-    group.add_argument("-o", "--op", default="sum", help="sum, prod, min, max, avg, band, ..., or all (sum)")
-    group.add_argument("-d", "--datatype", default="float", help="float, half, ..., a NumPy name, or all (float)")
-    group.add_argument("-r", "--root", default="0", help="the root, where there is one, or all (0)")
-    group.add_argument("-n", "--iters", type=at_least(1), help="timed repetitions (20, fewer where they take long)")
-    count(0, 1, "-w", "--warmup_iters", said="repetitions before those")
-    count(1, 1, "-m", "--agg_iters", said="calls grouped in each repetition")
-    count(0, 1, "-N", "--run_cycles", said="rounds over all sizes; 0: no end")
-    count(0, 1, "-c", "--check", said="checked repetitions besides the timed ones; 0: check nothing")
-    one_of(range(2), "-I", "--per_iter_timing", said="1: columns of the spread")
-    count(0, 0, "-K", "--per_iter_skip", said="first ones not in the spread")
-    one_of(range(4), "-a", "--average", default=1, said="time of rank 0, or over ranks the mean, least or most: 0 to 3")
-    one_of(range(4), "-z", "--blocking", said="1: wait and barrier after each call, 2: wait only, 3: after each "
-                                              "repetition")
-    count(0, 0, "-G", "--cudagraph", said="replay a captured graph so often")
-    one_of(range(2), "-C", "--report_cputime", said="1: time until the call returns")
-    count(0, 0, "-T", "--timeout", said="seconds for each call, 0: 300")
-    count(0, 0, "-u", "--unalign", said="elements that all arrays are shifted by")
-    one_of(range(2), "-S", "--report_timestamps", said="1: the time on each line")
-    for names in (("-t", "--nthreads"), ("-g", "--ngpus")):
-        one_of(range(1, 2), *names, default=1, said="1: start a rank for each GPU")
-    group.add_argument("-J", "--output_file", "--json", metavar="F.json", help="nccl-tests' JSON; never overwrites")
+    add("-o", "--op", default="sum", help="sum, prod, min, max, avg, band, ..., or all (sum)")
+    add("-d", "--datatype", default="float", help="float, half, ..., a NumPy name, or all (float)")
+    add("-r", "--root", default="0", help="the root, where there is one, or all (0)")
+    add("-n", "--iters", type=at_least(1), help="timed repetitions (20, fewer where they take long)")
+    add("-J", "--output_file", "--json", metavar="F.json", help="nccl-tests' JSON; never overwrites")
+    for letter, name, least, default, said in COUNTS:
+        add(letter, f"--{name}", type=at_least(least), default=default, help=f"{said} ({default})")
+    for letter, name, choices, default, said in CHOICES:
+        add(letter, f"--{name}", type=int, choices=choices, default=default, help=said)
 
-    group = flags.add_argument_group("ours")
-    group.add_argument("--algorithm", default="auto", metavar="A,B", help="names, auto, native; all: every one")
-    group.add_argument("--executor", help="run on this executor only")
-    for name, choices, said in (
-            ("device", ("cpu", "cuda", "emulated"), "where the arrays lie"),
-            ("stream", ("own", "null"), "the CUDA stream"),
-            ("memory", ("ordinary", "symmetric"), "symmetric: memory that all ranks of a node map"),
-            ("style", ("nccl", "osu"), "the layout of the lines"),
-            ("progress", ("auto", "bar", "lines", "off"), "how far it is, on standard error; auto: one line that "
-                                                          "changes on a terminal, else lines")):
-        group.add_argument(f"--{name}", choices=choices, default=choices[0], help=f"{said} ({choices[0]})")
-    group.add_argument("--graph", action="store_true", help="-G 1")
-    group.add_argument("--against", default="", metavar="PEERS", help="mpi, nccl, gloo, cupyx: measured in turn")
-    group.add_argument("--overlap", action="store_true", help="how much hides behind computing")
-    group.add_argument("--pairs", action="store_true", help="with sendrecv: every pair of ranks by itself")
-    group.add_argument("--compare", metavar="OLD.json", help="print what became slower; exit code 1 where some did")
-    group.add_argument("--tolerance", type=positive, default=0.1, help="slower by this share is still alike (0.1)")
-    group.add_argument("--min-bw", type=positive, metavar="GB/s", help="exit code 1 below this average busbw")
-    group.add_argument("--csv", metavar="F.csv", help="the same as a table")
-    group.add_argument("--plot", metavar="F.svg|png", help="busbw and latency over size; needs matplotlib")
+    add = flags.add_argument_group("ours").add_argument
+    add("--algorithm", default="auto", metavar="A,B", help="names, auto, native; all: every one")
+    add("--executor", help="run on this executor only")
+    for name, words, said in WORDS:
+        add(f"--{name}", choices=words, default=words[0], help=f"{said} ({words[0]})")
+    add("--graph", action="store_true", help="-G 1")
+    add("--against", default="", metavar="PEERS", help="mpi, nccl, gloo, cupyx: measured in turn")
+    add("--overlap", action="store_true", help="how much hides behind computing")
+    add("--pairs", action="store_true", help="with sendrecv: every pair of ranks by itself")
+    add("--compare", metavar="OLD.json", help="print what became slower; exit code 1 where some did")
+    add("--tolerance", type=positive, default=0.1, help="slower by this share is still alike (0.1)")
+    add("--min-bw", type=positive, metavar="GB/s", help="exit code 1 below this average busbw")
+    add("--csv", metavar="F.csv", help="the same as a table")
+    add("--plot", metavar="F.svg|png", help="busbw and latency over size; needs matplotlib")
     return flags
 
 

@@ -1,8 +1,8 @@
 """Ctrl-C: every rank ends within two seconds, and rank 0 keeps what was measured.
 
-The main thread may be inside MPI, waiting for a rank that has gone, and would never see a KeyboardInterrupt. So the
-signal's number is written to a socket, by C code, and a thread waits for it there. mpi4py releases Python's lock
-while it waits. Some launchers pass on SIGINT, others end their ranks by SIGTERM.
+The main thread may be inside MPI, waiting for a rank that has gone, and would never see a KeyboardInterrupt. So C code
+writes the signal's number to a socket, where a thread waits for it; mpi4py releases Python's lock while it waits. Some
+launchers pass on SIGINT, others end their ranks by SIGTERM.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ INTERRUPTED = 130  # exit code, as the shell says it
 
 @contextlib.contextmanager
 def watched(rank: int, save: Callable[[], object]) -> Iterator[None]:
-    """In the block, a signal lets rank 0 `save`, and then ends the process with exit code 130.
-
-    Only the main thread may enter it.
-    """
+    """In the main thread's block, a signal lets rank 0 `save`, and then ends the process with exit code 130."""
     reader, writer = socket.socketpair()
     writer.setblocking(False)
 

@@ -82,9 +82,9 @@ def place(comm: Communicator, device: Device) -> Place:
 
 
 def host_names(places: Sequence[Place]) -> list[str]:
-    """Return the host of each rank; where several nodes have one name, with the node's number."""
-    nodes = {spot.host: {other.node for other in places if other.host == spot.host} for spot in places}
-    return [f"{spot.host} (node {spot.node})" if len(nodes[spot.host]) > 1 else spot.host for spot in places]
+    """Return the host of each rank; of several nodes, which may have one name, with the node's number."""
+    several = len({spot.node for spot in places}) > 1
+    return [f"{spot.host} (node {spot.node})" if several else spot.host for spot in places]
 
 
 def cpu_name(facts: str = "/proc/cpuinfo") -> str:

@@ -9,6 +9,7 @@ checked; the clock runs between the two only.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -131,25 +132,21 @@ class Trial:
         """Return the calls with those arguments, one after the other, in groups where -m and our library have them."""
         flags, call = self.bench.options.flags, self.contestant.call
 
-        def one_by_one() -> list[Any]:
-            returned = []
-            for given in arguments:
-                returned.append(call(*given))
-                if flags.blocking in (BARRIER_EACH, WAIT_EACH):
+        waits = flags.blocking in (BARRIER_EACH, WAIT_EACH)
+        together = 1 if self.contestant.peer or waits else flags.agg_iters
+
+        def work() -> list[Any]:
+            returned: list[Any] = []
+            for first in range(0, len(arguments), together):
+                with self.bench.comm.group() if together > 1 else contextlib.nullcontext():
+                    returned += [call(*given) for given in arguments[first:first + together]]
+                if waits:
                     self.bench.device.synchronize()
                 if flags.blocking == BARRIER_EACH:
                     self.bench.comm.mpi.Barrier()
             return returned
 
-        def grouped() -> list[Any]:
-            returned: list[Any] = []
-            for first in range(0, len(arguments), flags.agg_iters):
-                with self.bench.comm.group():
-                    returned += [call(*given) for given in arguments[first:first + flags.agg_iters]]
-            return returned
-
-        is_single = flags.agg_iters == 1 or self.contestant.peer or flags.blocking in (BARRIER_EACH, WAIT_EACH)
-        return one_by_one if is_single else grouped
+        return work
 
     def wrong(self) -> int:
         """Return how many elements of the results are wrong on this rank; untimed."""

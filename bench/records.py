@@ -1,17 +1,8 @@
 """The JSON that a run leaves: nccl-tests' schema, version 3, with more keys beside; how it is made, written and read.
 
-A record is one run. nccl-tests' keys, in its spelling (truths are the strings "true" and "false", `root` is padded):
-
-    version 3, start_time, end_time, args [..], env ["NAME=value", ..] by an allow-list, nccl_version (0: none),
-    config {nthreads 1, ngpus 1, minimum_bytes, maximum_bytes, step_factor or step_bytes, warmup_iters, iterations,
-            aggregated_iterations, validation, graph, blocking_collectives, per_iter_timing, per_iter_skip,
-            parallel_init, devices [{rank, group, pid, hostname, device, device_hex, device_info}]}
-    results [{size, count, type, redop, root, actual_iterations, experiment_name,
-              out_of_place {time (us; cpu_time with -C), alg_bw, bus_bw (GB/s), nwrong (null: not checked)},
-              out_of_place_per_iter {skipped_iterations, min_us, max_us, avg_us, p50_us, p95_us, p99_us, stdev_us,
-                                     cv_pct, times_us [..], per_process_max_times_us [[..] for each rank]},
-              in_place, in_place_per_iter: the same}]
-    out_of_bounds {count, okay}, average_bus_bandwidth {bandwidth, okay "true", "false" or "unchecked"}, errors [..]
+A record is one run. nccl-tests' keys are those of its src/util.cu, in its spelling: truths are the strings "true" and
+"false", `root` is padded, times are us and bandwidths GB/s, `time` is `cpu_time` with -C, `nwrong` null where nothing
+was checked; `env` goes by an allow-list, `nccl_version` 0 stands for none.
 
 Ours, in every result (`experiment_name` is the algorithm's name too):
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import re
 import statistics
 import sys
@@ -31,45 +30,30 @@ from .arguments import at_least, size
 from .cases import Case, sizes
 from .data import Data, Turn
 from .interrupt import watched
-from .summary import CONFIDENCE
+from .summary import CONFIDENCE, ratio
 
 PROGRAM = "gpucoll bench regret"
 FIRST, SECOND = 0.1, 1.0  # seconds for each way at each size, in the first pass and in the second
 FEWEST, MOST = 2, 8  # times that the second pass is as long as the first
 BEST = 3  # that are measured again, besides the choice
 MEAN, WORST = 0.10, 0.30  # the goal: of the regrets, and of those beyond the intervals
-LINE = "{:>12}  {:<26} {:>9} {:>9} {:>9}  {:<26} {:>9} {:>9} {:>9}  {:>7} {:>7}"
-TITLES = (("size", "chosen", "median", "from", "to", "best", "median", "from", "to", "regret", "beyond"),
-          ("(B)", "", "(us)", "(us)", "(us)", "", "(us)", "(us)", "(us)", "(%)", "(%)"))
-
-
-def timing(way: Way, seconds: Sequence[float]) -> dict[str, Any]:
-    """Return a way, its median seconds, and between which seconds its median lies with `CONFIDENCE`.
-
-    The interval is from one order statistic to another: no shape is assumed. With fewer than six seconds nothing is
-    that sure, and it is the whole sample.
-
-    >>> timing(("mpi", "ring"), [5.0, 1.0, 4.0, 2.0, 3.0, 6.0, 9.0, 8.0, 7.0])
-    {'executor': 'mpi', 'algorithm': 'ring', 'median': 5.0, 'low': 2.0, 'high': 8.0}
-    """
-    row, count, left = sorted(seconds), len(seconds), 0
-    outside = 1.0  # of the 2**count ways to lie about the median, those with at most `left` on the one side
-    while (more := outside + math.comb(count, left + 1)) / 2 ** count <= (1 - CONFIDENCE) / 2:
-        left, outside = left + 1, more
-    return {"executor": way[0], "algorithm": way[1], "median": statistics.median(row), "low": row[left],
-            "high": row[-1 - left]}
+LINE = "{:>12}  {:<26} {:>9}  {:<26} {:>9}  {:>8} {:>8} {:>8}"
+TITLES = (("size", "chosen", "median", "best", "median", "regret", "from", "to"),
+          ("(B)", "", "(us)", "", "(us)", "(%)", "(%)", "(%)"))
 
 
 def judged(nbytes: int, chosen: Way, samples: Mapping[Way, Sequence[float]]) -> dict[str, Any]:
     """Return what is kept of a size: the choice, and the best of all that were measured twice, which may be the choice.
 
-    ``regret`` is the share by which the choice takes longer, ``beyond`` by which it surely does: from interval to
-    interval, 0 where they meet.
+    ``regret`` is the share by which the choice takes longer; ``low`` and ``high`` are its interval, ``beyond`` the
+    share by which it surely takes longer.
     """
-    second = {way: timing(way, seconds) for way, seconds in samples.items()}
-    choice, best = second[chosen], min(second.values(), key=lambda one: float(one["median"]))
-    return {"bytes": nbytes, "chosen": choice, "best": best, "regret": choice["median"] / best["median"] - 1,
-            "beyond": max(0.0, choice["low"] / best["high"] - 1), "second": [*second.values()]}
+    second = [{"executor": way[0], "algorithm": way[1], "median": statistics.median(seconds)}
+              for way, seconds in samples.items()]
+    best, row = min(samples, key=lambda way: statistics.median(samples[way])), dict(zip(samples, second, strict=True))
+    found = ratio(samples[chosen], samples[best])
+    return {"bytes": nbytes, "chosen": row[chosen], "best": row[best], "regret": found.ratio - 1, "low": found.low - 1,
+            "high": found.high - 1, "beyond": max(0.0, found.low - 1), "second": second}
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -81,9 +65,9 @@ def verdict(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def line(row: Mapping[str, Any]) -> str:
     """Return the line of a size."""
-    sides = [text for one in (row["chosen"], row["best"]) for text in (
-        f"{one['executor']}:{one['algorithm']}", *(f"{1e6 * one[key]:.2f}" for key in ("median", "low", "high")))]
-    return LINE.format(row["bytes"], *sides, f"{100 * row['regret']:.1f}", f"{100 * row['beyond']:.1f}")
+    sides = [text for one in (row["chosen"], row["best"])
+             for text in (f"{one['executor']}:{one['algorithm']}", f"{1e6 * one['median']:.2f}")]
+    return LINE.format(row["bytes"], *sides, *(f"{100 * row[key]:.1f}" for key in ("regret", "low", "high")))
 
 
 def parser() -> Parser:

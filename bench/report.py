@@ -155,7 +155,7 @@ def _notes(files: Files, letters: Sequence[str]) -> str:
 
 def _tiles(group: Sequence[Record], letter: str) -> str:
     """Return what matters most of a file: whether the data are right, bandwidth, the machine, ratios to peers."""
-    tiles: list[tuple[str, str, str]] = []
+    tiles = []
     outs = [record["out_of_bounds"] for record in group if record.get("out_of_bounds")]
     if outs:
         good, wrong = all(out.get("okay") == "true" for out in outs), sum(out.get("count") or 0 for out in outs)
@@ -220,9 +220,9 @@ def _machine(group: Sequence[Record], name: str) -> str:
     commands = "\n".join(" ".join(map(str, record.get("args") or [])) for record in group)
     variables = "\n".join(map(str, first.get("env") or []))
     ranks = max((devices(record) for record in group), key=len)
-    columns = ("rank", "hostname", "pid", "device", "device_hex", "device_info")
-    rows = table("Ranks", ["rank", "host", "process", "device", "address", "processor or GPU"],
-                 [[escape(str(rank.get(column, ""))) for column in columns] for rank in ranks])
+    columns = {"rank": "rank", "hostname": "host", "pid": "process", "device": "device", "device_hex": "address",
+               "device_info": "processor or GPU"}
+    rows = table("Ranks", [*columns.values()], [[escape(str(rank.get(key, ""))) for key in columns] for rank in ranks])
     environment = f"<pre tabindex=0>{escape(variables)}</pre>"
     return (f"{name and f'<h3>{escape(name)}</h3>'}<dl class=facts>{items}</dl><pre tabindex=0>{escape(commands)}</pre>"
             f"{_details('Environment', environment) if variables else ''}{_details(f'Ranks ({len(ranks)})', rows)}")

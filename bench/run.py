@@ -5,20 +5,27 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import gpucoll
 from gpucoll import Communicator, GpucollError
 
-from . import compare, document, machine, records, table
+from . import machine, records, table
 from .arguments import Options
 from .cases import Case, Contestant
 from .contestants import every_case, field, meet
 from .data import Data
 from .devices import of
 from .findings import CROWDED_NOISE, slow_links, slow_ranks
-from .measure import Bench, burst, measure
+from .measure import Bench, Measured, burst, measure
 from .overlap import measure_overlap, measure_pairs
-from .progress import SMALL, Progress
+from .records import PLACEMENTS
+from .summary import changes, geometric_mean, per_iteration, report, reported, skew
+from .table import Progress
+
+SMALL = 256 << 10  # bytes that take as long as a barrier does: no size weighs less in the progress
 
 
 class Run:
@@ -35,7 +42,7 @@ class Run:
         self.cases = list(every_case(options, comm.size))
         self.places = comm.mpi.allgather(machine.place(comm, self.bench.device))
         self.hosts = machine.host_names(self.places)
-        self.record = document.opening(options, self.places, machine.facts(self.bench.device, self.places),
+        self.record = opening(options, self.places, machine.facts(self.bench.device, self.places),
                                        records.words(arguments), records.environment(os.environ))
         self.own = self.record["gpucoll"]
         work = flags.run_cycles * len(self.cases) * sum(nbytes + SMALL for nbytes in options.sizes)
@@ -104,9 +111,9 @@ class Run:
         for one, measured in both:
             if one.peer:
                 continue
-            result = document.result(data.case, data.count, self.options, (one.name, measured), peers, self.copy)
+            result = result_of(data.case, data.count, self.options, (one.name, measured), peers, self.copy)
             self.record["results"].append(result)
-            name, stamp = one.name if self.several else "", document.now() if flags.report_timestamps else ""
+            name, stamp = one.name if self.several else "", now() if flags.report_timestamps else ""
             self.say([table.osu_latency(result, name) if flags.style == "osu" else
                       table.line(result, spread=bool(flags.per_iter_timing), stamp=stamp, name=name)])
 
@@ -131,10 +138,10 @@ class Run:
             return 1
         self._is_finished = True
         options, results = self.options, list(self.record["results"])
-        self.own["ratios"], self.own["interrupted"] = document.means(results), interrupted
-        wrong = document.wrong_elements(results) + sum(pair["nwrong"] or 0 for pair in self.own["pairs"])
+        self.own["ratios"], self.own["interrupted"] = means(results), interrupted
+        wrong = wrong_elements(results) + sum(pair["nwrong"] or 0 for pair in self.own["pairs"])
         bandwidth, errors = table.average(results), ["interrupted"] * interrupted
-        self.record = {**self.record, "results": results, **document.closing(options, wrong, bandwidth, errors)}
+        self.record = {**self.record, "results": results, **closing(options, wrong, bandwidth, errors)}
         # The files first: a launcher that ends its ranks may have closed their output already.
         if "json" in self._files:
             records.write(self._files["json"], self.record)
@@ -151,8 +158,8 @@ class Run:
         self.progress.clear()
         if results and options.flags.style == "nccl":
             self.say([*table.details(results), *table.comparison(self.own["ratios"])])
-        changes = list(compare.changes(results, options.baseline))
-        lines, is_alike = compare.report(changes, len(results), options.flags.tolerance)
+        found = list(changes(results, options.baseline))
+        lines, is_alike = report(found, len(results), options.flags.tolerance)
         self.say([*(f"# {text}" for text in self.own["findings"]), *(lines if options.baseline else []),
                   *table.footer(options, wrong, bandwidth), *(f"# error: {text}" for text in errors)])
         too_slow = options.floor is not None and bandwidth < options.floor
@@ -165,3 +172,87 @@ class Run:
             self.progress.clear()
             sys.stdout.write(text)
             sys.stdout.flush()
+
+
+# The record of a run: its keys are in `records`
+
+
+def result_of(case: Case, count: int, options: Options, ours: tuple[str, Measured], peers: Mapping[str, Measured],
+           copy: machine.Copy) -> dict[str, Any]:
+    """Return one line's result; `ours` is an algorithm's name and what was measured, `peers` likewise."""
+    name, measured = ours
+    clock = "cpu_time" if options.flags.report_cputime else "time"
+
+    def sides(measured: Measured) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for placement, seconds, wrong in zip(PLACEMENTS, measured.seconds, measured.wrong, strict=True):
+            taken = reported(seconds, options.flags.average)
+            algbw = case.moved(count) / taken / 1e9 if taken else 0.0
+            found[placement] = {clock: taken * 1e6, "alg_bw": algbw, "bus_bw": algbw * case.factor, "nwrong": wrong}
+            found[f"{placement}_per_iter"] = per_iteration(seconds, options.flags.per_iter_skip)
+        return found
+
+    own, against = sides(measured), {peer: sides(found) for peer, found in peers.items()}
+    for found in against.values():
+        found["ratio"] = {placement: found[placement][clock] / own[placement][clock] for placement in PLACEMENTS}
+    dtype, redop, root = case.printed
+    limit, late = machine.bound(case, count, copy), skew(measured.seconds[0])
+    return {"size": case.nbytes(count), "count": count, "type": dtype, "redop": redop, "root": f"{root:6d}", **own,
+            "actual_iterations": measured.seconds.shape[-1], "experiment_name": name, "collective": case.test,
+            "algorithm": name, "ranks": case.ranks, "device": options.flags.device, "memory": options.flags.memory,
+            "factor": case.factor, "bound": limit, "share": own["out_of_place"]["bus_bw"] / limit if limit else None,
+            "skew_us": late.seconds * 1e6, "late_rank": late.late_rank, "against": against}
+
+
+def wrong_elements(results: Sequence[Mapping[str, Any]]) -> int:
+    """Return how many elements were wrong in all, those of peers too."""
+    sides = [side for result in results for side in (result, *result["against"].values())]
+    return sum(side[placement]["nwrong"] or 0 for side in sides for placement in PLACEMENTS)
+
+
+def means(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return {peer: {collective: {algorithm: the geometric mean of its out-of-place ratios}}}."""
+    ratios: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for result in results:
+        for peer, found in result["against"].items():
+            by_algorithm = ratios.setdefault(peer, {}).setdefault(result["collective"], {})
+            by_algorithm.setdefault(result["algorithm"], []).append(found["ratio"]["out_of_place"])
+    return {peer: {test: {name: geometric_mean(row) for name, row in rows.items()} for test, rows in tests.items()}
+            for peer, tests in ratios.items()}
+
+
+def opening(options: Options, places: Sequence[machine.Place], facts: Mapping[str, Any], arguments: Sequence[str],
+            environment: Sequence[str]) -> dict[str, Any]:
+    """Return what is known of a run before it begins."""
+    flags = options.flags
+    step = {"step_factor": flags.stepfactor} if flags.stepfactor > 1 else {"step_bytes": flags.stepbytes}
+    config = {
+        "nthreads": 1, "ngpus": 1, "minimum_bytes": flags.minbytes, "maximum_bytes": flags.maxbytes, **step,
+        "warmup_iters": flags.warmup_iters, "iterations": options.iterations or 20,
+        "aggregated_iterations": flags.agg_iters, "validation": flags.check, "graph": options.launches,
+        "blocking_collectives": truth(flags.blocking), "per_iter_timing": truth(flags.per_iter_timing),
+        "per_iter_skip": flags.per_iter_skip, "parallel_init": "false",
+        "devices": [{"rank": rank, "group": 0, "pid": place.pid, "hostname": place.host, "device": place.device,
+                     "device_hex": place.identity, "device_info": place.info} for rank, place in enumerate(places)]}
+    return {"version": 3, "start_time": now(), "args": list(arguments), "env": list(environment),
+            "nccl_version": facts["nccl"], "config": config, "results": [],
+            "gpucoll": {"version": gpucoll.__version__, "revision": machine.revision(), "program": "gpucoll bench",
+                        "tests": list(options.tests), "machine": dict(facts), "overlap": [], "pairs": [],
+                        "findings": [], "left_out": [], "ratios": {}, "interrupted": False}}
+
+
+def closing(options: Options, wrong: int, bandwidth: float, errors: Sequence[str]) -> dict[str, Any]:
+    """Return what is known of a run once it has ended."""
+    okay = "unchecked" if options.floor is None else truth(bandwidth >= options.floor)
+    return {"out_of_bounds": {"count": wrong, "okay": truth(not wrong)},
+            "average_bus_bandwidth": {"bandwidth": bandwidth, "okay": okay}, "errors": list(errors), "end_time": now()}
+
+
+def truth(value: object) -> str:
+    """Return nccl-tests' spelling of a truth."""
+    return "true" if value else "false"
+
+
+def now() -> str:
+    """Return the time as nccl-tests writes it."""
+    return time.strftime(table.STAMP)

@@ -7,12 +7,14 @@ of the bound stand in a table of their own after them.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import IO, Any
 
 from .arguments import Options
 from .cases import TESTS
-from .document import STAMP
 from .machine import Place
 from .records import PLACEMENTS
 
@@ -24,7 +26,8 @@ BLOCKING = ("", "wait and barrier after each inner iteration (-m)", "wait after 
             "wait and barrier after each outer iteration (-n); time excludes barrier")
 DETAILS = "# {:>10}  {:<20}  {:>9}  {:>9}  {:>9}  {:>5}  {:>9}  {:>6}"
 PAIR = "{:>12}  {:>6}  {:>6}  {:>9}  {:>9}  {:>6}"
-OSU_FIRST, OSU_COLUMN, OSU_COUNT = "{:<10}", "{:>20}", "{:>12}"
+INTERVALS = {"bar": 0.1, "lines": 5.0, "off": float("inf")}  # seconds between two signs of progress
+STAMP = "%Y-%m-%d %H:%M:%S"
 
 
 def number(value: float, width: int) -> str:
@@ -139,12 +142,11 @@ def pair_line(pair: Result) -> str:
 
 def osu_titles(test: str, name: str, *, overlap: bool) -> list[str]:
     """Return the lines over a test's latencies, or its overlap, by one algorithm."""
-    names = ("Overall(us)", "Compute(us)", "Pure Comm.(us)", "Overlap(%)") if overlap else (
-        "Avg Latency(us)", "Min Latency(us)", "Max Latency(us)")
-    columns = OSU_FIRST.format("# Size") + "".join(map(OSU_COLUMN.format, names))
-    return ["", f"# gpucoll {test} {'Overlap' if overlap else 'Latency'} Test ({name})",
+    kind, names = ("Overlap", ("Overall(us)", "Compute(us)", "Pure Comm.(us)", "Overlap(%)")) if overlap else (
+        "Latency", ("Avg Latency(us)", "Min Latency(us)", "Max Latency(us)"))
+    return ["", f"# gpucoll {test} {kind} Test ({name})",
             *["# Overall = start, compute, wait; Pure Comm. = start, wait"] * overlap,
-            columns + ("" if overlap else OSU_COUNT.format("Iterations"))]
+            f"{'# Size':<10}{''.join(f'{title:>20}' for title in names)}" + "  Iterations" * (not overlap)]
 
 
 def osu_latency(result: Result, name: str = "") -> str:
@@ -155,15 +157,48 @@ def osu_latency(result: Result, name: str = "") -> str:
     rows = result["out_of_place_per_iter"]["per_process_max_times_us"]
     means = [sum(row) / len(row) for row in rows]
     size = result["size"] // (result["ranks"] if TESTS[result["collective"]].blocks else 1)
-    return _osu_line(size, (sum(means) / len(means), min(means), max(means)), OSU_COUNT.format(len(rows[0])), name)
+    columns = "".join(f"{value:>20.2f}" for value in (sum(means) / len(means), min(means), max(means)))
+    return f"{size:<10}{columns}{len(rows[0]):>12}" + (f"  {name}" if name else "")
 
 
 def osu_overlap(found: Result, name: str = "") -> str:
     """Return a line of overlap."""
-    return _osu_line(found["size"], [found[key] for key in ("overall_us", "compute_us", "pure_us", "overlap_pct")], "",
-                     name)
+    columns = "".join(f"{found[key]:>20.2f}" for key in ("overall_us", "compute_us", "pure_us", "overlap_pct"))
+    return f"{found['size']:<10}{columns}" + (f"  {name}" if name else "")
 
 
-def _osu_line(size: int, values: Sequence[float], last: str, name: str) -> str:
-    columns = "".join(OSU_COLUMN.format(f"{value:.2f}") for value in values)
-    return OSU_FIRST.format(size) + columns + last + (f"  {name}" if name else "")
+class Progress:
+    """Shows which share of a run's work is done, and how long the rest will take at the same pace.
+
+    `total` is the sum of the weights that `done` will be told; None where there is no end.
+    """
+
+    def __init__(self, style: str, total: int | None, stream: IO[str],
+                 clock: Callable[[], float] = time.monotonic) -> None:
+        self.style = ("bar" if stream.isatty() else "lines") if style == "auto" else style
+        self._total, self._stream, self._clock = total, stream, clock
+        self._done, self._started, self._shown, self._is_drawn = 0, clock(), clock(), False
+
+    def done(self, weight: int, what: str) -> None:
+        """Take in that `what` is done; show it if the last sign is long enough ago."""
+        self._done += weight
+        now = self._clock()
+        if now - self._shown < INTERVALS[self.style]:
+            return
+        self._shown, elapsed = now, now - self._started
+        left = None if self._total is None else elapsed * (self._total - self._done) / self._done
+        spent, rest = (timedelta(seconds=round(seconds)) for seconds in (elapsed, left or 0))
+        text = f"{what}, {spent} so far, " + ("no end" if left is None else f"{rest} to go")
+        self.clear()
+        if self.style == "bar":
+            self._stream.write(text[:shutil.get_terminal_size().columns - 1])
+        else:
+            self._stream.write(f"gpucoll bench: {text}\n")
+        self._stream.flush()
+        self._is_drawn = self.style == "bar"
+
+    def clear(self) -> None:
+        """Take the line away, so that another may be printed where it stood."""
+        if self._is_drawn:
+            self._stream.write("\r\033[K")
+            self._is_drawn = False

@@ -9,9 +9,9 @@ from typing import Any
 
 from gpucoll.analysis.sizes import byte_text
 
-from .compare import FEWEST, change
 from .curves import Panel, Side
 from .records import PLACEMENTS
+from .summary import FEWEST, change
 
 NOTHING, BY = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"  # no such number; the unit of ratios
 WORDS = {"algorithm", "verdict", "collective", "host", "device", "address", "processor or GPU"}  # columns of text

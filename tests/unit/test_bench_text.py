@@ -13,11 +13,10 @@ import pytest
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 
-from gpucoll.bench import arguments, compare, document, findings, overlap, readme, records, regret, table
+from gpucoll.bench import arguments, findings, overlap, readme, records, regret, run, summary, table
 from gpucoll.bench.cases import Case
 from gpucoll.bench.machine import Copy, Place, bound, host_names
 from gpucoll.bench.measure import Measured
-from gpucoll.bench.progress import Progress
 
 from gpucoll.errors import ArgumentError
 
@@ -75,7 +74,7 @@ def measured(milliseconds=1.0, ranks=2, repetitions=6, wrong=(0, 0)):
 
 
 def result(line="all_reduce -b 1000", milliseconds=1.0, case=ALL_REDUCE, count=250, peers=None, **changes):
-    return document.result(case, count, options(line), ("ring", measured(milliseconds, case.ranks, **changes)),
+    return run.result_of(case, count, options(line), ("ring", measured(milliseconds, case.ranks, **changes)),
                            peers or {}, COPY)
 
 
@@ -88,7 +87,7 @@ def test_the_parser_reads_what_nccl_tests_prints_and_what_we_print():
     chosen, results = options("all_reduce -b 1000 -e 1000"), [result(), result(wrong=(None, None))]
     lines = [*table.header(chosen, {"gpucoll": "1.2", "MPI": "3"}, PLACES), *table.titles(chosen, False),
              *map(table.line, results), *table.details(results),
-             *table.footer(chosen, document.wrong_elements(results), table.average(results))]
+             *table.footer(chosen, run.wrong_elements(results), table.average(results))]
     rows, ranks, footer = read_text("\n".join(lines))
     assert rows[0] == {"size": "1000", "count": "250", "type": "float", "redop": "sum", "root": "-1", "time": "1000.00",
                        "algbw": "0.00", "busbw": "0.00", "wrong": "0", "in_time": "1000.00", "in_algbw": "0.00",
@@ -145,7 +144,7 @@ def test_bandwidths_ratios_and_shares():
     assert table.titles(options("all_reduce -C 1"), several=False)[2].split()[6] == "cputime"
     rows = [result(milliseconds=1.0, peers={"mpi": measured(other)}) for other in (2.0, 0.5)]
     assert [row["against"]["mpi"]["ratio"]["in_place"] for row in rows] == [2.0, 0.5]
-    assert document.means(rows) == {"mpi": {"all_reduce": {"ring": 1.0}}}
+    assert run.means(rows) == {"mpi": {"all_reduce": {"ring": 1.0}}}
     assert (table.details(rows)[3].split()[-1], table.details(rows)[-1].split()[-1]) == ("mpi", "0.500")
     limit = 40 / 6  # 3P times N bytes at 40 GB/s, factor 1
     assert bound(ALL_REDUCE, 1 << 20, COPY) == pytest.approx(limit)
@@ -206,8 +205,8 @@ def test_the_reader_reads_what_nccl_tests_writes_and_what_we_write():
 
 def test_a_record_is_made_as_the_sample_is():
     chosen = options("all_reduce -b 64 -e 16K -f 16 -n 3 --algorithm ring,tree,native --against mpi -J bench.json")
-    made = {**document.opening(chosen, PLACES, SAMPLE["gpucoll"]["machine"], [], []),
-            **document.closing(chosen, 0, 1.0, [])}
+    made = {**run.opening(chosen, PLACES, SAMPLE["gpucoll"]["machine"], [], []),
+            **run.closing(chosen, 0, 1.0, [])}
     made["results"] = [result(peers={"mpi": measured()})]
     made["gpucoll"] |= {key: SAMPLE["gpucoll"][key] for key in ("copy", "ratios")}
     assert keys(made) == keys(SAMPLE)
@@ -250,7 +249,7 @@ def test_what_became_slower_is_printed_with_its_interval_and_fails():
     old = [{"results": [result(milliseconds=1.0)]}]
     for milliseconds, words, is_well in [(1.3, "2 figures, 2 slower, 0 faster", False), (1.05, "0 slower, 0", True),
                                          (0.5, "0 slower, 2 faster", True)]:
-        lines, found = compare.report(list(compare.changes([result(milliseconds=milliseconds)], old)), 1, 0.1)
+        lines, found = summary.report(list(summary.changes([result(milliseconds=milliseconds)], old)), 1, 0.1)
         assert found == is_well
         assert words in lines[-1]
         if not is_well:
@@ -258,15 +257,15 @@ def test_what_became_slower_is_printed_with_its_interval_and_fails():
                                 "1.300 times as long [1.300, 1.300]")
     slow, quick = numpy.full((2, 2, 6), 1e-3), numpy.full((2, 2, 6), 1e-3)
     slow[..., ::2] *= 3  # median twice as long, by chance
-    pair = [document.result(ALL_REDUCE, 250, options("all_reduce"), ("ring", Measured(seconds, (0, 0))), {}, COPY)
+    pair = [run.result_of(ALL_REDUCE, 250, options("all_reduce"), ("ring", Measured(seconds, (0, 0))), {}, COPY)
             for seconds in (slow, quick)]
-    changes = list(compare.changes(pair[:1], [{"results": pair[1:]}]))
+    changes = list(summary.changes(pair[:1], [{"results": pair[1:]}]))
     assert changes[0].interval.ratio == 2.0
-    assert compare.report(changes, 1, 0.1)[1], "a wide spread is no regression"
-    found = list(compare.changes([result(case=ALL_REDUCE._replace(ranks=4), count=256)], [NCCL_TESTS]))
+    assert summary.report(changes, 1, 0.1)[1], "a wide spread is no regression"
+    found = list(summary.changes([result(case=ALL_REDUCE._replace(ranks=4), count=256)], [NCCL_TESTS]))
     assert [change.old for change in found] == [13.0, 13.0], "nccl-tests' files say neither algorithm nor ranks"
-    lines, is_well = compare.report(list(compare.changes([result()], [{"results": [result() | {"algorithm": "tree"}]}])),
-                                    1, 0.1)
+    other = [{"results": [result() | {"algorithm": "tree"}]}]
+    lines, is_well = summary.report(list(summary.changes([result()], other)), 1, 0.1)
     assert not is_well, "a baseline of something else"
     assert "0 figures" in lines[-1]
 
@@ -315,14 +314,28 @@ def test_progress_is_one_line_on_a_terminal_and_lines_elsewhere():
     for style, stream, total in [("auto", io.StringIO(), 100), ("auto", Terminal(), 100), ("off", Terminal(), 100),
                                  ("lines", io.StringIO(), None)]:
         seconds = [0.0]
-        progress = Progress(style, total, stream, clock=lambda seconds=seconds: seconds[0])
+        progress = table.Progress(style, total, stream, clock=lambda seconds=seconds: seconds[0])
         seconds[0] = 30.0
         progress.done(25, "all_reduce of 8 bytes")
         progress.clear()
         texts.append(stream.getvalue())
-    line = " 25 %  all_reduce of 8 bytes, 30 s so far, 1 min 30 s to go"
+    line = "all_reduce of 8 bytes, 0:00:30 so far, 0:01:30 to go"
     assert texts == [f"gpucoll bench: {line}\n", f"{line}\r\033[K", "",
-                     "gpucoll bench: all_reduce of 8 bytes, 30 s so far, no end\n"]
+                     "gpucoll bench: all_reduce of 8 bytes, 0:00:30 so far, no end\n"]
+
+
+def test_regret_is_the_share_by_which_the_choice_takes_longer_than_the_best():
+    ring, tree = ("mpi", "ring"), ("mpi", "tree")
+    row = regret.judged(64, tree, {tree: [3e-6] * 9, ring: [2e-6] * 9})
+    assert regret.line(row).split() == ["64", "mpi:tree", "3.00", "mpi:ring", "2.00", "50.0", "50.0", "50.0"]
+    assert len(regret.line(row)) == len(regret.LINE.format(*regret.TITLES[0]))
+    assert regret.judged(64, ring, {tree: [3e-6] * 9, ring: [2e-6] * 9})["regret"] == 0
+    noisy = regret.judged(64, tree, {tree: [1.2, 0.9, 1.4, 1.2, 1.0], ring: [1.0, 1.5, 0.8, 1.0, 1.1]})
+    assert (noisy["regret"], noisy["beyond"]) == (pytest.approx(0.2), 0), "intervals that hold 0 are no proof"
+    for rows, within in [([(0.125, 0.0)], False), ([(0.125, 0.0), (0.0, 0.0)], True),
+                         ([(0.375, 0.3125), *[(0.0, 0.0)] * 3], False), ([(0.375, 0.25), *[(0.0, 0.0)] * 3], True)]:
+        found = regret.verdict([{"regret": one, "beyond": beyond} for one, beyond in rows])
+        assert (found["within"], found["worst"]) == (within, rows[0][0])
 
 
 # README and the standing suite
@@ -353,7 +366,7 @@ def test_the_suite_runs_what_the_bench_accepts_and_writes_what_it_reads(tmp_path
     assert [path.name for path in paths] == ["host-2026-01-02.json", "host-2026-01-02.json.0"]
     assert json.loads(paths[0].read_text())["regret"] == {"verdict": {"mean": 0.123457}}
     (found,) = records.read(str(paths[0]))
-    changes = list(compare.changes(SAMPLE["results"], [found]))
+    changes = list(summary.changes(SAMPLE["results"], [found]))
     assert len(changes) == 2 * len(SAMPLE["results"])
     assert all(change.interval.ratio == pytest.approx(1, rel=1e-4) for change in changes)
     for path in (ROOT / "bench" / "results").glob("*.json"):
