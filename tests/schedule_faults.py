@@ -15,41 +15,34 @@ def drop(random_, plans, size):
     return place and (place[0].pop(place[1]), True)[1]
 
 
-def wrong_peer(random_, plans, size):
-    place = pick(random_, plans, Send | Recv | RecvReduce)
-    if place is None or size < 3:
-        return False
-    steps, index = place
-    steps[index] = steps[index]._replace(peer=(steps[index].peer + random_.randrange(1, size)) % size)
-    return True
-
-
 def twice(random_, plans, size):
     place = pick(random_, plans, Send | Recv | RecvReduce | Copy | Reduce)
     return place and (place[0].insert(place[1], place[0][place[1]]), True)[1]
 
 
+def wrong_peer(random_, plans, size):
+    steps, index = pick(random_, plans, Send | Recv | RecvReduce) or (None, 0)
+    if steps and size > 2:
+        steps[index] = steps[index]._replace(peer=(steps[index].peer + random_.randrange(1, size)) % size)
+        return True
+
+
 def copy_for_reduce(random_, plans, size):
-    place = pick(random_, plans, RecvReduce | Reduce)
-    if place is None:
-        return False
-    steps, index = place
-    step = steps[index]
-    steps[index] = Recv(*step) if isinstance(step, RecvReduce) else Copy(*step)
-    return True
+    steps, index = pick(random_, plans, RecvReduce | Reduce) or (None, 0)
+    if steps:
+        steps[index] = (Recv if isinstance(steps[index], RecvReduce) else Copy)(*steps[index])
+        return True
 
 
 def receive_after_reduction(random_, plans, size):
     """A Recv on a chunk that the round has reduced into: message and sender are there, the order is wrong."""
-    place = pick(random_, plans, RecvReduce | Reduce)
-    if place is None:
-        return False
-    steps, index = place
-    owner = next(rank for rank, plan in enumerate(plans) if any(one is steps for one in plan))
-    peer, target = (owner + 1) % size, steps[index].dst
-    steps.insert(index + 1, Recv(target, peer))
-    plans[peer].insert(0, [Send(Slice("input", target.first), owner)])
-    return True
+    steps, index = pick(random_, plans, RecvReduce | Reduce) or (None, 0)
+    if steps:
+        owner = next(rank for rank, plan in enumerate(plans) if any(one is steps for one in plan))
+        peer, target = (owner + 1) % size, steps[index].dst
+        steps.insert(index + 1, Recv(target, peer))
+        plans[peer].insert(0, [Send(Slice("input", target.first), owner)])
+        return True
 
 
 NEED_REDUCTIONS = copy_for_reduce, receive_after_reduction

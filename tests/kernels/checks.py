@@ -5,7 +5,7 @@ import math
 
 import numpy
 from emulation import Memory, address
-from expected import NARROW, PAIRS, quiet, random_array, reduced, same, wide
+from expected import PAIRS, quiet, random_array, reduced, same, wide
 
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
@@ -67,11 +67,6 @@ def check_expression(launcher, op, name, function):
         Reduction(launcher).check(op, name, sources, 1000, [0] * 6, pair=function)
 
 
-def wrapping(a, b):
-    """What shows whether a sum wraps before it is compared."""
-    return numpy.maximum(a + b, b)
-
-
 def check_copy(launcher):
     source, target = Memory(1 << 20), Memory(1 << 20)
     for width, count in itertools.product((1, 2, 4, 8, 16), (0, 1, 7, 16, 1000, MANY)):
@@ -88,12 +83,9 @@ def check_copy(launcher):
 VIEWS = {
     "whole": ((8, 6, 4), lambda x: x),
     "transposed": ((5, 7, 3), lambda x: x.T),
-    "backwards": ((40, 3), lambda x: x[::-1]),
-    "backwards inside": ((6, 40), lambda x: x[:, ::-1]),
-    "rows": ((64, 40), lambda x: x[::3, 8:32]),
-    "odd rows": ((64, 41), lambda x: x[:, 1:]),
+    "backwards": ((6, 40), lambda x: x[::-1, ::-1]),
+    "odd rows": ((64, 41), lambda x: x[::3, 1:]),
     "columns": ((33, 32), lambda x: x[:, ::5]),
-    "one": ((1, 1), lambda x: x),
     "scalar": ((), lambda x: x),
     "a long axis": ((4, 5000), lambda x: x[1:4:2, ::2]),
     "nine axes": ((2, 3) * 4 + (3,), lambda x: x.transpose(8, 1, 3, 0, 2, 5, 4, 7, 6)[:, ::2]),
@@ -129,25 +121,16 @@ def check_unpack(launcher):
         assert target.is_clean()
 
 
-def check_far(launcher, axis=0):
+def check_far(launcher):
     """Strides, and offsets along any axis, that take more than 32 bits, in memory of which few pages are touched."""
     far, near = (5 << 30) + 64, Memory()
     whole = numpy.empty(2 * far + 64, numpy.uint8)
     rows = numpy.lib.stride_tricks.as_strided(whole[:16], (3, 16), (far, 1))
     rows[...] = numpy.arange(48).reshape(3, 16)
-    view = rows.T if axis else rows
-    packed = near.place(numpy.dtype("u1"), 48)
-    launcher.pack(address(view), view.shape, view.strides, 1, address(packed), None)
-    assert packed.tobytes() == view.tobytes()
-
-
-def check_far_inside(launcher):
-    check_far(launcher, axis=1)
-
-
-def factor_for(name):
-    """What no narrow dtype holds exactly."""
-    return 3 if "int" in name else 2.6 - 1.4j if name == "complex64" else 3.3
+    for view in (rows, rows.T):
+        packed = near.place(numpy.dtype("u1"), 48)
+        launcher.pack(address(view), view.shape, view.strides, 1, address(packed), None)
+        assert packed.tobytes() == view.tobytes()
 
 
 @quiet
@@ -164,17 +147,17 @@ def scaled(what, array, factor):
 
 def check_scale(launcher, what, name):
     source, target = Memory(1 << 20), Memory(1 << 20)
+    factor = 3 if "int" in name else 2.6 - 1.4j if name == "complex64" else 3.3  # which no narrow dtype holds exactly
     for count, (src, dst) in itertools.product((0, 1, 17, 1000, MANY), [(0, 0), (8, 8), (0, 8)]):
         values = random_array(name, count, 4)
         x, y = source.hold(values, src), target.place(values.dtype, count, dst)
         for out in (y, x):
-            launcher.scale(what, DTYPES[name], address(x), address(out), count, factor_for(name), None)
-            assert same(out, scaled(what, values, factor_for(name))), (what, name, count, src, dst)
+            launcher.scale(what, DTYPES[name], address(x), address(out), count, factor, None)
+            assert same(out, scaled(what, values, factor)), (what, name, count, src, dst)
         assert target.is_clean()
         assert source.is_clean()
 
 
-@quiet
 def castable(values, target):
     """The same values without those that the target's integers do not hold."""
     if "int" not in target or values.dtype.kind in "biu":
@@ -185,50 +168,37 @@ def castable(values, target):
 
 
 @quiet
-def cast(values, target):
-    if target == "bool":
-        return wide(values) != 0
-    return wide(values).astype(kind(target))
-
-
 def check_cast(launcher, name, target, counts=(0, 1, 15, 17, 20_000)):
     source, destination = Memory(1 << 19), Memory(1 << 19)
     shifts = [(0, 0), (8, 8), (8, 0), (kind(name).itemsize, kind(target).itemsize % 16)]
     for count, (src, dst) in itertools.product(counts, shifts):
         values = castable(random_array(name, count, 5), target)
+        expected = wide(values) != 0 if target == "bool" else wide(values).astype(kind(target))
         x, y = source.hold(values, src), destination.place(kind(target), count, dst)
         launcher.cast(DTYPES[name], DTYPES[target], address(x), address(y), count, None)
-        assert same(y, cast(values, target)), (name, target, count, src, dst)
+        assert same(y, expected), (name, target, count, src, dst)
         assert destination.is_clean()
 
 
-def codes(name):
-    """Every value of a dtype of one or two bytes."""
-    return numpy.arange(256 ** kind(name).itemsize).astype(f"u{kind(name).itemsize}").view(kind(name))
-
-
-def boundaries(name):
-    """The float32 about which rounding to a narrow float changes: between two codes, and on them, and beside both."""
-    values = numpy.unique(codes(name).astype(numpy.float32)[numpy.isfinite(codes(name).astype(numpy.float32))])
-    ends = numpy.array([2 * float(values[-1]), float(values[-1]) * 1.0625, float(values[-1]) * 1.03125])
-    middles = (values[1:].astype(float) + values[:-1].astype(float)) / 2
-    last = values[-1] + (values[-1].astype(float) - values[-2].astype(float)) / 2
+def boundaries(codes):
+    """The float32 about which rounding to these narrow floats changes: between two, and on them, and beside both."""
+    values = numpy.unique(codes.astype(numpy.float32))
+    values = values[numpy.isfinite(values)].astype(float)
+    last = values[-1]
+    ends = [last * factor for factor in (2, 1.0625, 1.03125)] + [last + (last - values[-2]) / 2]
     with numpy.errstate(over="ignore"):
-        exact = numpy.concatenate([values, middles, ends, -ends, [last, -last]]).astype(numpy.float32)
+        exact = numpy.array([*values, *(values[1:] + values[:-1]) / 2, *ends, *(-end for end in ends)], numpy.float32)
     bits = exact.view(numpy.uint32)
     return numpy.concatenate([bits, bits + 1, bits - 1]).view(numpy.float32)
 
 
 @quiet
 def check_conversions(launcher, name):
-    """All values up; down all boundaries, and random bits."""
-    assert name in NARROW
-    everything = codes(name)
-    up = numpy.empty(everything.size, numpy.float32)
-    launcher.cast(DTYPES[name], DTYPES["float32"], address(everything), address(up), up.size, None)
-    assert same(up, everything.astype(numpy.float32))
+    """All values of a narrow float up; down all boundaries, and random bits."""
+    codes = numpy.arange(256 ** kind(name).itemsize).astype(f"u{kind(name).itemsize}").view(kind(name))
     random = numpy.frombuffer(numpy.random.default_rng(7).bytes(1 << 20), numpy.float32)
-    values = numpy.concatenate([boundaries(name), random])
-    down = numpy.empty(values.size, kind(name))
-    launcher.cast(DTYPES["float32"], DTYPES[name], address(values), address(down), down.size, None)
-    assert same(down, values.astype(kind(name)))
+    for target, values in (("float32", codes), (name, numpy.concatenate([boundaries(codes), random]))):
+        source = name if values is codes else "float32"
+        found = numpy.empty(values.size, kind(target))
+        launcher.cast(DTYPES[source], DTYPES[target], address(values), address(found), found.size, None)
+        assert same(found, values.astype(found.dtype)), (source, target)

@@ -43,35 +43,21 @@ def run(library, entry, blocks, threads, arguments):
         raise Fault(fault.decode())
 
 
-def launcher(library, **grid):
-    """`Kernels` whose instances are all in one library; their stream is None."""
-    return _kernels(lambda instance: library, **grid)
+def device(units, change=lambda source: source, processors=PROCESSORS, threads=THREADS):
+    """`Kernels` whose instances are in units, lists of them, each changed as said and compiled when first needed."""
+    unit_of = {instance: number for number in reversed(range(len(units))) for instance in units[number]}
 
+    @functools.cache
+    def library(number):
+        return shared_object(change(text(*units[number])))
 
-def _kernels(library_of, processors=PROCESSORS, threads=THREADS):
     def load(instance):
         def launch(blocks, threads, arguments, stream):
-            run(library, instance.entry, min(blocks, MOST_BLOCKS), threads, arguments)
+            run(library(unit_of[instance]), instance.entry, min(blocks, MOST_BLOCKS), threads, arguments)
 
-        library = library_of(instance)
         return launch
 
     return Kernels(load, processors, threads=threads)
-
-
-def kernels(*instances, change=lambda source: source, **grid):
-    """`Kernels` that know these instances, their source changed as said."""
-    return launcher(shared_object(change(text(*instances))), **grid)
-
-
-def device(units, **grid):
-    """`Kernels` whose instances are in units, lists of them, each compiled when it is first needed."""
-    @functools.cache
-    def library(number):
-        return shared_object(text(*units[number]))
-
-    unit_of = {instance: number for number in reversed(range(len(units))) for instance in units[number]}
-    return _kernels(lambda instance: library(unit_of[instance]), **grid)
 
 
 class Memory:

@@ -7,11 +7,11 @@ import pytest
 from emulation import Fault, Memory, address, run, shared_objects
 
 from gpucoll.device.sources import Instance, text
-from thread_ranks import all_on_threads
 
 pytestmark = pytest.mark.kernel
 
 ARGUMENTS = numpy.dtype([("data", "u8"), ("choice", "u4")], align=True)
+NAMES = ("rotate", "vote", "unwritten", "early", "misaligned", "greedy")
 # Each thread writes its number where its neighbour's is expected, twice over, so that both barriers count.
 KERNELS = """
 struct Arguments { u32* data; u32 choice; };
@@ -25,41 +25,30 @@ GC_DEV void rotate(const Arguments& a) {
     __syncthreads();
     a.data[blockIdx.x * size + me] = others[(me + 1) % size];
 }
-GC_ENTRY(entry_rotate, Arguments, rotate)
-
 GC_DEV void vote(const Arguments& a) {
     const int all = __syncthreads_and(threadIdx.x != a.choice), none = __syncthreads_and(threadIdx.x < 5);
     const int certain = __syncthreads_and(1);
     a.data[threadIdx.x] = all + 2 * none + 4 * certain;
 }
-GC_ENTRY(entry_vote, Arguments, vote)
-
 GC_DEV void unwritten(const Arguments& a) {
     GC_SHARED(u32, slots, 64);
     a.data[blockIdx.x * blockDim.x + threadIdx.x] = slots[threadIdx.x];
     slots[threadIdx.x] = 1;
 }
-GC_ENTRY(entry_unwritten, Arguments, unwritten)
-
 GC_DEV void early(const Arguments& a) {
     if (threadIdx.x == a.choice) return;
     __syncthreads();
     a.data[threadIdx.x] = 1;
 }
-GC_ENTRY(entry_early, Arguments, early)
-
 GC_DEV void misaligned(const Arguments& a) {
     if (threadIdx.x == 3 && blockIdx.x == 1) store<Word>(address_of(a.data) + 4, load<Word>(address_of(a.data)));
 }
-GC_ENTRY(entry_misaligned, Arguments, misaligned)
-
 GC_DEV void greedy(const Arguments& a) {
     GC_SHARED(u32, one, 8000);
     GC_SHARED(u32, two, 8000);
     one[0] = two[0] = 1;
 }
-GC_ENTRY(entry_greedy, Arguments, greedy)
-"""
+""" + "\n".join(f"GC_ENTRY(entry_{name}, Arguments, {name})" for name in NAMES)
 SOURCES = {name: f"{define}{text(Instance('', 'dialect.h', ''))}{KERNELS}"
            for name, define in (("switch", ""), ("ucontext", "#define GC_UCONTEXT\n"))}
 
@@ -76,16 +65,12 @@ def launch(library, kernel, blocks, threads, choice=1 << 30):
     return data.reshape(blocks, -1)
 
 
-def check_rotation(library):
+def test_barriers_votes_and_shared_memory(library):
+    """A vote counts every thread; shared memory begins with rubbish in every block."""
     for blocks, threads in itertools.product((1, 3), (1, 2, 64, 1024)):
         data = launch(library, "rotate", blocks, threads)
         expected = (numpy.arange(threads) + 2) % threads + 10000 * numpy.arange(blocks)[:, None]
         assert (data == expected).all()
-
-
-def test_barriers_votes_and_shared_memory(library):
-    """A vote counts every thread; shared memory begins with rubbish in every block."""
-    check_rotation(library)
     assert (launch(library, "vote", 1, 64) == 1 + 4).all()
     assert (launch(library, "vote", 1, 64, choice=63) == 4).all()
     assert (launch(library, "vote", 1, 4) == 7).all()
@@ -102,20 +87,10 @@ def test_what_a_gpu_would_not_let_pass_is_a_fault(library):
         launch(library, "greedy", 1, 1)
 
 
-def test_several_threads_of_the_host_launch_at_once(library):
-    def work(rank):
-        for _ in range(5):
-            check_rotation(library)
-
-    check_rotation(library)
-    all_on_threads(range(4), work)
-
-
 def test_memory_notices_what_is_written_beside_it():
     memory = Memory()
     array = memory.place(numpy.dtype("f4"), 5, 4)
-    assert address(array) % 16 == 4
     array[:] = 1
-    assert memory.is_clean()
+    assert (address(array) % 16, memory.is_clean()) == (4, True)
     memory.bytes[memory.stop] = 0
     assert not memory.is_clean()

@@ -13,7 +13,7 @@ from gpucoll.analysis.replay import ScheduleError
 from gpucoll.analysis.verify import verify
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.schedule import Copy, Recv, Reduce, Send, Slice
-from grids import SEED, naming, sampled
+from grids import SEED, generator, naming
 from schedule_faults import FAULTS, NEED_REDUCTIONS, receive_after_reduction
 
 ROWS = sorted(registry())
@@ -23,15 +23,6 @@ IN_RANK_ORDER = [("all_reduce", "one_shot"), ("all_reduce", "two_shot"), ("reduc
                  ("reduce_scatter_v", "direct")]
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), sampled(ROWS, keep=25, seed=8))
-def test_both_proofs_agree(monkeypatch, collective, algorithm):
-    cases = [(size, segments) for size in (2, 3, 6, 8) for segments in (1, 3)]
-    monkeypatch.setattr(verifying, "FEW", 99)
-    one_by_one = [verify(collective, algorithm, size, segments=segments) for size, segments in cases]
-    monkeypatch.setattr(verifying, "FEW", 0)
-    assert [verify(collective, algorithm, size, segments=segments) for size, segments in cases] == one_by_one
-
-
 def is_there(step):
     """Whether any rank has it: where nothing wraps, the second part of a range is empty on all."""
     count = (step.src if isinstance(step, Send) else step.dst).count
@@ -39,19 +30,18 @@ def is_there(step):
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize("times", [pytest.param(1, id="once"), pytest.param(20, id="often", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(("collective", "algorithm"), ROWS)
-def test_seeded_faults_on_all_ranks_are_caught(collective, algorithm, times):
-    row, needless = COLLECTIVES[collective], {receive_after_reduction}  # which is a message of one rank only
-    for fault in {*FAULTS} - needless - (set() if row.reduces else {*NEED_REDUCTIONS}):
-        for number in range(times):
-            random_ = random.Random(f"{SEED}/{number}")
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=pytest.mark.nightly)])
+def test_seeded_faults_on_all_ranks_are_caught(times):
+    needless = {receive_after_reduction}  # which is a message of one rank only
+    for (collective, algorithm), number in itertools.product(ROWS, range(times)):
+        row, random_ = COLLECTIVES[collective], random.Random(f"{SEED}/{number}")
+        for fault in {*FAULTS} - needless - (set() if row.reduces else {*NEED_REDUCTIONS}):
             size, segments = random_.choice([4, 8]), random_.choice([1, 2])
             together = all_ranks(collective, algorithm, size=size, segments=segments)
             if together is None:
-                return
+                continue
             plan = [[step for step in steps if is_there(step)] for steps in together]
-            with naming((fault.__name__, size, segments)):
+            with naming((collective, algorithm, fault.__name__, size, segments)):
                 assert agreed(row, size, together.chunks, plan) is not None
                 if fault(random_, [plan], size):
                     assert agreed(row, size, together.chunks, plan) is None
@@ -91,12 +81,17 @@ def test_what_one_rank_does_otherwise_is_not_proved_at_once(monkeypatch):
         verify("all_reduce", "ring", 20)
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), sampled(
-    [row for row in ROWS if row not in IN_RANK_ORDER], keep=25, seed=9))
-def test_made_at_once_is_made_one_by_one(collective, algorithm):
-    for size, segments in itertools.product((*range(2, 9), 12, 31), (1, 2)):
-        together = all_ranks(collective, algorithm, size=size, segments=segments)
-        for rank in range(size) if together is not None else ():
-            alone = schedule(collective, algorithm, rank=rank, size=size, segments=segments)
-            assert of_rank(together, rank) == list(alone), (size, rank)
-            assert together.chunks == alone.chunks
+@pytest.mark.parametrize("rows", [
+    pytest.param(generator(8).sample(ROWS, 25), id="few"), pytest.param(ROWS, id="all", marks=pytest.mark.nightly)])
+def test_both_proofs_agree_and_made_at_once_is_made_one_by_one(monkeypatch, rows):
+    for (collective, algorithm), size, segments in itertools.product(rows, (2, 3, 6, 8, 12), (1, 2)):
+        with naming((collective, algorithm, size, segments)):
+            monkeypatch.setattr(verifying, "FEW", 99)
+            one_by_one = verify(collective, algorithm, size, segments=segments)
+            monkeypatch.setattr(verifying, "FEW", 0)
+            assert verify(collective, algorithm, size, segments=segments) == one_by_one
+            together = all_ranks(collective, algorithm, size=size, segments=segments)
+            ordered = (collective, algorithm) in IN_RANK_ORDER
+            for rank in range(size) if together is not None and not ordered else ():
+                alone = schedule(collective, algorithm, rank=rank, size=size, segments=segments)
+                assert (of_rank(together, rank), together.chunks) == (list(alone), alone.chunks)

@@ -8,6 +8,7 @@ import pytest
 from gpucoll.algorithms import find, registry
 from gpucoll.analysis import count as counting
 from gpucoll.analysis.count import count
+from grids import naming
 
 ROWS = sorted(registry())
 ONE = Fraction(1)
@@ -28,26 +29,23 @@ def share(size):
 
 @pytest.mark.parametrize("sizes", [pytest.param((1, 2, 3, 4, 5, 7, 8, 13, 16, 17), id="few"),
                                    pytest.param(range(18, 65), id="many", marks=pytest.mark.nightly)])
-@pytest.mark.parametrize(("collective", "algorithm"), ROWS)
-def test_counted_costs_equal_the_formulas(collective, algorithm, sizes):
-    found = registry()[collective, algorithm]
-    for size, segments in itertools.product(sizes, (1, 2, 5) if "segments" in found.options else (1,)):
-        assert counted(collective, algorithm, size, segments)._asdict() == found.cost.price(size, ONE, segments), size
+def test_counted_costs_equal_the_formulas(sizes, rows=ROWS):
+    for row, size in itertools.product(rows, sizes):
+        found = registry()[row]
+        for segments in (1, 2, 5) if "segments" in found.options else (1,):
+            with naming((*row, size, segments)):
+                assert counted(*row, size, segments)._asdict() == found.cost.price(size, ONE, segments)
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), [
-    ("all_reduce", "hierarchical(ring,ring)"), ("all_reduce", "hierarchical(two_shot,one_shot)"),
-    ("all_reduce", "hierarchical(ring,tree)"), ("reduce_scatter", "hierarchical(ring,direct)"),
-    ("all_gather", "hierarchical(direct,ring)"), ("all_to_all", "hierarchical(bruck,pairwise)")])
-def test_costs_with_parameters(collective, algorithm):
-    found = find(collective, algorithm)
-    for size in range(1, 18):
-        assert counted(collective, algorithm, size)._asdict() == found.cost.price(size, ONE), size
-    for nodes in ([0] * 6, [0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2], [*range(6)]):
-        assert counted(collective, algorithm, 6, nodes=nodes)._asdict() == found.cost.price(6, ONE, nodes=nodes), nodes
-
-
-def test_a_torus_has_as_many_rounds_as_its_sides_say():
+def test_costs_with_parameters():
+    for row in (("all_reduce", "hierarchical(ring,ring)"), ("all_reduce", "hierarchical(two_shot,one_shot)"),
+                ("all_reduce", "hierarchical(ring,tree)"), ("reduce_scatter", "hierarchical(ring,direct)"),
+                ("all_gather", "hierarchical(direct,ring)"), ("all_to_all", "hierarchical(bruck,pairwise)")):
+        cases = [(size, None) for size in range(1, 18)]
+        cases += [(6, nodes) for nodes in ([0] * 6, [0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2], [*range(6)])]
+        for size, nodes in cases:
+            with naming((*row, size, nodes)):
+                assert counted(*row, size, nodes=nodes)._asdict() == find(*row).cost.price(size, ONE, nodes=nodes)
     for sides, hops in (("4x2", 4), ("2x2x2", 3), ("8", 7), ("1x8x1", 7)):
         costs = counted("all_reduce", f"torus({sides})", 8)
         assert costs.rounds == 2 * hops == find("all_reduce", f"torus({sides})").cost.price(8, ONE)["rounds"]
@@ -103,4 +101,4 @@ def test_a_wrong_formula_is_found(monkeypatch, field):
     wrong = whole._replace(cost=whole.cost._replace(**{field: f"{getattr(whole.cost, field)} + (P == 37)"}))
     monkeypatch.setitem(registry(), ("all_reduce", "circulant"), wrong)
     with pytest.raises(AssertionError):
-        test_counted_costs_equal_the_formulas("all_reduce", "circulant", [37])
+        test_counted_costs_equal_the_formulas([37], [("all_reduce", "circulant")])

@@ -12,7 +12,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.executors import Layouts, resolve
 from gpucoll.executors.nccl.dataflow import Exchange, program
 from gpucoll.schedule import Recv, Send, Slice
-from grids import sampled
+from grids import generator, naming
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
 CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments, elements in
@@ -35,55 +35,44 @@ def touched(work):
     return {span for write in work for span in (write.base, *write.operands)}, {write.dst for write in work}
 
 
-def meet(some, others):
-    return any(a.buffer == b.buffer and max(a.start, b.start) < min(a.stop, b.stop)
-               for a, b in itertools.product(some, others))
-
-
 def conflict(first, then):
+    def meet(some, others):
+        return any(a.buffer == b.buffer and max(a.start, b.start) < min(a.stop, b.stop)
+                   for a, b in itertools.product(some, others))
+
     (reads, writes), (others_reads, others_writes) = touched(first), touched(then)
     return meet(writes, others_reads | others_writes) or meet(reads, others_writes)
 
 
-def unordered(nodes):
-    """The pairs of nodes that conflict, and of which the second does not follow the first."""
+def faults(nodes):
+    """What is wrong with a program: conflicts in no order, work that the end does not wait for, events not recorded."""
     follows = []  # for each node all that it follows
     last = {True: None, False: None}
     for node in nodes:
         direct = {one for one in (last[node.side], node.after) if one is not None}
         follows.append(direct.union(*(follows[one] for one in direct)))
         last[node.side] = len(follows) - 1
-    pairs = itertools.combinations(range(len(nodes)), 2)
-    return [(a, b) for a, b in pairs if a not in follows[b] and conflict(nodes[a].work, nodes[b].work)], follows
-
-
-def faults(nodes):
-    """What is wrong with a program: conflicts in no order, work that the end does not wait for, events not recorded."""
-    wrong, follows = unordered(nodes)
+    wrong = [(a, b) for a, b in itertools.combinations(range(len(nodes)), 2)
+             if a not in follows[b] and conflict(nodes[a].work, nodes[b].work)]
     side = {number for number, node in enumerate(nodes) if node.side}
-    lost = side - follows[-1] if nodes and side else set()
+    lost = side - follows[-1] if side else set()
     silent = [node.after for node in nodes if node.after is not None and not nodes[node.after].awaited]
     return wrong or lost or silent
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize(("collective", "algorithm"), [("all_reduce", "ring"), ("reduce_scatter", "ring")])
-def test_every_wait_between_the_streams_is_needed(collective, algorithm):
+def test_every_wait_between_the_streams_is_needed():
+    """Of three segments, one is combined on the second stream while the next is under way."""
     tried = 0
-    for plan in plans(collective, algorithm, 4, 3, 640):
+    for plan in [*plans("all_reduce", "ring", 4, 3, 640), *plans("reduce_scatter", "ring", 4, 3, 640)]:
         nodes = program(plan).nodes
+        assert sum(node.side for node in nodes) >= 6
         for number, node in enumerate(nodes):
             if node.after is not None:
                 mutant = [*nodes[:number], dataclasses.replace(node, after=None), *nodes[number + 1:]]
                 assert faults(mutant), (number, node)
                 tried += 1
     assert tried > 20
-
-
-def test_a_ring_in_segments_combines_beside_its_messages():
-    """Of three segments, one is combined on the second stream while the next is under way."""
-    for plan in plans("all_reduce", "ring", 4, 3, 640):
-        assert sum(node.side for node in program(plan).nodes) >= 6
 
 
 class Lengths:
@@ -110,12 +99,14 @@ def exchanges(nodes):
                    *(Recv(Slice("output", 0, m.span.stop - m.span.start), m.peer) for m in node.work.receives))
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size", "segments", "elements"), sampled(CASES, keep=60, seed=10))
-def test_conflicts_are_ordered_and_groups_of_messages_meet(collective, algorithm, size, segments, elements):
+@pytest.mark.parametrize("cases", [
+    pytest.param(generator(10).sample(CASES, 60), id="few"), pytest.param(CASES, id="all", marks=pytest.mark.nightly)])
+def test_conflicts_are_ordered_and_groups_of_messages_meet(cases):
     """As strict as NCCL can be: a group ends when all its messages have met, and groups come one after the other."""
-    for in_place in (False, True):
-        everyone = [program(plan).nodes for plan in plans(collective, algorithm, size, segments, elements, in_place)]
-        assert not any(map(faults, everyone))
-    rounds = [list(exchanges(nodes)) for nodes in everyone]
-    sent = sum(isinstance(step, Send) for one in rounds for steps in one for step in steps)
-    assert replay(rounds, Lengths()) == sent
+    for case, in_place in itertools.product(cases, (False, True)):
+        with naming((*case, in_place)):
+            everyone = [program(plan).nodes for plan in plans(*case, in_place)]
+            assert not any(map(faults, everyone))
+            rounds = [list(exchanges(nodes)) for nodes in everyone]
+            sent = sum(isinstance(step, Send) for one in rounds for steps in one for step in steps)
+            assert replay(rounds, Lengths()) == sent

@@ -8,7 +8,7 @@ from gpucoll.algorithms import algorithms, registry
 from gpucoll.chunks import Layout
 from gpucoll.executors import Layouts, resolve
 from gpucoll.executors.shared.order import Arranger, Tell
-from grids import sampled
+from grids import generator, naming
 from shared_world import Stuck, World, agrees
 
 SIZES = (2, 3, 4, 5, 7, 8)
@@ -17,39 +17,48 @@ CASES = [(collective, name, size) for collective, name in registry() for size in
          if name in algorithms(collective, size=size)]
 
 
-def may_alias(world):
-    """The ranks whose schedule never reads input where it has written output: the others work on a copy."""
-    cut = Layouts(Layout(64, world.schedules[0].chunks), Layout(64, world.schedules[0].chunks))
-    return [rank for rank, rounds in enumerate(world.schedules) if world.row.input.exists(rank, world.root)
-            and world.row.output.exists(rank, world.root) and not resolve(rounds, cut, in_place=True).copy_input]
+def drawn(number, keep, cases=CASES):
+    """So many cases at a time; all of them is nightly."""
+    return pytest.mark.parametrize("cases", [
+        pytest.param(generator(number).sample(cases, keep), id="few"),
+        pytest.param(cases, id="all", marks=pytest.mark.nightly)])
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size"), sampled(CASES, keep=60, seed=7))
-def test_the_ranks_do_what_the_messages_do(collective, algorithm, size):
-    for segments, root in itertools.product((1, 3), {0, size - 1}):
-        assert agrees(World(collective, algorithm, size, root=root, segments=segments))
+def check(*case, **options):
+    with naming((*case, options)):
+        assert agrees(World(*case, **options))
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size"),
-                         sampled([case for case in CASES if case[0] in SAME_SHAPE], keep=40, seed=8))
-def test_in_place_on_all_ranks_and_on_some(collective, algorithm, size):
-    plain = World(collective, algorithm, size, segments=2)
-    able = may_alias(plain)
-    for aliases in (able, able[::2], able[1::2]):
-        assert agrees(World(collective, algorithm, size, segments=2, aliases=aliases))
+@drawn(7, 60)
+def test_the_ranks_do_what_the_messages_do(cases):
+    for collective, algorithm, size in cases:
+        for segments, root in itertools.product((1, 3), {0, size - 1}):
+            check(collective, algorithm, size, root=root, segments=segments)
 
 
-@pytest.mark.parametrize(("collective", "algorithm", "size"),
-                         sampled([case for case in CASES if case[2] > 3], keep=25, seed=9))
-def test_messages_between_nodes(collective, algorithm, size):
-    for nodes in ([rank % 2 for rank in range(size)], [rank * 2 // size for rank in range(size)]):
-        assert agrees(World(collective, algorithm, size, segments=2, nodes=nodes))
+@drawn(8, 40, [case for case in CASES if case[0] in SAME_SHAPE])
+def test_in_place_on_all_ranks_and_on_some(cases):
+    """On those whose schedule never reads input where it has written output: the others work on a copy."""
+    for case in cases:
+        world = World(*case, segments=2)
+        cut = Layouts(Layout(64, world.schedules[0].chunks), Layout(64, world.schedules[0].chunks))
+        able = [rank for rank, rounds in enumerate(world.schedules) if world.row.input.exists(rank, world.root)
+                and world.row.output.exists(rank, world.root) and not resolve(rounds, cut, in_place=True).copy_input]
+        for aliases in (able, able[::2], able[1::2]):
+            check(*case, segments=2, aliases=aliases)
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_all_reduce_in_one_pass(size):
-    for aliases in ((), range(size), range(0, size, 2)):
-        assert agrees(World("all_reduce", "two_shot", size, aliases=aliases, fused=True))
+@drawn(9, 25, [case for case in CASES if case[2] > 3])
+def test_messages_between_nodes(cases):
+    for *case, size in cases:
+        for nodes in ([rank % 2 for rank in range(size)], [rank * 2 // size for rank in range(size)]):
+            check(*case, size, segments=2, nodes=nodes)
+
+
+def test_all_reduce_in_one_pass():
+    for size in SIZES:
+        for aliases in ((), range(size), range(0, size, 2)):
+            check("all_reduce", "two_shot", size, aliases=aliases, fused=True)
 
 
 class NoWaitForSenders(Arranger):

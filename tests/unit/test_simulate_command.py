@@ -6,13 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpucoll.analysis.simulate import Level, Prediction, Topology, checked, load, names, shipped, simulate, waves
+from gpucoll.analysis.simulate import Level, Prediction, Topology, load, names, shipped, simulate, waves
 from gpucoll.analysis.simulate.command import algorithm_names, answer, byte_sizes
 from gpucoll.analysis.simulate.network import parse
-from gpucoll.analysis.simulate.plot import svg
 from gpucoll.analysis.simulate.sweep import Crossover, crossovers, sweep
 from gpucoll.cli import main
-from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 
 LINK = Level("link", alpha=2**-10, beta=2**-20, gamma=2**-22)
@@ -31,17 +29,12 @@ LEVEL = "[[level]]\nname = 'x'\nalpha = 1e-6\nbeta = 1e-9\n"
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("[[level", "TOML"), ("\udcff", "TOML"), ("", r"no \[\[level\]\]"), ("level = [1]", r"\[\[level\]\]"),
-    ("about = 3\n" + LEVEL, "about 3"), ("abuot = 'x'\n" + LEVEL, "did you mean about"),
-    (LEVEL + "bta = 1", "level 1.* 'bta'; did you mean beta"), (LEVEL.replace("alpha", "gap"), "level 1.* alpha"),
-    (LEVEL.replace("'x'", "3"), "name 3"), (LEVEL.replace("1e-6", "-1e-6"), "alpha -1e-06"),
+    ("[[level", "TOML"), ("\udcff", "TOML"), ("", r"no \[\[level\]\]"), ("abuot = 'x'\n" + LEVEL, "did you mean about"),
+    (LEVEL.replace("alpha", "gap"), "level 1.* alpha"), (LEVEL.replace("'x'", "3"), "name 3"),
     (LEVEL.replace("1e-6", "nan"), "alpha nan"), (LEVEL.replace("1e-9", "true"), "beta True"),
     (LEVEL + "medium = 'ring'", "'ring'.* switch, bus, mesh, torus"),
-    (LEVEL + "medium = 'bus'\nlinks = 2", "links belongs to a switch, not to a bus"),
-    (LEVEL + "hop = 1e-7", "hop belongs to a torus, not to a switch"),
-    (LEVEL + "ranks = 0", "ranks 0"), (LEVEL + "links = 1.5", "links 1.5"),
-    (LEVEL + "groups = 2", "groups belongs to the first of several levels"),
-    (LEVEL + LEVEL, "level 1.* ranks is missing"),
+    (LEVEL + "hop = 1e-7", "hop belongs to a torus, not to a switch"), (LEVEL + "ranks = 0", "ranks 0"),
+    (LEVEL + "groups = 2", "groups belongs to the first"), (LEVEL + LEVEL, "level 1.* ranks is missing"),
     (LEVEL + "ranks = 4\n" + LEVEL + "ranks = 6", "level 2.* ranks 6 is no multiple of 4"),
     (LEVEL + "groups = 2\n" + LEVEL + "ranks = 6", "ranks cannot stand above groups"),
 ])
@@ -57,8 +50,6 @@ def test_topologies_that_are_not_there_or_make_no_sense_are_refused():
     for name, words in (("fat_tre", "did you mean fat_tree"), ("no/such.toml", "no/such.toml: No such file")):
         with pytest.raises(ArgumentError, match=words):
             load(name)
-    with pytest.raises(ArgumentError, match="no level"):
-        checked(Topology("mine", ()))
     with pytest.raises(ArgumentError, match="alpha -1"):
         simulate("all_reduce", "ring", 4, 64, Topology("mine", (LINK._replace(alpha=-1),)))
 
@@ -108,18 +99,6 @@ def test_sizes_and_names():
             byte_sizes(wrong)
 
 
-def test_the_picture_holds_every_algorithm_and_crossover():
-    rows = [row(name, 64, seconds, ranks) for ranks in (8, 64) for name, seconds in (("one", 1e-3), ("two", 2e-3))]
-    by_size = [row(name, nbytes, seconds) for nbytes in (8, 64) for name, seconds in (("one", 1e-3), ("two", 2e-3))]
-    text = svg("a <title>", rows, by_size, [Crossover(8, "one", "two", 16.0)])
-    root = xml.etree.ElementTree.fromstring(text)
-    words = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"a <title>", "time against ranks, 64 B", "time against size, 8 ranks"} <= {*words}
-    assert {"16 B: two", "one", "two"} <= {*words}
-    assert svg("nothing", [], [], []).count("nothing to draw") == 2
-    assert svg("no time", [row("one", 0, 0.0)], [], []).count("nothing to draw") == 2
-
-
 def test_the_command_prints_a_table_and_an_object(tmp_path, capsys):
     plot = tmp_path / "f.svg"
     words = "all_reduce 64M --ranks 8,16 --algorithm ring,tree --topology fat_tree --plot"
@@ -128,7 +107,9 @@ def test_the_command_prints_a_table_and_an_object(tmp_path, capsys):
     assert lines[0].startswith("all_reduce on fat_tree: Nodes of eight GPUs")
     assert [line.split()[:3] for line in lines[2:4]] == [["8", "67108864", "ring"], ["8", "67108864", "tree"]]
     assert any(line.startswith("8 ranks: tree up to ") and line.endswith("then ring") for line in lines)
-    assert xml.etree.ElementTree.parse(plot).getroot().tag.endswith("svg")
+    nodes = xml.etree.ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")
+    words = ["".join(node.itertext()) for node in nodes]
+    assert {"ring", "tree", "time against ranks, 64 MiB"} <= {*words}
     main(["simulate", *"all_reduce 64M --algorithm ring --json".split()])
     found = json.loads(capsys.readouterr().out)
     (only,) = found["predictions"]
@@ -142,21 +123,13 @@ def options(**changed):
                               "topology": "switch", "segments": None, "json": False, "plot": None, **changed})
 
 
-def test_every_collective_has_a_table():
-    for collective in COLLECTIVES:
-        assert len(answer(options(collective=collective), lambda name, nbytes, size: 1).splitlines()) >= 3
-
-
-def test_wrong_options_are_refused():
+def test_wrong_options_are_refused_and_arguments_in_one_line(capsys):
     for changed in ({"size": "5X"}, {"algorithm": "rng"}, {"topology": "/nope.toml"}, {"segments": 0},
                     {"plot": "x.png"}, {"plot": "/nope/x.svg"}, {"collective": "reduce", "root": 8},
                     {"ranks": [1 << 20]}, {"topology": "nvlink_node", "ranks": [16]}):
         with pytest.raises(ArgumentError):
             answer(options(**changed), lambda name, nbytes, size: 1)
-
-
-def test_wrong_arguments_are_one_line(capsys):
-    for words in ("foo", "all_reduce 5X", "all_reduce --ranks 0", "all_reduce 8 --root x"):
+    for words in ("foo", "all_reduce 5X", "all_reduce --ranks 0"):
         with pytest.raises(SystemExit) as end:
             main(["simulate", *words.split()])
         out, error = capsys.readouterr()
