@@ -37,9 +37,9 @@ def table(dist, rank, torch):
             yield call(dist.all_reduce, tensor(2, dtype=dtype, start=1), dist.ReduceOp.AVG)
         if dtype not in (torch.bool, torch.complex64):
             blocks = many if rank == 1 else None
-            yield from [call(dist.all_reduce, tensor(2, dtype=dtype), dist.ReduceOp.MAX), call(dist.gather, x, blocks, 1),
+            yield from [call(dist.all_reduce, tensor(2, dtype=dtype), dist.ReduceOp.MAX),
                         call(dist.reduce_scatter, x, many), call(dist.reduce_scatter_tensor, x, whole),
-                        call(dist.scatter, x, blocks, 1)]
+                        call(dist.gather, x, blocks, 1), call(dist.scatter, x, blocks, 1)]
         yield call(dist.send, x, 1) if rank == 0 else call(dist.recv, x, 0) if rank == 1 else call(dist.get_rank)
     x, given, odd, splits = tensor(4), [tensor(4) + peer for peer in range(SIZE)], tensor(7), [rank, rank + 1, rank + 2]
     rows, out, right, left = tensor(sum(splits), 2), tensor(sum(splits), 2), (rank + 1) % SIZE, (rank - 1) % SIZE
