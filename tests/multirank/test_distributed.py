@@ -1,8 +1,6 @@
 """gpucoll.distributed on NumPy arrays: values, what is written where, objects, and every refusal."""
 
 import contextlib
-import os
-import warnings
 
 import numpy
 import pytest
@@ -183,15 +181,11 @@ def refused_objects(mpi):
     with world(mpi) as (rank, size):
         kept = [None] * size
         cases = [
-            lambda wrong: dist.all_gather_object(kept, Stubborn() if wrong else 1),
             lambda wrong: dist.all_gather_object(kept[:1] if wrong else kept, 1),
             lambda wrong: dist.gather_object(Stubborn() if wrong else 1, kept if rank == 0 else None),
             lambda wrong: dist.gather_object(1, kept if rank == 0 or wrong else None),
             lambda wrong: dist.broadcast_object_list([Stubborn()] if wrong else [0], 1),
-            lambda wrong: dist.broadcast_object_list(() if wrong else [0], 1),
-            lambda wrong: dist.scatter_object_list([0], [Stubborn()] * size if wrong else None, 1),
             lambda wrong: dist.scatter_object_list([0], [1] if wrong else None, 1),
-            lambda wrong: dist.scatter(numpy.zeros(2), [numpy.zeros(2)] if wrong else None, 1),
             lambda wrong: dist.scatter(numpy.zeros(2), [numpy.zeros(3)] * size if wrong else None, 1),
         ]
         for call in cases:
@@ -220,28 +214,24 @@ def wrong_arguments(mpi):
     """A typed error on every rank before data moves: every array is as it was, and the next call works."""
     with world(mpi) as (rank, size):
         x, memory, group, other = data(rank), numpy.zeros((size + 1, 2, 3)), dist.new_group(), 1 - rank
-        outs, op, single = list(memory[:size]), dist.ReduceOp, dist.all_to_all_single
+        outs, single = list(memory[:size]), dist.all_to_all_single
         to = [dist.P2POp(dist.isend, x, other, each) for each in (None, group)]
         refused = {
             "GC-COUNTS": [
                 (dist.all_gather, memory[:size], x), (dist.all_gather, outs[1:], x), (dist.gather, x, None, rank),
-                (single, memory, memory.copy()), (single, numpy.array(1.0), numpy.array(1.0), [1], [1]),
-                (single, memory, memory.copy(), None, [2] * size), (dist.all_to_all, outs, outs[1:]),
-                (single, memory, memory.copy(), [size + 1], [size + 1]), (dist.reduce_scatter, x, outs[1:])],
-            "GC-OVERLAP": [(dist.all_gather, [outs[0]] * size, x), (dist.all_to_all, [x] * size, outs),
-                           (dist.all_gather, [memory[0], memory[:1]], x)],
+                (single, memory, memory.copy()), (single, memory, memory.copy(), None, [2] * size),
+                (dist.all_to_all, outs, outs[1:]), (dist.reduce_scatter, x, outs[1:])],
+            "GC-OVERLAP": [(dist.all_gather, [outs[0]] * size, x), (dist.all_to_all, [x] * size, outs)],
             "GC-SHAPE": [(dist.all_gather, [*numpy.zeros((size, 6))], x), (dist.reduce_scatter_tensor, x, memory),
                          (dist.all_gather_into_tensor, memory, x), (dist.reduce_scatter, numpy.zeros(6), outs),
                          (single, numpy.zeros(2 * size), numpy.zeros(size))],
             "GC-DTYPE": [(dist.all_gather, list(numpy.zeros((size, 2, 3), "f4")), x),
-                         (dist.all_gather, outs, numpy.array([None])), (dist.all_to_all, outs, [x.astype(int)] * size)],
-            "GC-ARRAY": [(dist.all_gather, outs, [1.0]), (dist.all_reduce, 3.0), (dist.send, [1.0], other)],
+                         (dist.all_to_all, outs, [x.astype(int)] * size)],
+            "GC-ARRAY": [(dist.all_gather, outs, [1.0]), (dist.send, [1.0], other)],
             "GC-ROOT": [(dist.gather, x, outs, other), (dist.scatter, x, outs, other), (dist.broadcast, x, size),
-                        (dist.broadcast, x, 1, None, False, 1), (dist.reduce, x, 0.0), (dist.send, x, rank),
-                        (dist.isend, x), (dist.send, x, None, None, 0, size), (dist.P2POp, dist.isend, x, size)],
-            "GC-OP": [(dist.all_reduce, x, "mean"), (dist.P2POp, dist.all_reduce, x, 0),
-                      (dist.batch_isend_irecv, to[0])],
-            "GC-OP-DTYPE": [(dist.all_reduce, x.astype(int), op.AVG), (dist.reduce, x * 1j, 0, op.MAX)],
+                        (dist.broadcast, x, 1, None, False, 1), (dist.send, x, rank), (dist.isend, x)],
+            "GC-OP": [(dist.P2POp, dist.all_reduce, x, 0), (dist.batch_isend_irecv, to[0])],
+            "GC-OP-DTYPE": [(dist.all_reduce, x.astype(int), dist.ReduceOp.AVG)],
             "GC-GROUP": [(dist.batch_isend_irecv, to)], "GC-TAG": [(dist.irecv, x, other, None, -1)],
             "GC-TIMEOUT": [(dist.monitored_barrier, None, -1)],
         }
@@ -264,23 +254,14 @@ def lengths_differ(mpi):
             with pytest.raises(gc.MismatchError, match=r"rank 1 of the group sent 2 elements") as refused:
                 work.wait()
             assert refused.value.ranks == (1,)
-            assert work.exception() is refused.value
+            assert (work.exception(), work.is_success()) == (refused.value, False)
         else:
             assert work.wait()
         assert all(out.any() == (rank != 0) for out in outs)
         dist.barrier()
 
 
-def quiet(mpi):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with world(mpi) as (rank, _):
-            assert os.environ["RANK"] == str(rank)
-            dist.all_reduce(numpy.ones(2))
-    assert "RANK" not in os.environ
-
-
 @pytest.mark.parametrize(("program", "size"), [
-    (objects, 1), (objects, 4), (refused_objects, 3), (wrong_arguments, 2), (lengths_differ, 3), (quiet, 2)])
+    (objects, 1), (objects, 4), (refused_objects, 3), (wrong_arguments, 2), (lengths_differ, 3)])
 def test_program(ranks, program, size):
     ranks(program, size)

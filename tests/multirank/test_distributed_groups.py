@@ -164,17 +164,6 @@ def from_anybody(mpi):
             work.wait()
 
 
-def too_long(mpi):
-    """A message that does not fit is an error of whoever waits for it."""
-    with world(mpi) as (rank, size):
-        work = dist.irecv(numpy.zeros(2, "f4"), (rank - 1) % size)
-        dist.send(numpy.zeros(3, "f4"), (rank + 1) % size)
-        with pytest.raises(gc.MismatchError, match="bytes"):
-            work.wait()
-        assert (work.is_completed(), work.is_success()) == (True, False)
-        assert isinstance(work.exception(), gc.MismatchError)
-
-
 # ---------------------------------------------------------------- monitored_barrier
 
 
@@ -192,16 +181,12 @@ def missing_ranks(mpi):
         if rank != 2:
             dist.barrier()
         dist.monitored_barrier(timeout=patience)
-        if rank:
-            with pytest.raises(gc.CollectiveTimeout) as late:
-                dist.monitored_barrier(timeout=0.2)
-            assert late.value.ranks == (0,)
-        dist.barrier()
-        if rank == 0:
-            with pytest.raises(gc.CollectiveTimeout, match="ranks 1, 2, 3 did not") as late:
-                dist.monitored_barrier(timeout=0.2)
-            assert late.value.ranks == (1, 2, 3)
-        dist.barrier()
+        for missing in ((0,), (1, 2, 3)):
+            if rank not in missing:
+                with pytest.raises(gc.CollectiveTimeout) as late:
+                    dist.monitored_barrier(timeout=0.2)
+                assert late.value.ranks == missing
+            dist.barrier()
         dist.monitored_barrier(timeout=patience)
         dist.all_reduce(numpy.ones(3))
 
@@ -274,6 +259,6 @@ def test_start_and_end(mpiexec):
 
 @pytest.mark.parametrize(("program", "size"), [
     (in_groups, 3), (in_groups, 8), (many_groups, 3), (messages, 1), (messages, 2), (messages, 5), (from_anybody, 2),
-    (too_long, 2), (early_messages, 2), (early_messages, 5), (missing_ranks, 4)])
+    (early_messages, 2), (early_messages, 5), (missing_ranks, 4)])
 def test_program(ranks, program, size):
     ranks(program, size)

@@ -11,18 +11,10 @@ import numpy
 
 import gpucoll.distributed as dist
 
-LOCAL_RANK = 0
-WORLD_SIZE = 0
-WORLD_RANK = 0
-
 
 def init_global_vars():
-    global LOCAL_RANK
-    global WORLD_SIZE
-    global WORLD_RANK
-    LOCAL_RANK = int(os.environ['LOCAL_RANK'])
-    WORLD_SIZE = int(os.environ['WORLD_SIZE'])
-    WORLD_RANK = int(os.environ['RANK'])
+    global LOCAL_RANK, WORLD_SIZE, WORLD_RANK
+    LOCAL_RANK, WORLD_SIZE, WORLD_RANK = (int(os.environ[name]) for name in ("LOCAL_RANK", "WORLD_SIZE", "RANK"))
 
 
 def run(backend):

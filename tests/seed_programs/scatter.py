@@ -9,24 +9,16 @@ import gpucoll.distributed as dist
 
 
 def run_scatter(rank, size):
-    # create a group with all processors
     group = dist.new_group(list(range(size)))
-    # sending all tensors from rank 0 to the others
     tensor = numpy.empty(1, numpy.float32)
     if rank == 0:
         tensor_list = [numpy.array([i + 1], dtype=numpy.float32) for i in range(size)]
-        # tensor_list = [tensor(1), tensor(2), tensor(3), tensor(4)]
         dist.scatter(tensor, scatter_list=tensor_list, src=0, group=group)
     else:
         dist.scatter(tensor, scatter_list=[], src=0, group=group)
-    # each rank will have a tensor with their rank number
     dist.barrier()
     print(f'\nRank {rank} received data {tensor}')
 
 
-def init_process(backend='gloo'):
-    dist.init_process_group(backend, init_method="file:///tmp/sharedfile")
-    run_scatter(dist.get_rank(), dist.get_world_size())
-
-
-init_process()
+dist.init_process_group("gloo", init_method="file:///tmp/sharedfile")
+run_scatter(dist.get_rank(), dist.get_world_size())
