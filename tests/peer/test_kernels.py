@@ -20,25 +20,18 @@ from peer.world import ALL, Fault, World, library
 
 SIZES = (2, 3, 4, 8)
 SEEDS = batches([(seed,) for seed in range(200)], 50, keep=4, seed=0)
-# Every way of computing is in these; the others are nightly. They are always the same ones, made in one piece.
+# Every way of computing is in these; the others are the contract's.
 OFTEN = [("sum", "bfloat16"), ("prod", "complex64"), ("min", "float8_e4m3fn"), ("lxor", "bool"), ("avg", "int16")]
-PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
-WIDTHS = ("int8", "float16", "float64", "complex128")
 
 pytestmark = pytest.mark.kernel
-
-
-def kernels_of(*pairs):
-    return sources.text(*(one for op, name in pairs for one in (*direct.instances(op, name),
-                                                                sources.steps(OPS[op], DTYPES[name]))))
 
 
 @pytest.fixture(scope="module")
 def made():
     """Everything that the default tests use, made on every core."""
     units = {"once": sources.text(*mutants.DIRECT, *mutants.STEPS), "floats": sources.text(*mutants.FLOATS),
-             "often": kernels_of(*OFTEN),
-             "widths": sources.text(*(sources.steps(None, DTYPES[name]) for name in WIDTHS))}
+             "often": sources.text(*(one for op, name in OFTEN for one in (
+                 *direct.instances(op, name), sources.steps(OPS[op], DTYPES[name]))))}
     compile_all(units.values())
     libraries = {name: library(source) for name, source in units.items()}
     return {name: (one, one) for name, one in libraries.items()}
@@ -80,8 +73,9 @@ def test_direct_operations_back_to_back(both, seeds):
     run(ranks=4, count=20_000, blocks=4, threads=128)
 
 
-def check_ops_on_dtypes(libraries, pairs):
-    for op, name in pairs:
+def test_ops_and_dtypes(made):
+    libraries = made["often"]
+    for op, name in OFTEN:
         with naming((op, name)):
             for count, threads in ((1, 4), (33, 4), (1000, 64)):
                 direct.run(libraries, op, name, ranks=3, count=count, threads=threads)
@@ -89,17 +83,6 @@ def check_ops_on_dtypes(libraries, pairs):
             direct.run(libraries, op, name, ranks=4, count=131, threads=8, misaligned=step)
             for algorithm in ("ring", "one_shot", "recursive_doubling"):
                 schedules.run(libraries, Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
-
-
-def test_ops_and_dtypes(made):
-    check_ops_on_dtypes(made["often"], OFTEN)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("pairs", batches(PAIRS, 8, keep=0, seed=11))
-def test_every_op_on_some_dtypes(pairs):
-    one = library(kernels_of(*pairs))
-    check_ops_on_dtypes((one, one), pairs)
 
 
 # ---------------------------------------------------------------- schedules
@@ -132,13 +115,6 @@ def test_schedules_back_to_back(both, seeds):
     """What is left in the slots, and the counters, go on from one to the next."""
     for size in SIZES:
         in_turns(seeds, functools.partial(back_to_back, both), size=size)
-
-
-def test_copies_of_every_width(made):
-    for name in WIDTHS:
-        for algorithm in algorithms("all_gather"):
-            with naming((name, algorithm)):
-                schedules.run(made["widths"], Case("all_gather", algorithm, 4, 61, name=name), slot=64, threads=16)
 
 
 # ---------------------------------------------------------------- waits that come to no good end

@@ -8,7 +8,6 @@ from gpucoll.algorithms import algorithms
 from gpucoll.analysis.replay import ScheduleError
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.executors.peer.check import check
-from gpucoll.executors.peer.program import program
 from grids import batches, naming
 from peer.schedules import Case
 
@@ -45,32 +44,6 @@ def test_a_message_of_another_length_is_noticed():
     programs, other = (Case("broadcast", "linear", 2, count).programs(1) for count in (40, 39))
     with pytest.raises(ScheduleError, match="sends others"):
         check([programs[0], other[1]], 1, 2, 64)
-
-
-def test_two_that_send_before_they_receive_stick_where_there_are_too_few_slots():
-    """Each in two rounds instead of one: with a slot for every piece they would come through."""
-    one = Case("all_reduce", "recursive_doubling", 2, 40).programs(1)
-    apart = [program._replace(steps=tuple(
-        step._replace(lanes=(lane,)) for step in program.steps for lane in step.lanes)) for program in one]
-    with pytest.raises(ScheduleError, match="never takes"):
-        check(apart, 1, 2, 8)
-    assert check(apart, 1, 5, 8) == 20
-    assert check(one, 1, 1, 8) == 20
-
-
-def test_no_part_crosses_from_one_chunk_into_another():
-    for collective, algorithm in ALIKE:
-        case = Case(collective, algorithm, 4, 57, segments=2)
-        for rank in range(4):
-            plan, layouts = case.plan(rank)
-            starts = {layouts.input.start(chunk) for chunk in range(layouts.input.chunks * 4 * 8 + 1)}
-            for step in program(plan, layouts, 2, 4).steps:
-                spans = [span for lane in step.lanes for span, _ in lane.parts]
-                spans += [span for write in (*step.before, *step.after) for span in write]
-                for span in (span for span in spans if span.buffer != "staging"):
-                    with naming((collective, algorithm, rank, span)):
-                        assert {span.start, span.stop} <= starts
-                        assert not starts & set(range(span.start + 1, span.stop))
 
 
 def meet(spans, others):
