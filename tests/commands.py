@@ -14,7 +14,7 @@ def gpucoll_run(*arguments, timeout=60.0, env=None, cwd=None):
 KEEPER = """
 import os, subprocess, sys, time
 subprocess.call([sys.executable, "-c", *sys.argv[1:]], close_fds=False)
-give_up = time.monotonic() + 30
+give_up = time.monotonic() + 300
 while len(os.listdir(sys.argv[-1])) < 2 and time.monotonic() < give_up:
     time.sleep(0.01)
 """

@@ -1,8 +1,7 @@
-"""Programs on real ranks: a pool of rank processes for tests, and jobs of their own for tests that crash them.
+"""Programs on real ranks: a pool of rank processes for tests.
 
     pool = RankPool()
     pool.run(program, 4, 10, timeout=5)     # [program(comm, 10) of rank 0, ..., of rank 3]
-    launch(2, sys.executable, "script.py")  # a job by itself, as a user would start it
 
 Starting ranks costs a second, a program on ranks that are already there a millisecond, so one pool serves a whole test
 session. Every run ends: a program that hangs, dies or raises ends with an error that says where each rank was, and the
@@ -11,34 +10,41 @@ mpi4py; `rank_worker.py` is what ranks run.
 """
 
 import contextlib
-import functools
-import importlib.util
 import os
 import pickle
 import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import MappingProxyType
-from typing import NamedTuple
 
-from pace import Patience, seconds
+from jobs import (  # noqa: F401 (whoever uses ranks may find jobs here)
+    INSTALL_HINT,
+    JOB_MARK,
+    JobTimeout,
+    StartFailed,
+    end_job,
+    ends_within,
+    find_launcher,
+    kill_marked,
+    launch,
+    marked,
+    require_launcher,
+    run_job,
+    same_gpucoll,
+    section,
+    start_job,
+)
+from pace import Patience
 
-INSTALL_HINT = "no mpiexec beside this Python or on the PATH: pip install gpucoll[mpich]"
 WORKER = Path(__file__).with_name("rank_worker.py")
-JOB_MARK = "RANKS_JOB"  # in the environment of every process of a job: whoever has it belongs to the job
 START_SECONDS = 120.0
 STACK_SECONDS = 5.0  # for all ranks to write their stacks; a stopped process never does
-TERMINATE_SECONDS = 3.0  # for mpiexec to clean up after itself when told to end
 GENERATIONS = 200  # a failed run costs a communicator that is never freed, and MPICH has 2,048 of them
-TAIL = 4000  # characters of output shown per rank
 
 
 class PoolError(Exception):
@@ -59,152 +65,6 @@ class RanksHung(PoolError):
 
 class RankDied(PoolError):
     """The processes of `ranks` ended while the program ran, the first one first."""
-
-
-class JobTimeout(Exception):
-    """A launched job did not end in time; the message holds what it had written."""
-
-
-# The launcher
-
-
-class Vendor(NamedTuple):
-    """How one kind of mpiexec wants to be called; `mark` occurs in its `--version`."""
-
-    mark: str
-    options: tuple = ()
-    keep_survivors: tuple = ()  # without these, ranks are killed with the first that dies and show no stacks
-    environment: Mapping = MappingProxyType({})  # waiting ranks yield: there are more of them than cores
-
-
-VENDORS = (
-    Vendor("Open MPI", ("--oversubscribe", "--allow-run-as-root"), ("--continuous",),
-           {"OMPI_MCA_mpi_yield_when_idle": "1"}),
-    # MPICH; by the variable 8 ranks on 2 cores take 3 ms for an allreduce instead of 7.
-    Vendor("HYDRA", (), ("-disable-auto-cleanup",), {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}),
-    Vendor(""),
-)
-
-
-class Launcher(NamedTuple):
-    path: str
-    version: str
-    vendor: Vendor
-
-    def command(self, ranks, argv, options=()):
-        return [self.path, "-n", str(ranks), *self.vendor.options, *options, *map(os.fspath, argv)]
-
-
-@functools.cache
-def find_launcher():
-    """The mpiexec beside this Python, else the one on the PATH, else None."""
-    from gpucoll.launchers import find_mpiexec
-
-    path = find_mpiexec()
-    if path is None:
-        return None
-    shown = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=seconds(60)).stdout
-    vendor = next(vendor for vendor in VENDORS if vendor.mark in shown)
-    return Launcher(path, " ".join(shown.split()[:5]), vendor)
-
-
-def require_launcher():
-    launcher = find_launcher()
-    if launcher is None:
-        raise PoolError(INSTALL_HINT)
-    return launcher
-
-
-# Jobs: an mpiexec and all that it started
-
-
-def start_job(command, token, output, errors=subprocess.STDOUT, environment=None, cwd=None):
-    """An mpiexec in a process group of its own; all of its processes carry the token in their environment."""
-    variables = {**os.environ, **require_launcher().vendor.environment, **(environment or {}), JOB_MARK: token}
-    variables = {name: value for name, value in variables.items() if value is not None}
-    return subprocess.Popen(command, env=variables, cwd=cwd, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
-                            start_new_session=True)
-
-
-def end_job(process, token):
-    """No process of the job is left, and mpiexec had its chance to remove its own files."""
-    if process.poll() is None:
-        process.terminate()
-        ends_within(process, TERMINATE_SECONDS)
-    kill_marked(JOB_MARK, token)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
-
-
-def kill_marked(name, value):
-    """No process is left that has this variable in its environment."""
-    while members := marked(name, value):
-        for member in members:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(member, signal.SIGKILL)
-                wait([member], TERMINATE_SECONDS)
-            os.close(member)
-
-
-def marked(name, value):
-    """Handles of the living processes with this variable: ranks leave mpiexec's group and session, and may outlive it.
-
-    Only Linux shows environments; elsewhere mpiexec is trusted to end its ranks.
-    """
-    handles = []
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            handle = os.pidfd_open(int(place.name))  # the handle before the look: a pid may change hands in between
-            try:
-                found = f"{name}={value}\0".encode() in (place / "environ").read_bytes()
-            except OSError:
-                found = False
-            handles.append(handle) if found else os.close(handle)
-    return handles
-
-
-def launch(ranks, *argv, timeout=60.0, env=None, cwd=None, options=()):
-    """The `subprocess.CompletedProcess` of `mpiexec -n ranks argv`, output as text; none of its processes is left.
-
-    The ranks import the same gpucoll as this process. `env` adds variables (None removes one), `options` go to mpiexec.
-    JobTimeout, with the output so far, when it does not end in time.
-    """
-    __tracebackhide__ = True
-    return run_job(require_launcher().command(ranks, argv, options), timeout, env, cwd)
-
-
-def run_job(command, timeout, env=None, cwd=None):
-    """The `subprocess.CompletedProcess` of a command that starts ranks; nothing of it is left behind."""
-    token = uuid.uuid4().hex
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:  # a pipe could stay open in an orphan
-        process = start_job(command, token, output, errors, {**same_gpucoll(), **(env or {})}, cwd)
-        try:
-            in_time = ends_within(process, timeout)
-        finally:
-            end_job(process, token)
-        texts = [(file.seek(0), file.read().decode(errors="replace"))[1] for file in (output, errors)]
-    if not in_time:
-        said = section("stdout", texts[0]) + section("stderr", texts[1])
-        raise JobTimeout(f"no end within {timeout:g} s: {' '.join(map(str, command))}{said}")
-    return subprocess.CompletedProcess(command, process.returncode, *texts)
-
-
-def ends_within(process, timeout):
-    patience = Patience(timeout)
-    while (left := patience.left()) and process.poll() is None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(left)
-    return process.poll() is not None
-
-
-def same_gpucoll():
-    """The variables that let another Python import the gpucoll that this one imports."""
-    found = importlib.util.find_spec("gpucoll")
-    if found is None or found.origin is None:
-        return {}
-    places = [str(Path(found.origin).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(places)}
 
 
 # The ranks of the pool
@@ -255,11 +115,12 @@ class Job:
             ready = wait([listener, ended], patience.left())
             if listener not in ready:
                 said = section("printed by mpiexec", self.mpiexec_output())
-                raise PoolError(f"mpiexec {'ended' if ready else 'took too long'} before {size} ranks were there{said}")
+                how = "ended" if ready else "took too long"
+                raise StartFailed(f"mpiexec {how} before {size} ranks were there{said}")
             connection = Connection(listener.accept()[0].detach())
             number, kind, world, pid = connection.recv()
             if world != size:
-                raise PoolError(f"{size} ranks see a world of {world}: mpiexec and the MPI of mpi4py differ")
+                raise StartFailed(f"{size} ranks see a world of {world}: mpiexec and the MPI of mpi4py differ")
             met[number, kind] = connection, pid
         os.close(ended)
         return [Rank(number, met[number, "bell"][1], self.folder, met[number, "channel"][0], met[number, "bell"][0])
@@ -367,13 +228,6 @@ class Run:
             shown.setdefault(re.sub("0x[0-9a-f]+", "", text), ([], text))[0].append(title)
         return kind(headline + "".join(section("; ".join(titles), text) for titles, text in shown.values()), ranks)
 
-
-
-def section(title, text):
-    """The end of the text under a title; nothing for an empty text."""
-    text = text.strip("\n")
-    cut = f"[{len(text) - TAIL} characters left out] ..." if len(text) > TAIL else ""
-    return f"\n\n--- {title} ---\n{cut}{text[-TAIL:]}\n" if text else ""
 
 
 def spoken(ranks):

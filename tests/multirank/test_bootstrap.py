@@ -1,5 +1,7 @@
 """Start and end: one world, places, launchers of another MPI, GPUs claimed and shared, uncaught errors."""
 
+import os
+import subprocess
 import sys
 import types
 
@@ -13,10 +15,10 @@ PLACE = """
 import sys
 import gpucoll as gc
 assert "mpi4py.MPI" not in sys.modules and "cupy" not in sys.modules, "import gpucoll starts MPI"
-comm = gc.init(timeout=20)
-assert gc.init() is comm and gc.init(timeout=20) is comm
+comm = gc.init(timeout=200)
+assert gc.init() is comm and gc.init(timeout=200) is comm
 try:
-    gc.init(timeout=21)
+    gc.init(timeout=201)
 except gc.UsageError as error:
     assert error.code == "GC-INIT"
 else:
@@ -24,8 +26,8 @@ else:
 with comm:
     assert comm.mpi is not None and comm.mpi.size == comm.size
     facts = comm.rank, comm.size, comm.local_rank, comm.local_size, comm.node, comm.nodes
-again = gc.init(timeout=5)
-assert again is not comm and again.timeout == 5
+again = gc.init(timeout=500)
+assert again is not comm and again.timeout == 500
 again.barrier()
 again.close()
 sys.stdout.write(" ".join(map(str, facts)) + "\\n")
@@ -33,28 +35,21 @@ sys.stdout.write(" ".join(map(str, facts)) + "\\n")
 
 
 def test_init_is_one_object_and_knows_its_place(mpiexec):
-    job = mpiexec(3, sys.executable, "-c", PLACE, timeout=60)
+    job = mpiexec(3, sys.executable, "-c", PLACE)
     assert job.returncode == 0, job.stderr
     assert sorted(job.stdout.split("\n")[:3]) == ["0 3 0 3 0 1", "1 3 1 3 0 1", "2 3 2 3 0 1"]
 
 
-def test_a_lone_process_is_a_world_of_one(launcher):
-    import subprocess
+def test_a_lone_process_is_a_world_of_one_and_another_launcher_one_clear_error(launcher):
+    def alone(script, **variables):
+        return subprocess.run([sys.executable, "-W", "ignore", "-c", script], env={**os.environ, **variables},
+                              capture_output=True, text=True)
 
-    script = "import gpucoll as gc; comm = gc.init(); print(comm.size, comm.all_reduce(__import__('numpy').ones(2)))"
-    job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    job = alone("import numpy, gpucoll as gc; comm = gc.init(); print(comm.size, comm.all_reduce(numpy.ones(2)))")
     assert job.stdout == "1 [1. 1.]\n", job.stderr
-
-
-def test_a_launcher_of_another_mpi_is_one_clear_error(launcher):
-    import os
-    import subprocess
-
-    from mpi4py import get_config  # noqa: F401 (mpi4py is there; MPI itself is not started in this process)
-
-    for variable, words in (("OMPI_COMM_WORLD_SIZE", "Open MPI's mpiexec"), ("SLURM_STEP_NUM_TASKS", "Slurm's srun")):
-        job = subprocess.run([sys.executable, "-W", "ignore", "-c", "import gpucoll as gc; gc.init()"],
-                             env={**os.environ, variable: "4"}, capture_output=True, text=True, timeout=60)
+    for variable, words in (("OMPI_COMM_WORLD", "Open MPI's mpiexec"), ("SLURM", "Slurm's srun")):
+        size, rank = ("_STEP_NUM_TASKS", "_PROCID") if variable == "SLURM" else ("_SIZE", "_RANK")
+        job = alone("import gpucoll as gc; gc.init()", **{variable + size: "4", variable + rank: "0"})
         assert job.returncode != 0
         assert f"GC-LAUNCHER] {words} started 4 ranks" in job.stderr
 
@@ -69,7 +64,7 @@ comm.all_reduce(numpy.ones(3))
 
 
 def test_an_uncaught_error_ends_all_ranks(mpiexec):
-    job = mpiexec(3, sys.executable, "-c", UNCAUGHT, timeout=60)
+    job = mpiexec(3, sys.executable, "-c", UNCAUGHT)
     assert job.returncode != 0
     assert job.stderr.count("KeyError: 'a bug on rank 1'") == 1
 
@@ -123,16 +118,6 @@ def test_the_nccl_id_is_rank_0s_everywhere(ranks):
         assert "no NCCL here" in str(error)
 
 
-def real_nccl_id(mpi):
-    return bootstrap.nccl_id(mpi)
-
-
-def test_the_nccl_id_of_the_real_library(ranks):
-    pytest.importorskip("cupy", reason="CuPy is not installed: pip install gpucoll[cuda13]")
-    found = ranks(real_nccl_id, 2, allow_errors=True)
-    assert len({str(value) for _, value in found}) == 1
-
-
 def many(mpi):
     """Communicators made and closed leak nothing that MPI would run out of."""
     for _ in range(300):
@@ -141,10 +126,10 @@ def many(mpi):
     return True
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_communicators(ranks):
     for _ in range(4):
-        ranks(many, 2, timeout=120)
+        ranks(many, 2, timeout=300)
 
 
 def no_communicator(mpi):

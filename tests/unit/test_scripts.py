@@ -53,8 +53,10 @@ sys.exit(script.conclude([script.run_part(sys.executable, ["-n", sys.argv[3]], N
 
 
 @pytest.mark.parametrize(("variable", "workers", "line", "code"), [
-    ("PASS", 0, "total: 3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "total: 2 passed, 2 failed, 1 skipped", 1),
-    ("DIE", 0, "total: 2 passed, 2 failed, 1 skipped", 3), ("WAIT", 1, "total: 2 passed, 1 failed, 1 skipped", 143)])
+    ("DIE", 0, "total: 2 passed, 2 failed, 1 skipped", 3), ("WAIT", 1, "total: 2 passed, 1 failed, 1 skipped", 143),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("PASS", 0, "total: 3 passed, 1 failed, 1 skipped", 1),
+        ("DIE", 1, "total: 2 passed, 2 failed, 1 skipped", 1)])])
 def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, code):
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text().replace(
