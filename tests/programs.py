@@ -134,14 +134,16 @@ def broadcast(comm, algorithm, name, count, root):
 
 def gathered(comm, algorithm, name, count, root, collective="gather"):
     everyone = inputs("sum", name, comm.size, (count,))
-    out = numpy.empty((comm.size, count), oracle.kind(name)) if count % 2 and comm.rank == root else None
-    options = {"root": root} if collective == "gather" else {}
-    found = getattr(comm, collective)(everyone[comm.rank], out, algorithm=algorithm, **options)
-    if collective == "gather" and comm.rank != root:
-        assert found is None
-    else:
+    has_result = collective == "all_gather" or comm.rank == root
+    out = numpy.empty((comm.size, count), oracle.kind(name)) if count % 2 and has_result else None
+    found = getattr(comm, collective)(everyone[comm.rank], out, algorithm=algorithm, **rooted(collective, root))
+    if has_result:
         check(found, numpy.stack(everyone), name, count)
-        assert out is None or found is out
+    assert found is out or (has_result and out is None)
+
+
+def rooted(collective, root):
+    return {"root": root} if COLLECTIVES[collective].rooted else {}
 
 
 def scattered(comm, algorithm, name, count, root):
@@ -160,43 +162,26 @@ def exchanged(comm, algorithm, name, count, root):
     assert (found is x) == bool(count % 2)
 
 
-def ragged(rank, peer, name, count):
-    """An array whose length differs for every pair of ranks; some are empty."""
-    return oracle.values("sum", name, rank, (rank * 3 + peer * 5 + count) % 7 * 2).reshape(-1, 2)
-
-
-def gathered_v(comm, algorithm, name, count, root, collective="gather_v"):
-    options = {"root": root} if collective == "gather_v" else {}
-    found = getattr(comm, collective)(ragged(comm.rank, 0, name, count), algorithm=algorithm, **options)
-    if collective == "gather_v" and comm.rank != root:
-        assert found is None
-    else:
-        check_list(found, [ragged(rank, 0, name, count) for rank in range(comm.size)])
-
-
-def scattered_v(comm, algorithm, name, count, root):
-    xs = [ragged(root, peer, name, count) for peer in range(comm.size)]
-    check(comm.scatter_v(xs if comm.rank == root else None, root, algorithm=algorithm), xs[comm.rank], name, count)
-
-
-def exchanged_v(comm, algorithm, name, count, root):
-    found = comm.all_to_all_v([ragged(comm.rank, peer, name, count) for peer in range(comm.size)], algorithm=algorithm)
-    check_list(found, [ragged(rank, comm.rank, name, count) for rank in range(comm.size)])
-
-
-def check_list(found, expected):
-    assert isinstance(found, list)
-    assert len(found) == len(expected)
-    for one, wanted in zip(found, expected, strict=True):
+def ragged(comm, algorithm, name, count, root, collective):
+    """Blocks whose lengths differ for every pair of ranks; some are empty."""
+    blocks = [[oracle.values("sum", name, source, (source * 3 + target * 5 + count) % 7 * 2).reshape(-1, 2)
+               for target in range(comm.size)] for source in range(comm.size)]
+    given, expected = {
+        "gather_v": lambda: (blocks[comm.rank][0], [row[0] for row in blocks] if comm.rank == root else None),
+        "all_gather_v": lambda: (blocks[comm.rank][0], [row[0] for row in blocks]),
+        "scatter_v": lambda: (blocks[root] if comm.rank == root else None, blocks[root][comm.rank]),
+        "all_to_all_v": lambda: (blocks[comm.rank], [row[comm.rank] for row in blocks])}[collective]()
+    found = getattr(comm, collective)(given, algorithm=algorithm, **rooted(collective, root))
+    if collective == "scatter_v":
+        found, expected = [found], [expected]
+    assert (found is None) == (expected is None)
+    for one, wanted in zip(found or (), expected or (), strict=True):
         check(one, wanted)
 
 
-MOVED = {
-    "broadcast": broadcast, "gather": gathered, "all_gather": functools.partial(gathered, collective="all_gather"),
-    "scatter": scattered, "all_to_all": exchanged, "gather_v": gathered_v,
-    "all_gather_v": functools.partial(gathered_v, collective="all_gather_v"), "scatter_v": scattered_v,
-    "all_to_all_v": exchanged_v,
-}
+MOVED = {"broadcast": broadcast, "gather": gathered, "all_gather": functools.partial(gathered, collective="all_gather"),
+         "scatter": scattered, "all_to_all": exchanged,
+         **{name: functools.partial(ragged, collective=name) for name in MOVEMENTS if name.endswith("_v")}}
 
 
 @program
