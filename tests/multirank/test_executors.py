@@ -84,9 +84,10 @@ def over_memory(mpi, mapped):
         here.barrier()
         with mock.patch.object(Copier, "read", side_effect=AssertionError):
             for algorithm in ("two_shot", "one_shot", "ring"):
-                x = here.zeros(1 << 21, "float32")[5:]
-                x += here.rank + 1
-                assert (here.all_reduce(x, out=x, algorithm=algorithm) == sum(range(here.size + 1))).all()
+                room = here.zeros(2 << 21, "float32")
+                for x in room[5:1 << 21], room[1 << 21:].reshape(2, -1)[0]:
+                    x += here.rank + 1
+                    assert (here.all_reduce(x, out=x, algorithm=algorithm) == sum(range(here.size + 1))).all()
 
 
 @pytest.mark.parametrize("mapped", [False, True])

@@ -1,6 +1,7 @@
 """Symmetric memory's blocks: alike on all ranks, never two at one place, used again when all have dropped them."""
 
 import gc as collector
+import os
 import random
 
 import numpy
@@ -73,21 +74,7 @@ def test_free_places_join_and_slabs_grow():
     assert heap.find(address(whole) + SLAB - 8, 16) is None  # beyond the end
 
 
-def test_many_drops_are_told_bit_by_bit():
-    heap = Heap(1)
-    arrays = [heap.allocate((1,), BYTE) for _ in range(100)]
-    del arrays[:]
-    collector.collect()
-    told = []
-    while news := heap.news():
-        assert len(news) <= 32
-        told += news
-    assert sorted(told) == list(range(100))
-
-
 def test_a_segment_is_mapped_by_its_key():
-    import os
-
     segment = Segment(10_000)
     segment.row[:] = 9
     there = attach(os.getpid(), segment.key)
@@ -98,12 +85,9 @@ def test_a_segment_is_mapped_by_its_key():
     segment.close()
     with pytest.raises(OSError, match="No such file"):
         attach(os.getpid(), segment.key)
-    assert there[3] == 1
 
 
 def test_the_system_copies_between_processes():
-    import os
-
     copier, source, target = Copier(), numpy.arange(1000), numpy.zeros(1000, int)
     copier.read(os.getpid(), address(source), address(target), source.nbytes)
     assert (target == source).all()
