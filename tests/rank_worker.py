@@ -83,7 +83,7 @@ def perform(order, world, made):
 
 
 def portable(error):
-    """The pickled exception, or a RuntimeError in its place; its `rank_traceback` begins where the program does."""
+    """The pickled exception, or a RuntimeError in its place, and its traceback, which begins where the program does."""
     frames = error.__traceback__
     while frames.tb_next is not None and frames.tb_frame.f_code.co_filename == __file__:
         frames = frames.tb_next
@@ -91,15 +91,14 @@ def portable(error):
     text = "".join(traceback.format_exception(kind, error, frames))
     for found in (error, RuntimeError(f"{kind.__qualname__}: {error}")):
         with contextlib.suppress(Exception):  # some can be pickled but not be made again
-            found.rank_traceback = text
-            pickled = pickle.dumps(found)
+            pickled = pickle.dumps((found, text))
             pickle.loads(pickled)
             break
     return pickled
 
 
 def serve(channel, world):
-    """Answer each order by ("ok", pickled value) or ("error", pickled exception), until an empty one ends it all."""
+    """Answer each order by ("ok", pickled value) or ("error", what `portable` makes), until an empty one ends it."""
     made = {}
     while order := channel.recv_bytes():
         try:

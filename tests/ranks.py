@@ -157,7 +157,7 @@ class Run:
 
     def __init__(self, job, name, size):
         self.job, self.name, self.ranks = job, name, job.ranks[:size]
-        self.answers = {}  # rank number: ("ok" or "error", pickled value or exception)
+        self.answers = {}  # rank number: ("ok" or "error", pickled value, or exception and its text)
         self.dead = []  # rank numbers, the first to die first
 
     def send(self, order):
@@ -192,7 +192,8 @@ class Run:
 
     def outcomes(self):
         """For each rank ("ok", value) or ("error", exception)."""
-        return [(state, pickle.loads(found)) for state, found in (self.answers[rank.number] for rank in self.ranks)]
+        found = [(state, pickle.loads(value)) for state, value in (self.answers[rank.number] for rank in self.ranks)]
+        return [(state, value if state == "ok" else told(*value)) for state, value in found]
 
     # How it failed. An error is made while the job still lives: stacks and output are in it.
 
@@ -216,8 +217,7 @@ class Run:
 
     def error(self, kind, ranks, headline):
         """The headline, then tracebacks, stacks where ranks did not end, and what was printed; the same text once."""
-        parts = {f"rank {number} raised": pickle.loads(self.answers[number][1]).rank_traceback
-                 for number in self.raised()}
+        parts = {f"rank {number} raised": pickle.loads(self.answers[number][1])[1] for number in self.raised()}
         if self.unanswered():
             parts |= {f"rank {rank.number}: {'ended' if rank.number in self.answers else 'running'}": rank.stack()
                       for rank in self.ranks if rank.number not in self.dead}
@@ -228,6 +228,10 @@ class Run:
             shown.setdefault(re.sub("0x[0-9a-f]+", "", text), ([], text))[0].append(title)
         return kind(headline + "".join(section("; ".join(titles), text) for titles, text in shown.values()), ranks)
 
+
+def told(error, text):
+    error.rank_traceback = text
+    return error
 
 
 def spoken(ranks):

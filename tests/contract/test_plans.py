@@ -16,11 +16,12 @@ def calls_again(comm):
         total = comm.size * numpy.arange(12.0).reshape(4, 3) + sum(range(comm.size))
         for _ in range(3):
             assert (comm.all_reduce(x, out=out, algorithm=algorithm) == total).all()
-        out.flags.writeable = False
-        refused(comm, "GC-READONLY", x, out, algorithm)
-        out.flags.writeable = True
-        out = out.reshape(12)
-        refused(comm, "GC-SHAPE", x, out, algorithm)
+        sealed = out.view()
+        sealed.flags.writeable = False
+        for wrong, code in ((sealed, "GC-READONLY"), (out.reshape(12), "GC-SHAPE")):
+            with pytest.raises(gc.ArgumentError) as found:
+                comm.all_reduce(x, out=wrong, algorithm=algorithm)
+            assert found.value.code == code
         whole, other = numpy.arange(4, dtype=numpy.int32), numpy.empty(4, numpy.int32)
         comm.all_reduce(whole.view(numpy.float32), out=other.view(numpy.float32), algorithm=algorithm)
         assert (comm.all_reduce(whole, out=other, algorithm=algorithm) == comm.size * whole).all()
@@ -33,12 +34,6 @@ def calls_again(comm):
     assert (found.view(oracle.kind("float8_e4m3fn")) == comm.size).all()
 
 
-def refused(comm, code, x, out, algorithm):
-    with pytest.raises(gc.ArgumentError) as found:
-        comm.all_reduce(x, out=out, algorithm=algorithm)
-    assert found.value.code == code
-
-
 def replayed(comm):
     """From the fourth call on small calls of a device are graphs: in place or not, on other arrays every time."""
     for algorithm in ("ring", "tree", "star"):
@@ -48,9 +43,7 @@ def replayed(comm):
             in_place = (repeat + comm.rank) % 3 == 0
             found = comm.all_reduce(x, out=x if in_place else None, algorithm=algorithm)
             assert oracle.same_bits(found, total), repeat
-            comm.all_reduce(numpy.ones(8, numpy.int64), algorithm=algorithm)
-            y = numpy.full(31, comm.rank)
-            comm.broadcast(y, repeat % comm.size)
+            y = comm.broadcast(numpy.full(31, comm.rank), repeat % comm.size)
             assert (y == repeat % comm.size).all()
             comm.barrier()
     if comm.executor == "nccl":
@@ -82,15 +75,11 @@ def plans(comm):
             assert all(result is results[0] for result in results)
             assert plan.executor is not None
             assert algorithm in ("auto", plan.algorithm)
-
-
-def plans_into_given_memory(comm):
     x, out = content(comm, 1, (7,)), numpy.zeros(7, numpy.int64)
     plan, in_place, total = comm.plan("all_reduce", x, out), comm.plan("all_reduce", x, x), comm.all_reduce(x)
     assert plan() is out
     assert in_place() is x
     assert oracle.same_bits(out, total)
-    assert oracle.same_bits(x, total)
     assert oracle.same_bits(in_place(), total * comm.size)
 
 
@@ -140,16 +129,12 @@ def explained(comm):
     assert all((row["measured"] is None) == (row["calls"] == 0) for row in after.candidates)
     assert json.loads(json.dumps(after)) == after
     assert str(after).splitlines()[-1].startswith(f"choice: {after.choice}: {after.reason}")
-    for arguments in (("all_reduc", 8), ("all_reduce", -1), ("all_reduce", 1.5), ("all_reduce", True)):
+    for wrong in (("all_reduc", 8), ("all_reduce", -1), ("all_reduce", True), ("all_reduce", 8, "int8", "tpu")):
         with pytest.raises(gc.ArgumentError):
-            comm.explain(*arguments)
-    with pytest.raises(gc.ArgumentError):
-        comm.explain("all_reduce", 8, device="tpu")
-    with pytest.raises(gc.DtypeError):
-        comm.explain("all_reduce", 8, "float31")
+            comm.explain(*wrong)
 
 
-PROGRAMS = (calls_again, replayed, plans, plans_into_given_memory, plans_of_anything_else, plans_refused, explained)
+PROGRAMS = (calls_again, replayed, plans, plans_of_anything_else, plans_refused, explained)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -83,25 +83,6 @@ def test_a_root_that_runs_ahead(count):
     on_threads(4, many_broadcasts, count, executor="shared")
 
 
-def nothing_is_copied(comm):
-    """Large symmetric arrays, and parts of them, are read where they are."""
-    comm.barrier()  # ranks have met, for which something is copied
-    with mock.patch.object(Copier, "read", side_effect=AssertionError) if comm.rank == 0 else contextlib.nullcontext():
-        comm.barrier()
-        for algorithm in ("two_shot", "one_shot", "ring"):
-            room = comm.empty(2 * (1 << 21), "float32")
-            x, y = room[5:1 << 21], room[1 << 21:].reshape(2, -1)[0, :(1 << 20)]
-            x[:] = comm.rank + 1
-            y[:] = comm.rank
-            assert (comm.all_reduce(x, out=x, algorithm=algorithm) == sum(range(comm.size + 1))).all()
-            assert (comm.all_reduce(y, out=y, algorithm=algorithm) == sum(range(comm.size))).all()
-        comm.barrier()
-
-
-def test_symmetric_memory_is_read_where_it_is():
-    on_threads(3, nothing_is_copied, executor="shared")
-
-
 def test_other_processors_have_fences(monkeypatch):
     """As on another processor: every mark is told after a fence, and every wait followed by one."""
     monkeypatch.setattr(neighbours.platform, "machine", lambda: "x86_64")

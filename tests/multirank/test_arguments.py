@@ -42,43 +42,33 @@ def wrong_calls(n):
         return "all_reduce", given, options
 
     yield *reduce(3.0), ARGUMENT, "GC-ARRAY", "float.*asarray"
-    yield *reduce([1, 2]), ARGUMENT, "GC-ARRAY", "list.*asarray"
     yield *reduce({}), ARGUMENT, "GC-ARRAY", "dict, not an array$"
     yield *reduce([four, "MPI.DOUBLE"]), ARGUMENT, "GC-ARRAY", "pass one array"
     yield *reduce(numpy.ma.masked_equal(four, 2)), ARGUMENT, "GC-ARRAY", "mask"
     yield *reduce(four, "max"), ARGUMENT, "GC-ARRAY", "pass the op as op="
-    yield *reduce(four, [0] * 4), ARGUMENT, "GC-ARRAY", "list, not an array$"
     yield *reduce(numpy.array([None])), DTYPE, "GC-DTYPE", "object"
-    yield *reduce(numpy.zeros(2, [("a", "f4")])), DTYPE, "GC-DTYPE", "supported"
-    yield *reduce(numpy.zeros(2, numpy.longdouble)), DTYPE, "GC-DTYPE", "float128|longdouble"
     yield *reduce(numpy.zeros(2, ">f4")), DTYPE, "GC-DTYPE", "byte order"
     yield *reduce(four, op=None), ARGUMENT, "GC-OP", "known: sum"
     yield *reduce(four * 1j, op="max"), DTYPE, "GC-OP-DTYPE", "complex128"
     yield *reduce(numpy.arange(3), op="avg"), DTYPE, "GC-OP-DTYPE", "avg"
     yield *reduce(numpy.arange(3), op=gc.premul_sum(0.5)), DTYPE, "GC-OP-DTYPE", "int64"
-    yield *reduce(numpy.arange(3), op=gc.elementwise_op("a / b")), DTYPE, "GC-OP-DTYPE", "a / b"
     yield *reduce(four, numpy.zeros(4, "f4")), DTYPE, "GC-DTYPE", "float32"
     yield *reduce(four, dtype="float32"), DTYPE, "GC-DTYPE", "float32"
     yield *reduce(four, read_only()), ARGUMENT, "GC-READONLY", "read-only"
     yield *reduce(four, one_cell), ARGUMENT, "GC-OVERLAP", "share memory"
-    yield *reduce(memory[:8], memory[1:]), ARGUMENT, "GC-OVERLAP", "in part"
     yield *reduce(memory, memory[::-1]), ARGUMENT, "GC-OVERLAP", "in part"
     yield "all_gather", (four,), {"algorithm": "tree"}, ARGUMENT, "GC-ALGO", "known: bruck, circulant, direct"
     yield "reduce_scatter", (numpy.zeros((n + 1, 2)),), {}, ARGUMENT, "GC-SHAPE", "first axis"
-    yield "reduce_scatter", (numpy.array(1.0),), {}, ARGUMENT, "GC-SHAPE", "first axis"
     yield "reduce_scatter_v", (blocks, [3] * n), {}, ARGUMENT, "GC-COUNTS", "sum"
     yield "reduce_scatter_v", (blocks, [n]), {}, ARGUMENT, "GC-COUNTS", "numbers"
     yield "all_gather_v", (numpy.array(1.0),), {}, ARGUMENT, "GC-SHAPE", "0-dim"
     yield "all_to_all_v", ([blocks] * (n - 1),), {}, ARGUMENT, "GC-COUNTS", "list of"
     yield "all_to_all_v", ([blocks] + [blocks[:, :1]] * (n - 1),), {}, ARGUMENT, "GC-SHAPE", "first axis"
     yield "all_to_all_v", ([blocks] + [blocks.astype("f4")] * (n - 1),), {}, DTYPE, "GC-DTYPE", "array 1"
-    for split, words in (((-1,), "negative"), ((1.5,), "whole number"), ((0, "first"), "whole number")):
+    for split, words in (((-1,), "negative"), ((0, "first"), "whole number")):
         yield "split", split, {}, ARGUMENT, "GC-SPLIT", words
-    for peer in (n, -1, True):
-        yield "send", (four, peer), {}, ARGUMENT, "GC-ROOT", "not in 0"
-    for tag in (-1, 1 << 15):
-        yield "send", (four, 0, tag), {}, ARGUMENT, "GC-TAG", "not in 0"
-    yield "send", ([1], 0), {}, ARGUMENT, "GC-ARRAY", "list"
+    yield "send", (four, n), {}, ARGUMENT, "GC-ROOT", "not in 0"
+    yield "send", (four, 0, 1 << 15), {}, ARGUMENT, "GC-TAG", "not in 0"
     yield "recv", (read_only(), 0), {}, ARGUMENT, "GC-READONLY", "read-only"
     yield "sendrecv", (four, four, 0, 0), {}, ARGUMENT, "GC-OVERLAP", "overlap"
     for name in COLLECTIVES:

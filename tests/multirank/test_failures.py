@@ -12,9 +12,12 @@ from pace import seconds
 LATE = """
 import os, sys, time, numpy, gpucoll as gc
 from mpi4py import MPI
-kind, count, timeout, folder = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+(executor, kind), count, timeout, folder = sys.argv[1].split(), int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
 MPI.COMM_WORLD.Barrier()
-comm = gc.init(timeout=timeout)
+comm = gc.init(timeout=timeout, executor=None if executor == "any" else executor)
+mine = numpy.ones(count)
+if executor == "shared":
+    comm.all_reduce(mine, algorithm=kind)
 
 def tell(what):
     open(os.path.join(folder, what), "w").close()
@@ -39,7 +42,7 @@ else:
     while not is_told("given up"):
         time.sleep(0.01)
     try:
-        comm.send(numpy.ones(count), 0) if kind == "recv" else comm.all_reduce(numpy.ones(count), algorithm=kind)
+        comm.send(mine, 0) if kind == "recv" else comm.all_reduce(mine, algorithm=kind)
     except gc.GpucollError:
         pass
     tell("through")
@@ -47,9 +50,10 @@ else:
 """
 
 
-@pytest.mark.parametrize(("kind", "count"), [("ring", 300_000), ("recv", 1000), *(
+@pytest.mark.parametrize(("kind", "count"), [("any ring", 300_000), ("any recv", 1000), ("shared two_shot", 3 << 20), *(
     pytest.param(kind, count, marks=pytest.mark.slow) for kind, count in (
-        ("ring", 1000), ("star", 1000), ("star", 300_000), ("native", 1000), ("native", 300_000), ("recv", 300_000)))])
+        ("any ring", 1000), ("any star", 300_000), ("any native", 1000), ("any native", 300_000), ("any recv", 300_000),
+        ("shared one_shot", 3 << 20), ("shared ring", 3 << 20)))])
 def test_a_late_rank_writes_nowhere_and_all_end_in_order(mpiexec, tmp_path, kind, count):
     job = mpiexec(2, sys.executable, "-c", LATE, kind, str(count), str(seconds(0.5)), tmp_path)
     assert (job.returncode, job.stdout) == (0, "late\n"), job.stderr

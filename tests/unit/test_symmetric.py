@@ -1,6 +1,7 @@
 """Symmetric memory's blocks: alike on all ranks, never two at one place, used again when all have dropped them."""
 
 import gc as collector
+import os
 import random
 
 import numpy
@@ -80,8 +81,6 @@ def test_free_places_join_and_slabs_grow():
 
 
 def test_a_segment_is_mapped_by_its_key():
-    import os
-
     segment = Segment(10_000)
     segment.row[:] = 9
     there = attach(os.getpid(), segment.key)
@@ -92,4 +91,14 @@ def test_a_segment_is_mapped_by_its_key():
     segment.close()
     with pytest.raises(OSError, match="No such file"):
         attach(os.getpid(), segment.key)
-    assert there[3] == 1
+
+
+def test_the_system_copies_between_processes():
+    copier, source, target = Copier(), numpy.arange(1000), numpy.zeros(1000, int)
+    copier.read(os.getpid(), address(source), address(target), source.nbytes)
+    assert (target == source).all()
+    copier.write(os.getpid(), address(target), address(source[::-1].copy()), 0)
+    copier.write(os.getpid(), address(target), address(numpy.full(10, 5)), 80)
+    assert target[:11].tolist() == [5] * 10 + [10]
+    with pytest.raises(OSError, match="Bad address"):
+        copier.read(os.getpid(), 8, address(target), 8)

@@ -12,8 +12,6 @@ import digits
 import records
 import train
 
-RANKS = (1, 3, 8)
-
 
 def samples(count, seed=0):
     """Random images and targets, prepared as the real ones are."""
@@ -39,37 +37,19 @@ def test_gradient_is_that_of_finite_differences():
             nudge[index] = 1e-5
             above, below = (gradient(images, targets, weights + sign * nudge)[-1] for sign in (1, -1))
             assert exact[index] == pytest.approx((above - below) / 2e-5, rel=1e-6, abs=1e-8)
+    assert exact[-1] == pytest.approx(sum(gradient(images[part], targets[part], weights)[-1]
+                                          for part in (slice(0, 5), slice(5, 9), slice(9, 9))))
     assert gradient(images, targets, np.zeros_like(weights))[-1] == pytest.approx(9 * np.log(10))
 
 
-@pytest.mark.parametrize("count", [0, 1, 6, 64])
-def test_gradients_of_the_parts_add_up_to_that_of_the_batch(count):
-    images, targets = samples(max(count, 1))
-    weights = digits.initial(2, "float64")
-    whole = gradient(images[:count], targets[:count], weights)
-    for ranks in RANKS:
-        parts = [digits.share(np.arange(count), rank, ranks) for rank in range(ranks)]
-        total = sum(gradient(images[part], targets[part], weights) for part in parts)
-        np.testing.assert_allclose(total, whole, rtol=1e-12, atol=1e-13)
-
-
-def test_correct_counts_the_likeliest_classes():
-    images, _ = samples(6)
-    weights = np.zeros(digits.PARAMETERS)
-    digits.views(weights)[3][4] = 1  # the bias makes every guess a four
-    targets = np.eye(10)[[4, 4, 1, 4, 0, 9]]
-    assert digits.correct(np, weights, images, targets).tolist() == [3]
-    assert digits.correct(np, weights, images[:0], targets[:0]).tolist() == [0]
-
-
-@pytest.mark.parametrize("batch", [1, 5, 64, 1437, 5000])
+@pytest.mark.parametrize("batch", [5, 64, 5000])
 def test_every_sample_is_met_once_an_epoch_in_an_order_of_seed_and_epoch(batch):
     indices = np.arange(1437) * 3
     batches = digits.batches(indices, batch, seed=3, epoch=4)
     assert [len(some) for some in batches[:-1]] == [batch] * (len(batches) - 1)
     assert np.array_equal(np.concatenate(digits.batches(indices, batch, 3, 4)), np.concatenate(batches))
     assert not np.array_equal(np.concatenate(digits.batches(indices, batch, 3, 5)), np.concatenate(batches))
-    for ranks in RANKS:
+    for ranks in (1, 3, 8):
         shares = [[digits.share(some, rank, ranks) for rank in range(ranks)] for some in batches]
         assert sorted(np.concatenate(list(itertools.chain(*shares)))) == indices.tolist()
         assert all(max(map(len, parts)) - min(map(len, parts)) <= 1 for parts in shares)
@@ -90,19 +70,12 @@ def test_the_real_samples_are_split_alike_in_every_class():
 def test_options():
     rates = [train.parse(["--batch", batch]).learning_rate for batch in ("32", "64", "1000")]
     assert rates == [0.1, 0.2, 0.4]
-    for wrong in ("--epochs=0", "--epochs=1.5", "--seed=9223372036854775808", "--learning-rate=nan",
-                  "--learning-rate=-1", "--dtype=float16", "--device=gpu", "--epoch=3", "--algorithm", "stray"):
+    for wrong in ("--epochs=0", "--seed=9223372036854775808", "--learning-rate=nan", "--dtype=float16", "stray"):
         with pytest.raises(train.Refusal):
             train.parse([wrong])
-
-
-def test_each_rank_gets_its_part_of_the_cores_unless_the_user_chose():
-    for variables, threads in (({}, "8"), ({"MPI_LOCALNRANKS": "2"}, "4"), ({"OMPI_COMM_WORLD_LOCAL_SIZE": "64"}, "1")):
-        train.limit_threads(variables, 8)
-        assert [variables[name] for name in train.THREADS] == [threads] * len(train.THREADS)
-    chosen = {"OMP_NUM_THREADS": "3"}
-    train.limit_threads(chosen, 8)
-    assert (chosen["OMP_NUM_THREADS"], chosen["OPENBLAS_NUM_THREADS"]) == ("3", "8")
+    for variables, threads in (({}, "8"), ({"MPI_LOCALNRANKS": "2"}, "4"), ({"OMP_NUM_THREADS": "3"}, "3")):
+        train.limit_threads(variables, 8)  # each rank has its part of the cores unless the user chose
+        assert variables["OMP_NUM_THREADS"] == threads
 
 
 def some_state(seed=0):
@@ -126,12 +99,10 @@ def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
 def test_what_is_no_checkpoint_of_this_run_is_refused(tmp_path):
     path, settings = tmp_path / "run.npz", train.settings(train.parse([]))
     records.write_checkpoint(path, some_state(), 1, settings)
-    for name, option in (("batch", "--batch=65"), ("dtype", "--dtype=float64"), ("learning_rate", "--batch=32")):
-        changed = {**settings, name: train.settings(train.parse([option]))[name]}
-        with pytest.raises(records.Refusal, match=f"its {name} is .*, asked for is "):
-            records.read_checkpoint(path, changed)
+    with pytest.raises(records.Refusal, match="its batch is 64, asked for is 65"):
+        records.read_checkpoint(path, {**settings, "batch": 65})
     np.savez(tmp_path / "foreign.npz", something=np.arange(3))
-    for content in (None, b"", b"no archive", (tmp_path / "foreign.npz").read_bytes()):
+    for content in (None, b"no archive", (tmp_path / "foreign.npz").read_bytes()):
         path.unlink(missing_ok=True)
         if content is not None:
             path.write_bytes(content)
@@ -160,23 +131,19 @@ def test_a_new_run_starts_the_log_anew_and_a_resumed_one_continues_it(tmp_path):
     assert [line["step"] for line in write_log(path, 3, [4, 5])] == [1, 2, 3, 4, 5]
 
 
-def shown(style, times, terminal=False):
-    """What a run of two epochs of two steps shows when its steps end at these times, in seconds."""
-    stream = io.StringIO()
-    stream.isatty = lambda: terminal
-    now = [0.0]
-    progress = records.Progress(style, 2, stream, clock=lambda: now[0])
-    for number, now[0] in enumerate(times, start=1):
-        progress.add(step(number), number / 2)
-    return stream.getvalue()
-
-
 def test_progress_is_lines_or_on_a_terminal_a_bar(monkeypatch):
+    """Of two epochs of two steps that end at these times, in seconds."""
+    def shown(style, times, terminal=False):
+        stream, now = io.StringIO(), [0.0]
+        stream.isatty = lambda: terminal
+        progress = records.Progress(style, 2, stream, clock=lambda: now[0])
+        for number, now[0] in enumerate(times, start=1):
+            progress.add(step(number), number / 2)
+        return stream.getvalue()
+
     assert shown("auto", [1.0, 6.0, 7.0, 8.0]).splitlines() == [
         f"epoch {epoch}/2  loss 0.5000  256 samples/s  communication 40 %" for epoch in (1, 2)]
     monkeypatch.setenv("COLUMNS", "100")
     drawn = shown("auto", [1.0, 1.05, 3.0, 4.0], terminal=True).split("\r")[1:]
-    assert len(drawn) == 3  # not after 1.05 s
-    assert drawn[0].startswith("[######..................] epoch 0/2  loss 0.5000  ")
-    assert {len(line.rstrip("\n")) for line in drawn} == {99}
+    assert (len(drawn), {len(line.rstrip("\n")) for line in drawn}) == (3, {99})  # not after 1.05 s
     assert shown("off", [1.0, 9.0, 20.0, 30.0]) == ""

@@ -93,14 +93,3 @@ def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
         waits.run(iter([failing(KeyboardInterrupt())]), "test")
     with pytest.raises(RevokedError):
         waits.check()
-
-
-def test_a_failed_work_raises_what_happened_and_the_next_is_revoked():
-    waits = Waits(0.01, threads=False)
-    first, second = (waits.submit(Work(waits, iter(polls), "test", None)) for polls in ([lambda: False], []))
-    with pytest.raises(CollectiveTimeout):
-        first.wait()
-    with pytest.raises(RevokedError):
-        second.wait()
-    assert first.is_completed()
-    assert second.is_completed()
