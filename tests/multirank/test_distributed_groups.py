@@ -87,14 +87,12 @@ def many_groups(mpi):
         assert dist.new_group([]) is dist.GroupMember.NON_GROUP_MEMBER
         assert dist.new_group(timeout=datetime.timedelta(seconds=77), backend="gloo").communicator.timeout == 77
         assert dist.group.WORLD is dist.GroupMember.WORLD
-        assert dist.get_backend() == dist.get_backend(everyone) == "mpi"
         for wrong in ([0, 0], [size], [-1], [0.0], [True], 3):
             with pytest.raises(gc.ArgumentError) as refused:
                 dist.new_group(wrong)
             assert refused.value.code == "GC-GROUP"
-        for options in ({"use_local_synchronization": True}, {"backend": "ncll"}):
-            with pytest.raises(gc.ArgumentError):
-                dist.new_group([0], **options)
+        with pytest.raises(gc.ArgumentError):
+            dist.new_group([0], use_local_synchronization=True)
         with pytest.raises(gc.ArgumentError, match="pass what new_group returned"):
             dist.all_reduce(x, group=[0])
         with pytest.raises(gc.MismatchError, match="must pass the same"):
@@ -124,13 +122,9 @@ def messages(mpi):
 
         backwards = dist.new_group(range(size)[::-1], sort_ranks=False)
         if rank:
-            dist.send(data(rank), 0)
-            assert dist.recv(came, src=0) == 0
-            same(came, data(rank))
+            dist.send(data(rank), dst=0)
         else:
             assert sorted(dist.recv(came) for _ in range(1, size)) == list(range(1, size))
-            for peer in range(1, size):
-                dist.send(data(peer), dst=peer)
         if rank == size - 1 > 0:
             dist.send(data(7), 0, group=backwards)
         elif rank == 0 and size > 1:
@@ -188,7 +182,6 @@ def missing_ranks(mpi):
                 assert late.value.ranks == missing
             dist.barrier()
         dist.monitored_barrier(timeout=patience)
-        dist.all_reduce(numpy.ones(3))
 
 
 def early_messages(mpi):
@@ -216,14 +209,12 @@ import pytest
 import gpucoll as gc, gpucoll.distributed as dist
 names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT".split()
 assert not dist.is_initialized() and dist.is_available() and dist.group.WORLD is None
-for call in (dist.get_rank, dist.get_backend, dist.barrier, dist.new_group, dist.monitored_barrier,
-             dist.destroy_process_group, lambda: dist.all_reduce(1), lambda: dist.P2POp(dist.isend, 1, 0),
-             dist.distributed_c10d._get_default_group):
+for call in (dist.get_rank, dist.barrier, dist.new_group, dist.destroy_process_group,
+             lambda: dist.P2POp(dist.isend, 1, 0), dist.distributed_c10d._get_default_group):
     with pytest.raises(gc.UsageError, match="call gpucoll.distributed.init_process_group"):
         call()
 for options, error in [
-        (dict(backend="ncll"), gc.ArgumentError), (dict(init_method="shared"), gc.ArgumentError),
-        (dict(timeout=datetime.timedelta(0)), gc.ArgumentError), (dict(world_size=7), gc.UsageError),
+        (dict(init_method="shared"), gc.ArgumentError), (dict(world_size=7), gc.UsageError),
         (dict(rank="x"), gc.UsageError)]:
     with pytest.raises(error):
         dist.init_process_group(**options)

@@ -1,4 +1,4 @@
-"""Programs of five documents, one of each kind, as tests/seed_programs, against what the documents print or say."""
+"""Programs of documents, one of each kind, as tests/seed_programs, against what the documents print or say."""
 
 import json
 import re
@@ -27,7 +27,6 @@ def each(text, *results):
 
 # Brackets do not count: tensors are arrays here.
 PRINTED = {
-    "buffer_all_gather": everywhere("Rank {r} gathered data: [1 2 3 4]"),
     "object_scatter": each("rank {r} data is", [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]),
     "scatter": each("Rank {r} received data", "1.", "2.", "3.", "4."),
     # Printed for two ranks; here there are four.
@@ -49,7 +48,6 @@ PRINTED = {
         *each("all_to_all [{r}]", *(" ".join(f"{number + rank / SIZE}".removesuffix("0") for number in range(16))
                                     for rank in range(SIZE))),
         "group [0] [8 10 12 14]", "group [2] [8 9 10 11]"],
-    "ddp_all_reduce": everywhere("[{r}] the gradient is that of the whole batch: True"),
     "process_group_spawn": [f"{'ProcessGroup' if rank < 2 else 'GroupMember.NON_GROUP_MEMBER'} - rank: {rank}"
                             for rank in range(SIZE)],
 }

@@ -36,7 +36,6 @@ class Worker:
         error = data @ self.parameters - target
         grads = 2 * data.T @ error / len(target)
         dist.reduce(grads, dst=SERVER, op=dist.ReduceOp.SUM)
-        return grads
 
 
 def main():

@@ -10,7 +10,6 @@ from mpi4py import MPI
 import gpucoll.distributed as dist
 
 
-# 각 subprocess에서 실행될 내용
 def worker(rank, world_size):
     dist.init_process_group(backend='nccl', rank=rank, world_size=world_size)
     group = dist.distributed_c10d._get_default_group()
@@ -20,7 +19,6 @@ def worker(rank, world_size):
     print(f"{group} - rank: {rank}")
 
 
-# Mainprocess에서 실행될 내용
 if __name__ == '__main__':
     world_size = 4
     os.environ["MASTER_ADDR"] = "127.0.0.1"

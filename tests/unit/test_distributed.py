@@ -6,6 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -47,6 +48,8 @@ SIGNATURES = {
     "gather_object": "obj, object_gather_list=None, dst=0, group=None",
     "scatter_object_list": "scatter_object_output_list, scatter_object_input_list=None, src=0, group=None",
 }
+# What any array on a GPU shows of itself.
+ON_GPU = {"shape": (4,), "typestr": "<f8", "data": (0, False), "version": 3}
 
 
 @contextlib.contextmanager
@@ -99,16 +102,10 @@ def test_one_rank_by_itself(monkeypatch):
         assert repr(dist.P2POp(dist.isend, x, 0)) == "P2POp(isend, peer=0, tag=0)"
         assert dist.get_backend() == "mpi"
         with contextlib.suppress(gc.GpucollError):
-            dist.all_reduce(OnGpu())
+            dist.all_reduce(SimpleNamespace(__cuda_array_interface__=ON_GPU))
         assert dist.get_backend() == "nccl", "it is that of the arrays"
     assert "RANK" not in os.environ
     assert not dist.is_initialized()
-
-
-class OnGpu:
-    """What any array on a GPU shows of itself."""
-
-    __cuda_array_interface__ = {"shape": (4,), "typestr": "<f8", "data": (0, False), "version": 3}  # noqa: RUF012
 
 
 def test_timeouts_and_backends():
