@@ -192,8 +192,11 @@ class Run:
 
     def outcomes(self):
         """For each rank ("ok", value) or ("error", exception)."""
-        found = [(state, pickle.loads(value)) for state, value in (self.answers[rank.number] for rank in self.ranks)]
-        return [(state, value if state == "ok" else told(*value)) for state, value in found]
+        found = [(self.answers[rank.number][0], pickle.loads(self.answers[rank.number][1])) for rank in self.ranks]
+        for state, value in found:
+            if state == "error":
+                value[0].rank_traceback = value[1]
+        return [(state, value[0] if state == "error" else value) for state, value in found]
 
     # How it failed. An error is made while the job still lives: stacks and output are in it.
 
@@ -227,11 +230,6 @@ class Run:
         for title, text in parts.items():  # addresses apart, ranks have much in common
             shown.setdefault(re.sub("0x[0-9a-f]+", "", text), ([], text))[0].append(title)
         return kind(headline + "".join(section("; ".join(titles), text) for titles, text in shown.values()), ranks)
-
-
-def told(error, text):
-    error.rank_traceback = text
-    return error
 
 
 def spoken(ranks):

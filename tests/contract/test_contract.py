@@ -21,10 +21,6 @@ FEW = 6  # calls of an algorithm by default
 ALL_REDUCE = [name for name in programs.algorithms("all_reduce") if name != "native"]
 
 
-def test_these_are_all_collectives():
-    assert {*REDUCTIONS, *MOVEMENTS, "barrier"} == {*COLLECTIVES}
-
-
 @pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
 def test_every_algorithm(executor, collective):
     """Pairs of op and dtype, lengths and numbers of ranks come in turn, each in an order drawn before."""
@@ -66,25 +62,12 @@ def test_other_arrays(executor, body, algorithm):
 
 
 def test_shapes_of_the_other_collectives(executor):
+    assert {*REDUCTIONS, *MOVEMENTS, "barrier"} == {*COLLECTIVES}
     for size in (1, 2, 5):
         executor.run(size, programs.shapes_of_the_others)
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "scan"])
-def test_integers_wrap_over_their_whole_range(executor, collective):
-    """The peer executor's kernels are only a few by default."""
-    whole = len(executor.pairs) > 100
-    names, ops = (programs.INTEGERS, ("sum", "prod", "max", "bxor")) if whole else (("int32", "int64"), ("sum",))
-    for algorithm in generator(f"wrap/{executor.name}").sample(executor.algorithms(collective), 2):
-        executor.run(4, programs.whole_range, collective, algorithm, names, ops)
-
-
 # ---------------------------------------------------------------- the same bits
-
-
-@pytest.mark.parametrize("algorithm", sampled(ALL_REDUCE, keep=5, seed=3))
-def test_whether_a_rank_works_in_place_changes_no_bit(executor, algorithm):
-    assert len(set(executor.run(3, programs.in_place_here_and_there, algorithm))) == 1
 
 
 @pytest.mark.parametrize(("collective", "algorithm", "name"), sampled(

@@ -188,7 +188,7 @@ PEER = [("streams", "two_shot"), ("many_streams",), ("asynchronous", "one_shot")
             "broadcast", "all_gather", "gather", "scatter", "all_to_all", "all_gather_v", "all_to_all_v")),
         ("mirrored", "segmented", "all_reduce", "two_shot"), ("mirrored", "segmented", "all_reduce", "tree"),
         ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
-        ("mirrored", "carriers", "two_shot"), ("mirrored", "in_place_here_and_there", "two_shot")]
+        ("mirrored", "carriers", "two_shot"), ("mirrored", "digests", "all_reduce", "two_shot", "float32")]
 ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
 THREADS = [program for program in TOGETHER if "native" not in program and program[0] not in ("captured", "replayed")]

@@ -120,22 +120,19 @@ def test_the_nccl_id_is_rank_0s_everywhere(ranks):
 
 def many(mpi):
     """Communicators made and closed leak nothing that MPI would run out of."""
-    for _ in range(300):
+    for _ in range(1200):
         with gc.Communicator.from_mpi(mpi) as comm:
             assert comm.all_reduce(numpy.array([1]), algorithm="ring")[0] == comm.size
-    return True
 
 
 @pytest.mark.nightly
 def test_a_thousand_communicators(ranks):
-    for _ in range(4):
-        ranks(many, 2, timeout=300)
+    ranks(many, 2, timeout=1200)
 
 
 def no_communicator(mpi):
-    for wrong in (None, 3, "world"):
-        with pytest.raises(gc.ArgumentError, match="intracommunicator"):
-            gc.Communicator.from_mpi(wrong)
+    with pytest.raises(gc.ArgumentError, match="intracommunicator"):
+        gc.Communicator.from_mpi("world")
     with pytest.raises(TypeError, match="speed"):
         gc.Communicator.from_mpi(mpi, speed=11)
     for wrong in ({"timeout": 0}, {"timeout": "soon"}, {"check": "some"}, {"executor": "mpl"}):

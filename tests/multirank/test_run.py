@@ -52,15 +52,6 @@ def test_the_program_finds_what_torchrun_would_tell_it(launcher, script, options
         assert one["arguments"] == ["show.py", *given]
 
 
-def test_what_the_environment_says_of_the_master_is_kept(launcher, script):
-    told = {"MASTER_ADDR": "127.0.0.5", "MASTER_PORT": "4321", "RANK": "99", "WORLD_SIZE": "100"}
-    job = gpucoll_run("show.py", cwd=script(SHOW), env={**UNSET, **told})
-    assert job.returncode == 0, job.stderr
-    found = json.loads(job.stdout)
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"], found["RANK"], found["WORLD_SIZE"]) == \
-        ("127.0.0.5", "4321", "0", "1")
-
-
 @pytest.mark.parametrize(("text", "code"), [
     ("import sys; sys.exit(3)", 3),
     ("import os, sys; sys.exit(4 if os.environ['RANK'] == '1' else 0)", 4),
@@ -105,13 +96,10 @@ def test_every_vendors_command_line(version, job, root, options):
     assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch", "a:1", "x.py", *job.arguments]
 
 
-def test_the_first_rank_of_other_hosts():
+def test_the_first_rank_of_other_hosts_and_launchers_that_say_nothing(monkeypatch, capsys, tmp_path):
     assert launch.master(THERE, {}) == "a:29500"
     assert launch.master(THERE, {"MASTER_PORT": "1"}) == "a:1"
     assert launch.master(HERE, {"MASTER_ADDR": "c", "MASTER_PORT": "2"}) == "c:2"
-
-
-def test_launchers_that_say_nothing(monkeypatch, capsys, tmp_path):
     assert launch.variables({}, "a:1") == {}
     monkeypatch.setattr(launch, "variables", lambda *_: {})
     with pytest.raises(SystemExit) as left:

@@ -18,15 +18,12 @@ OPEN_MPI, MPICH = "Open MPI v5.0.11, package: Open MPI me@farm", "MPICH Version:
 MPIEXEC, OTHER = {"PMI_SIZE": "4", "PMI_RANK": "1"}, {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
 
 
-def test_one_missing_fact_spoils_no_other_and_its_reason_names_no_folder():
+def test_versions_with_and_without_cupy(monkeypatch):
     def lost():
         raise gc.BackendError("no driver in /home/annelore/lib/x.so, see /dev/shm")
 
-    assert facts.look(a=lambda: 1, b=lambda: {}[()], c=lambda: None, d=lost) == (
+    assert facts.look(a=lambda: 1, b=lambda: {}[()], c=lambda: None, d=lost) == (  # a reason names no folder
         {"a": 1, "b": None, "c": None, "d": None}, {"b": "()", "d": "no driver in x.so, see /dev/shm"})
-
-
-def test_versions_with_and_without_cupy(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", None)
     found = facts.versions()
     assert (found.facts["gpucoll"], found.facts["numpy"]) == (gc.__version__, numpy.__version__)
@@ -194,11 +191,6 @@ def alone(value):
     return [value]
 
 
-def test_the_self_test_has_every_algorithm():
-    seen = {case[:2] for case in itertools.islice(probes.cases(4, "cpu"), 40 * len(COLLECTIVES))}
-    assert {(name, algorithm) for name in COLLECTIVES for algorithm in gc.algorithms(name, size=4)} <= seen
-
-
 @pytest.mark.parametrize(("name", "spoil", "words"), [
     (None, None, None),
     ("all_reduce", lambda x: x + (numpy.arange(x.size) == 7).astype(x.dtype), "1 elements are wrong"),
@@ -206,6 +198,8 @@ def test_the_self_test_has_every_algorithm():
     ("gather_v", lambda xs: [xs[0][::-1]], "elements are wrong"),
     ("barrier", lambda x: numpy.ones(1), "expected None")])
 def test_the_self_test_finds_a_wrong_result_and_no_other(name, spoil, words):
+    seen = {case[:2] for case in itertools.islice(probes.cases(4, "cpu"), 40 * len(COLLECTIVES))}
+    assert {(kind, algorithm) for kind in COLLECTIVES for algorithm in gc.algorithms(kind, size=4)} <= seen
     (comm,) = gc.init_local(1)
     if name:
         right = getattr(comm, name)
@@ -214,12 +208,8 @@ def test_the_self_test_finds_a_wrong_result_and_no_other(name, spoil, words):
     assert outcome["calls"] == outcome["collectives"] == len(COLLECTIVES)
     assert [fault["ranks"] for fault in outcome["faults"]] == ([[0]] if name else [])
     assert all(fault["call"].startswith(f"{name}, ") and words in fault["what"] for fault in outcome["faults"])
-
-
-def test_what_all_refuse_is_a_reason_and_other_errors_a_fault():
-    (comm,) = gc.init_local(1)
     lists, broken = SimpleNamespace(asarray=list), SimpleNamespace(asarray=lambda x: {}["no memory"])
-    assert "not an array" in probes.self_test(comm, alone, "cuda", lists, 0.0)["refused"]
+    assert "not an array" in probes.self_test(comm, alone, "cuda", lists, 0.0)["refused"]  # what all refuse is no fault
     another = probes.self_test(comm, lambda own: [own, (None, None, 0.0)], "cuda", lists, 0.0)  # one of two ranks
     assert ([fault["ranks"] for fault in another["faults"]], another["refused"]) == ([[0]], None)
     failed = probes.self_test(comm, alone, "cuda", broken, 0.0)

@@ -15,11 +15,10 @@ from gpucoll import launchers
     ({"PMI_SIZE": "4", "PMI_RANK": "3", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "SLURM_PROCID": "0",
       "SLURM_STEP_NUM_TASKS": "2"}, "MPICH's mpiexec", (4, 3), (1, 2)),  # in a Slurm job
     ({"PMI_SIZE": "4", "PMI_RANK": "3", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}, "Slurm's srun", (4, 3), (1, None)),
-    ({"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}, "Slurm's srun", (2, 1), (None, None)),
     ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, None, (1, 0), (None, None)),  # a batch script
     ({"MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_RANK": "0"}, "MVAPICH's mpirun_rsh", (2, 0), (None, None)),
     ({"PMI_SIZE": "4", "PMI_RANK": "x"}, None, (1, 0), (None, None)),
-    ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None, (1, 0), (None, None))])
+    ({"RANK": "1", "WORLD_SIZE": "2"}, None, (1, 0), (None, None))])
 def test_a_process_knows_who_started_it(environment, name, size_and_rank, local):
     told = launchers.started(environment)
     assert (told and told.launcher.name) == name

@@ -55,19 +55,6 @@ def test_works_run_in_order_with_and_without_a_thread(threads):
     waits.close()
 
 
-def test_progress_without_the_caller():
-    """Nobody asks: the thread alone brings it to its end."""
-    waits, ended = Waits(PATIENCE), threading.Event()
-
-    def operation():
-        yield from after(10, [])
-        ended.set()
-
-    waits.submit(Work(waits, operation(), "test", None))
-    assert ended.wait(PATIENCE)
-    waits.close()
-
-
 def test_threads_take_turns():
     waits, inside, most = Waits(PATIENCE), [], []
 
