@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from gpucoll.arrays import address
-from gpucoll.arrays.segments import Segment, at, attach
+from gpucoll.arrays.segments import Copier, Segment, at, attach
 from gpucoll.arrays.symmetric import LINE, SLAB, Heap
 
 BYTE = numpy.dtype("uint8")
