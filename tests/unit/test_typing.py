@@ -22,10 +22,6 @@ assert_type(comm.all_reduce(x, op="max", algorithm="ring"), NDArray[numpy.float3
 assert_type(comm.all_reduce(x, async_op=True), gc.Work)
 assert_type(comm.all_reduce([1], out=x), NDArray[numpy.float32])
 assert_type(comm.reduce(x, root=1), NDArray[numpy.float32] | None)
-assert_type(comm.broadcast(x), NDArray[numpy.float32])
-assert_type(comm.all_gather(x), NDArray[numpy.float32])
-assert_type(comm.gather(x), NDArray[numpy.float32] | None)
-assert_type(comm.scan(x, async_op=True), gc.Work)
 comm.all_reduce(x, opp="sum")  # type: ignore[call-overload]
 """
 
