@@ -6,7 +6,6 @@ place and arrays that overlap stay what they are. CuPy has no float8 and not alw
 them, and a reduction is told by its `dtype=`.
 """
 
-import contextlib
 import ctypes
 
 import cupy
@@ -16,7 +15,6 @@ from gpucoll.dtypes import EXTENDED, row_of
 
 NATIVE = {"bfloat16"} if int(cupy.__version__.split(".")[0]) >= 14 else set()
 REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v"}
-LATER = {"send", "recv", "sendrecv"}
 
 
 def carrier(dtype):
@@ -89,10 +87,10 @@ def bytes_at(low, high):
 
 
 class Mirrored:
-    """The calls of `comm` on mirrors; everything else is its own. In a group results come at its end."""
+    """The calls of `comm` on mirrors; everything else is its own."""
 
     def __init__(self, comm):
-        self._comm, self._later = comm, None
+        self._comm = comm
 
     def __getattr__(self, name):
         found = getattr(self._comm, name)
@@ -106,39 +104,12 @@ class Mirrored:
             if kind is not None and carrier(kind) != kind and name in REDUCTIONS:
                 options.setdefault("dtype", row_of(kind).name)
             given = [mirrors.of(one) for one in arguments]
-            options = {key: mirrors.of(value) for key, value in options.items()}
-            found = call(*given, **options)
-            if options.get("async_op"):
-                return Later(found, mirrors, kind)
-            if self._later is not None:
-                self._later.append(mirrors)
-                return mirrors.original(found, kind)
+            found = call(*given, **{key: mirrors.of(value) for key, value in options.items()})
             result = mirrors.original(found, kind)
             mirrors.give_back()
             return result
 
         return called
-
-    @contextlib.contextmanager
-    def group(self):
-        with self._comm.group():
-            self._later = []
-            yield
-        later, self._later = self._later, None
-        for mirrors in later:
-            mirrors.give_back()
-
-
-class Later:
-    """A `Work` whose result is brought back."""
-
-    def __init__(self, work, mirrors, kind):
-        self._work, self._mirrors, self._kind = work, mirrors, kind
-
-    def wait(self):
-        result = self._mirrors.original(self._work.wait(), self._kind)
-        self._mirrors.give_back()
-        return result
 
 
 def flattened(arguments):

@@ -8,27 +8,24 @@
 The "cubins" that it loads are shared objects: importing it makes our compiler of GPU code g++.
 """
 
-import sys
-
-import numpy
-
 from gpucoll.device import gxx, nvrtc
 
 from . import _machine, cuda
-from ._array import array, asarray, from_dlpack, ndarray
-from ._functions import (
+from ._array import (
     arange,
+    array,
+    asarray,
     asfortranarray,
     asnumpy,
     copyto,
     empty,
     empty_like,
     exp,
+    from_dlpack,
     full,
     log,
-    maximum,
+    ndarray,
     ones,
-    sqrt,
     tanh,
     zeros,
 )
@@ -36,12 +33,7 @@ from ._raw import RawKernel, RawModule
 
 __version__ = _machine.VERSION
 __all__ = ["RawKernel", "RawModule", "arange", "array", "asarray", "asfortranarray", "asnumpy", "copyto", "cuda",
-           "empty", "empty_like", "exp", "from_dlpack", "full", "log", "maximum", "ndarray", "ones", "sqrt", "tanh",
-           "zeros"]
-
-for _name in ("bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128 "
-              "dtype newaxis pi inf nan").split():
-    setattr(sys.modules[__name__], _name, getattr(numpy, _name))
+           "empty", "empty_like", "exp", "from_dlpack", "full", "log", "ndarray", "ones", "tanh", "zeros"]
 
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
 nvrtc.recipe = lambda arch, major=None: f"stand-in {arch}\n{gxx.recipe()}"

@@ -12,21 +12,7 @@ from ._machine import MACHINE, OLD, check, on_device
 from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream
 
-KINDS = "biufc"
 CUDA = 2  # DLPack's type of device
-
-
-class Flags:
-    def __init__(self, host):
-        self.c_contiguous, self.f_contiguous = host.flags.c_contiguous, host.flags.f_contiguous
-        self.forc = self.c_contiguous or self.f_contiguous
-
-
-class Capsule:
-    """Stands for a DLPack capsule, which may be consumed once."""
-
-    def __init__(self, array):
-        self.array = array
 
 
 class ndarray:
@@ -35,7 +21,7 @@ class ndarray:
         dtype = supported(dtype)
         nbytes = int(numpy.prod(shape, dtype=object)) * dtype.itemsize if shape else dtype.itemsize
         self.data = _memory.MemoryPointer(_memory.Memory(nbytes), 0) if memptr is None else memptr
-        self._place(shape, dtype, contiguous(shape, dtype.itemsize, order) if strides is None else tuple(strides))
+        self._place(shape, dtype, numpy.empty(shape, dtype, order).strides if strides is None else tuple(strides))
 
     def _place(self, shape, dtype, strides):
         """Be the elements at `data` with this shape and these strides."""
@@ -54,7 +40,7 @@ class ndarray:
     ndim = property(lambda self: self._host.ndim)
     itemsize = property(lambda self: self._host.itemsize)
     nbytes = property(lambda self: self._host.nbytes)
-    flags = property(lambda self: Flags(self._host))
+    flags = property(lambda self: self._host.flags)
     device = property(lambda self: self.data.device)
     T = property(lambda self: self._window(self._host.T))
     __array_ufunc__ = None  # NumPy computes with none of them
@@ -83,15 +69,12 @@ class ndarray:
         return CUDA, self.data.device_id
 
     def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
-        if copy is True or dl_device not in (None, self.__dlpack_device__()):
-            raise BufferError("unsupported device requested.")
         consumer = runtime.streamLegacy if stream is None else stream
-        if consumer < -1 or consumer == 0:
-            raise ValueError(f"On CUDA, {stream} is no valid stream for the DLPack protocol")
+        assert consumer == -1 or consumer > 0, "the protocol has no such stream"
         current = get_current_stream()
         if consumer != -1 and consumer != (current.ptr or runtime.streamLegacy):
             _BaseStream(consumer, -1).wait_event(current.record())
-        return Capsule(self)
+        return self._window(self._host)  # a capsule
 
     # To the host and back
 
@@ -108,8 +91,6 @@ class ndarray:
     def set(self, arr, stream=None):
         if not isinstance(arr, numpy.ndarray) or (arr.dtype, arr.shape) != (self.dtype, self.shape):
             raise TypeError(f"only an array of {self.dtype} and shape {self.shape} can be set")
-        if not self.flags.forc:
-            raise RuntimeError("Cannot set to non-contiguous array")
         staged, host = arr.copy(), self._host
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         check(queue.capture is None, 900, "a copy from the host in a capture")
@@ -146,12 +127,6 @@ class ndarray:
         found.shape = shape[0] if len(shape) == 1 else shape  # AttributeError where it cannot be a view
         return self._window(found)
 
-    def ravel(self, order="C"):
-        return self.reshape(-1)
-
-    def copy(self, order="C"):
-        return call(lambda host: host.copy(order), self)
-
     def astype(self, dtype, copy=True):
         dtype = supported(dtype)
         return call(lambda host: host.astype(dtype), self) if copy or dtype != self.dtype else self
@@ -172,21 +147,10 @@ class ndarray:
         return call(numpy.negative, self)
 
 
-def contiguous(shape, itemsize, order="C"):
-    """The strides of a new array."""
-    strides, step = [], itemsize
-    for length in reversed(shape) if order == "C" else shape:
-        strides.append(step)
-        step *= max(length, 1)
-    return tuple(reversed(strides)) if order == "C" else tuple(strides)
-
-
 def supported(dtype):
     """The dtype, if CuPy has arrays of it: NumPy's numbers, and bfloat16."""
     dtype = numpy.dtype(dtype)
-    if dtype.kind not in KINDS + "V" or (dtype.kind == "V" and dtype.name != "bfloat16") or dtype.itemsize > 16:
-        raise ValueError(f"Unsupported dtype {dtype}")
-    if dtype.name.startswith("float8") or (OLD and dtype.name == "bfloat16"):
+    if dtype.name.startswith("float8") or (dtype.kind not in "biufc" and (OLD or dtype.name != "bfloat16")):
         raise ValueError(f"Unsupported dtype {dtype}")
     return dtype
 
@@ -238,24 +202,15 @@ def enqueue(work, target):
         MACHINE.submit(MACHINE.queue(get_current_stream().ptr), lambda: act)
 
 
-def takes(other):
-    """Whether CuPy computes with it; NumPy's arrays are refused by `call`."""
-    return isinstance(other, ndarray | numpy.ndarray | numpy.generic | int | float | complex | bool)
-
-
 def operators(name, function):
-    def forward(self, other):
-        return call(function, self, other) if takes(other) else NotImplemented
-
-    def backward(self, other):
-        return call(function, other, self) if takes(other) else NotImplemented
-
+    """CuPy computes with no NumPy arrays: `call` refuses them."""
     def in_place(self, other):
         write(self, lambda host, given: function(host, given, out=host, casting="same_kind"), other)
         return self
 
-    for prefix, method in (("", forward), ("r", backward), ("i", in_place)):
-        setattr(ndarray, f"__{prefix}{name}__", method)
+    setattr(ndarray, f"__{name}__", lambda self, other: call(function, self, other))
+    setattr(ndarray, f"__r{name}__", lambda self, other: call(function, other, self))
+    setattr(ndarray, f"__i{name}__", in_place)
 
 
 for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.true_divide,
@@ -287,21 +242,14 @@ def from_interface(described, owner):
     """As CuPy does it: after the host has waited for the producer's stream."""
     if described.get("stream") is not None:
         runtime.streamSynchronize(described["stream"])
-    pointer = UnownedPointer(described["data"][0], owner)
-    return ndarray(described["shape"], described["typestr"], pointer, described["strides"])
+    return unowned(described["shape"], described["typestr"], described["data"][0], owner, described["strides"])
 
 
-class UnownedPointer(_memory.MemoryPointer):
-    """Memory that another library has; kept by its array."""
-
-    def __init__(self, ptr, owner):
-        chunk = _memory.chunk_at(ptr)
-        self.mem, self.device_id, self.ptr = owner, chunk.device if chunk else MACHINE.device(), ptr
-
-    def __add__(self, offset):
-        found = UnownedPointer(self.ptr, self.mem)
-        found.ptr += offset
-        return found
+def unowned(shape, dtype, address, owner, strides):
+    """An array in memory that another library has, which it keeps."""
+    chunk = _memory.chunk_at(address)
+    memory = _memory.UnownedMemory(address, 0, owner, chunk.device if chunk else MACHINE.device())
+    return ndarray(shape, dtype, _memory.MemoryPointer(memory, 0), strides)
 
 
 def from_dlpack(x):
@@ -309,8 +257,52 @@ def from_dlpack(x):
     if kind != CUDA:
         raise TypeError("CPU arrays cannot be directly imported to CuPy")
     with on_device(ordinal):
-        capsule = x.__dlpack__(stream=get_current_stream().ptr or runtime.streamLegacy, max_version=(1, 0))
-    given, capsule.array = capsule.array, None
-    if given is None:
-        raise ValueError("A DLPack tensor object cannot be consumed multiple times")
-    return ndarray(given.shape, given.dtype, UnownedPointer(given.data.ptr, given), given.strides)
+        given = x.__dlpack__(stream=get_current_stream().ptr or runtime.streamLegacy, max_version=(1, 0))
+    return unowned(given.shape, given.dtype, given.data.ptr, given, given.strides)
+
+
+def empty(shape, dtype=float, order="C"):
+    return ndarray(shape, dtype, order=order)
+
+
+def full(shape, fill_value, dtype=None, order="C"):
+    found = ndarray(shape, numpy.asarray(fill_value).dtype if dtype is None else dtype, order=order)
+    found.fill(fill_value)
+    return found
+
+
+def zeros(shape, dtype=float, order="C"):
+    return full(shape, 0, dtype, order)
+
+
+def ones(shape, dtype=float, order="C"):
+    return full(shape, 1, dtype, order)
+
+
+def empty_like(prototype, dtype=None):
+    return ndarray(prototype.shape, prototype.dtype if dtype is None else dtype)
+
+
+def arange(start, stop=None, step=1, dtype=None):
+    """By a kernel, not by a copy from the host."""
+    values = numpy.arange(start, stop, step, dtype) if stop is not None else numpy.arange(0, start, step, dtype)
+    return call(lambda: values)
+
+
+def asnumpy(a):
+    return a.get()
+
+
+def copyto(dst, src):
+    write(dst, lambda host, given: numpy.copyto(host, given, casting="same_kind"), src)
+
+
+def asfortranarray(a):
+    return call(numpy.asfortranarray, a)
+
+
+def ufunc(name):
+    return lambda *operands: call(getattr(numpy, name), *operands)
+
+
+exp, log, tanh = map(ufunc, ("exp", "log", "tanh"))

@@ -11,10 +11,6 @@ import random
 import threading
 import time
 
-CODES = {1: "cudaErrorInvalidValue", 100: "cudaErrorNoDevice", 101: "cudaErrorInvalidDevice",
-         400: "cudaErrorInvalidResourceHandle", 600: "cudaErrorNotReady", 700: "cudaErrorIllegalAddress",
-         719: "cudaErrorLaunchFailure", 900: "cudaErrorStreamCaptureUnsupported",
-         905: "cudaErrorStreamCaptureIsolation", 906: "cudaErrorStreamCaptureImplicit"}
 VERSION = os.environ.get("STAND_IN_CUPY", "14.2.0")
 OLD = VERSION.startswith("13.")
 LAG = 3e-4  # seconds between what the host asks for and its beginning, unless the host waits
@@ -25,11 +21,7 @@ class CUDARuntimeError(RuntimeError):
     """An error of a call of CUDA's runtime."""
 
     def __init__(self, status, words=""):
-        self.status, self.words = status, words
-        super().__init__(f"{CODES.get(status, 'cudaError')}: {words or status}")
-
-    def __reduce__(self):
-        return type(self), (self.status, self.words)
+        super().__init__(f"CUDA error {status}: {words}")
 
 
 def check(condition, status, words=""):

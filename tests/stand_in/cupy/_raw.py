@@ -45,11 +45,7 @@ class Function:
         queue = MACHINE.queue((get_current_stream() if stream is None else stream).ptr)
         if not self._device == MACHINE.device() == queue.device:
             raise CUDADriverError(400, f"{self._name} was loaded on GPU {self._device}, not {queue.device}")
-        (given,) = args
-        if not isinstance(given, numpy.ndarray) or given.size != 1:
-            raise TypeError(f"{given!r} is not a structure that is passed by value")
-        if not (1 <= block[0] <= 1024 and grid[0] >= 1):
-            raise CUDADriverError(1, f"grid {grid}, block {block}")
+        (given,) = args  # one structure, passed by value
         check_addresses(self._name, given, self._device)
         argument = given.copy()
         MACHINE.submit(queue, lambda: self._begin(grid[0], block[0], argument))

@@ -3,8 +3,7 @@
 from .._ipc import alloc_pinned_memory
 from .._memory import MemoryPointer, UnownedMemory
 from . import driver, runtime
-from .graph import Graph
-from .stream import Event, ExternalStream, Stream, get_current_stream, get_elapsed_time
+from .stream import Event, ExternalStream, Graph, Stream, get_current_stream, get_elapsed_time
 
 __all__ = ["Device", "Event", "ExternalStream", "Graph", "MemoryPointer", "Stream", "UnownedMemory",
            "alloc_pinned_memory", "driver", "get_current_stream", "get_elapsed_time", "runtime"]

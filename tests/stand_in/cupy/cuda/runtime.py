@@ -5,9 +5,9 @@ import os
 
 import numpy
 
-from .. import _capture, _memory
+from .. import _memory
 from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset
-from .._machine import MACHINE, CUDARuntimeError, Event, Queue, check
+from .._machine import MACHINE, CUDARuntimeError, Event, Mark, Queue, check
 
 __all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset"]
 
@@ -66,7 +66,6 @@ def streamCreateWithFlags(flags):
 
 
 def streamDestroy(stream):
-    check(MACHINE.find(stream, Queue).capture is None, 900)
     del MACHINE.objects[stream]
 
 
@@ -86,7 +85,11 @@ def streamQuery(stream):
 
 
 def streamWaitEvent(stream, event):
-    _capture.wait(MACHINE.queue(stream), MACHINE.find(event, Event))
+    """What the stream is given from here on follows the event."""
+    queue, mark = MACHINE.queue(stream), MACHINE.find(event, Event).mark
+    if mark is not None:
+        check(queue.capture is None, 905, "an event from outside in a capture")
+        MACHINE.submit(queue, lambda: _nothing, after=[(mark.queue, mark.count)])
 
 
 def streamBeginCapture(stream):
@@ -99,7 +102,7 @@ def streamEndCapture(stream):
     queue = MACHINE.find(stream, Queue)
     check(queue.capture is not None, 900)
     nodes, queue.capture = queue.capture, None
-    return MACHINE.keep(_capture.Graph(nodes))
+    return MACHINE.keep(_Graph(nodes))
 
 
 def streamIsCapturing(stream):
@@ -113,12 +116,21 @@ def eventCreateWithFlags(flags):
     return MACHINE.keep(Event(getDevice(), timed=not flags & eventDisableTiming))
 
 
-def eventDestroy(event):
-    MACHINE.objects.pop(event, None)
+def eventDestroy(handle):
+    MACHINE.objects.pop(handle, None)
+
+
+graphDestroy = eventDestroy
 
 
 def eventRecord(event, stream):
-    _capture.record(MACHINE.find(event, Event), MACHINE.queue(stream))
+    """The event stands for what the stream has been given so far."""
+    event, queue = MACHINE.find(event, Event), MACHINE.queue(stream)
+    check(event.device == queue.device, 400, "event and stream are of different devices")
+    check(queue.capture is None, 900, "the stand-in captures no events")
+    with MACHINE.news:
+        event.mark = mark = Mark(queue)
+        MACHINE.submit(queue, lambda: mark.passed)
 
 
 def eventQuery(event):
@@ -138,12 +150,27 @@ def eventElapsedTime(start, end):
     return ctypes.c_float(1e3 * (events[1].mark.time - events[0].mark.time)).value
 
 
-# Graphs
+# Graphs: what a stream was given in a capture
+
+
+class _Graph:
+    """What a graph's handle stands for; a launch waits for the one before."""
+
+    def __init__(self, nodes):
+        self.nodes, self.last = nodes, ()
+
+    def launch(self, queue):
+        """Enqueue all nodes."""
+        check(queue.capture is None, 900, "a graph inside a graph")
+        MACHINE.submit(queue, lambda: _nothing, after=self.last)
+        for begin in self.nodes:
+            MACHINE.submit(queue, begin)
+        self.last = [(queue, queue.issued)]
+
+
+def _nothing():
+    return True
 
 
 def graphLaunch(graph, stream):
-    MACHINE.find(graph, _capture.Graph).launch(MACHINE.queue(stream))
-
-
-def graphDestroy(graph):
-    MACHINE.objects.pop(graph, None)
+    MACHINE.find(graph, _Graph).launch(MACHINE.queue(stream))

@@ -5,7 +5,7 @@ import threading
 import warnings
 
 from .._machine import MACHINE, OLD
-from . import graph, runtime
+from . import runtime
 
 _local = threading.local()
 
@@ -34,9 +34,7 @@ class Event:
         if self.ptr and not is_shutting_down():
             runtime.eventDestroy(self.ptr)
 
-    @property
-    def done(self):
-        return runtime.eventQuery(self.ptr) == 0
+    done = property(lambda self: runtime.eventQuery(self.ptr) == 0)
 
     def record(self, stream=None):
         runtime.eventRecord(self.ptr, (get_current_stream() if stream is None else stream).ptr)
@@ -69,9 +67,7 @@ class _BaseStream:
     def __exit__(self, *_):
         _stacks()[_local.entered.pop()].pop()
 
-    @property
-    def done(self):
-        return runtime.streamQuery(self.ptr) == 0
+    done = property(lambda self: runtime.streamQuery(self.ptr) == 0)
 
     def synchronize(self):
         runtime.streamSynchronize(self.ptr)
@@ -93,10 +89,24 @@ class _BaseStream:
         runtime.streamBeginCapture(self.ptr)
 
     def end_capture(self):
-        return graph.Graph(runtime.streamEndCapture(self.ptr))
+        return Graph(runtime.streamEndCapture(self.ptr))
 
     def is_capturing(self):
         return runtime.streamIsCapturing(self.ptr)
+
+
+class Graph:
+    """Made by a capture only."""
+
+    def __init__(self, handle):
+        self._handle = handle
+
+    def __del__(self, is_shutting_down=sys.is_finalizing):
+        if not is_shutting_down():
+            runtime.graphDestroy(self._handle)
+
+    def launch(self, stream=None):
+        runtime.graphLaunch(self._handle, (get_current_stream() if stream is None else stream).ptr)
 
 
 class _HostFunction:
