@@ -6,9 +6,9 @@ import gpucoll as gc
 from pace import seconds
 
 
-def all_on_threads(everyone, program):
-    """Run `program(one)` on a thread for each of `everyone`; the results in their order, or the first error."""
-    results, errors = [None] * len(everyone), []
+def all_on_threads(everyone, program, errors=None):
+    """Run `program(one)` on a thread for each of `everyone`; the results in their order, or the first of `errors`."""
+    results, errors = [None] * len(everyone), [] if errors is None else errors
 
     def run(rank, one):
         try:
@@ -30,10 +30,18 @@ def all_on_threads(everyone, program):
 def on_threads(size, program, *arguments, timeout=None, **options):
     """Run `program(comm, *arguments)` on a thread for each rank, which closes its communicator.
 
-    No thread hangs: a wait ends with an error that names the ranks waited for, after a minute if `timeout` is None.
+    No thread hangs: where one raises, the waits of the others end, and any wait ends after a minute with an error that
+    names what is waited for, if `timeout` is None.
     """
+    comms, errors = gc.init_local(size, timeout=timeout or seconds(60), **options), []
+
+    def check():
+        if errors:
+            raise gc.RevokedError("another thread has failed")
+
     def whole(comm):
+        comm._waits.hooks.append(check)
         with comm:
             return program(comm, *arguments)
 
-    return all_on_threads(gc.init_local(size, timeout=timeout or seconds(60), **options), whole)
+    return all_on_threads(comms, whole, errors)
