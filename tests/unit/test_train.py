@@ -146,4 +146,3 @@ def test_progress_is_lines_or_on_a_terminal_a_bar(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     drawn = shown("auto", [1.0, 1.05, 3.0, 4.0], terminal=True).split("\r")[1:]
     assert (len(drawn), {len(line.rstrip("\n")) for line in drawn}) == (3, {99})  # not after 1.05 s
-    assert shown("off", [1.0, 9.0, 20.0, 30.0]) == ""
