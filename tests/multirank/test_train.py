@@ -80,6 +80,7 @@ def test_a_curve_of_fewer_samples_is_noticed(ranks):
     assert deviation(wrong["ring"], right["ring"]) > 100 * TOLERANCES["float32"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(ranks, script, tmp_path):
     path = tmp_path / "run.npz"
     for epochs, resume in (("1", ()), ("2", ("--resume", path))):
