@@ -32,11 +32,12 @@ def _bind(found: Algorithm, text: str) -> Algorithm:
                             "torus(2x2x2)", code="GC-ALGO")
     sides = tuple(map(int, text.split("x")))
     ranks, steps = math.prod(sides), sum(sides) - len(sides)
+    long = tuple(side for side in sides if side > 1)  # a ring of one moves nothing, not even input to output
 
     def unfit(size: int, nodes: Nodes) -> str | None:
         return None if size == ranks else f"{' x '.join(map(str, sides))} is {ranks}"
 
-    return found._replace(make=functools.partial(found.make, sides=sides), unfit=unfit,
+    return found._replace(make=functools.partial(found.make, sides=long), unfit=unfit,
                           cost=found.cost._replace(rounds=found.cost.rounds.replace("hops(P)", str(steps))))
 
 

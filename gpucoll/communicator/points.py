@@ -40,16 +40,16 @@ class Points(Core):
                  src: Any = None) -> Message:
         """Return what is to be sent or received, checked."""
         self._check_usable()
-        given = None if dst is None else check_input(name, x)
-        taken = None if src is None else check_input(name, out)
+        given = None if name == "recv" else check_input(name, x)
+        taken = None if name == "send" else check_input(name, out)
         space = self._space(name, given if taken is None else taken)
         for what, array in (("x", given), ("out", taken)):
             if array is not None:
                 space.check(name, what, array)
         if taken is not None:
             check_writable(name, "out", taken)
-        to = -1 if dst is None else self._check_rank(name, "dst", dst)
-        came = -1 if src is None else self._check_rank(name, "src", src)
+        to = -1 if given is None else self._check_rank(name, "dst", dst)
+        came = -1 if taken is None else self._check_rank(name, "src", src)
         return Message(name, given, to, taken, came, _check_tag(name, tag), out, space)
 
     def _point(self, message: Message, async_op: bool) -> Any:
@@ -70,9 +70,7 @@ class Points(Core):
                               self._batch.completion))
             return group[-1]
         work = Work(self._waits, self._host_operation(message), message.name, message.result)
-        # Receives come first, in the order of the calls: by that order they meet messages of one rank and one tag.
-        receives = sum(one.name == "recv" for one in group)
-        group.insert(receives if message.name == "recv" else len(group), work)
+        group.append(work)
         return work
 
     def _start_together(self, messages: Sequence[Message], *, beside: bool = True) -> list[Work]:
