@@ -47,6 +47,9 @@ class Space(Protocol):
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
         """Write the op's identity, the result of reducing nothing."""
 
+    def begin(self) -> None:
+        """Do what was asked for while the call was prepared (`pack`, `premultiplied`), as far as it is still to do."""
+
     def completion(self) -> Any:
         """Return what tells the end of an operation that the host has only enqueued; None where it does it itself."""
 
@@ -88,6 +91,9 @@ class Host:
 
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
         fill_identity(op, row)
+
+    def begin(self) -> None:
+        """Nothing is left to do."""
 
     def completion(self) -> None:
         return None

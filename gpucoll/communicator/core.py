@@ -212,6 +212,7 @@ class Core:
     def _operation(self, executor: Executor, task: Task, call: Prepared) -> Operation:
         space = call.space
         try:
+            space.begin()
             yield from executor.run(task)
             if task.op is not None and task.output is not None:
                 self._finish(task, space, task.op)

@@ -205,6 +205,7 @@ class Batch:
         sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
         try:
             gpu.device.use()
+            self._space.begin()
             yield from gpu.points.group(sends, receives, stream)
             for one in self._targets:
                 one.deliver(self._space)
