@@ -6,6 +6,7 @@
 #include <Python.h>
 #include <numpy/arrayobject.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "slots.h"
@@ -22,7 +23,7 @@ struct Look {
 
     bool is_of(PyArrayObject* array) const {
         return PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == axes
-               && std::memcmp(PyArray_DIMS(array), shape, axes * sizeof(npy_intp)) == 0
+               && std::equal(shape, shape + axes, PyArray_DIMS(array))
                && PyArray_CHKFLAGS(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
     }
 };
@@ -265,7 +266,7 @@ static void look_at(Look* look, PyArrayObject* array) {
     Py_INCREF(PyArray_DESCR(array));
     Py_XSETREF(look->dtype, PyArray_DESCR(array));
     look->axes = PyArray_NDIM(array);
-    std::memcpy(look->shape, PyArray_DIMS(array), look->axes * sizeof(npy_intp));
+    std::copy_n(PyArray_DIMS(array), look->axes, look->shape);
 }
 
 // learn(what is called, op, root, algorithm, x, out, What, dtype's and op's places, seconds): such calls are done here

@@ -29,6 +29,9 @@ class Space(Protocol):
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         """Return a new array."""
 
+    def works_on(self, x: Array) -> bool:
+        """Return whether executors can work on the memory of `x` itself; else it goes by `pack` and `unpack`."""
+
     def pack(self, x: Array, row: Array) -> None:
         """Write the elements of `x`, in C order, into `row`."""
 
@@ -73,6 +76,9 @@ class Host:
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         return numpy.empty(shape, dtype)
+
+    def works_on(self, x: Array) -> bool:
+        return bool(x.flags.c_contiguous)
 
     def pack(self, x: Array, row: Array) -> None:
         numpy.copyto(row.reshape(x.shape), x)

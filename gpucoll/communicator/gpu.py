@@ -164,12 +164,15 @@ class DeviceSpace:
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         return self.gpu.device.empty(shape, dtype, self.stream)
 
+    def works_on(self, x: Array) -> bool:
+        return bool(x.flags.c_contiguous) and address(x) % x.itemsize == 0  # kernels read whole elements
+
     def pack(self, x: Array, row: Array) -> None:
         self._preparations.append(functools.partial(
-            self.gpu.device.kernels.pack, address(x), x.shape, x.strides, x.itemsize, address(row)))
+            self.gpu.device.kernels.pack, address(x), *_strided(x), address(row)))
 
     def unpack(self, row: Array, out: Array) -> None:
-        self.gpu.device.kernels.unpack(address(row), address(out), out.shape, out.strides, out.itemsize, self.stream)
+        self.gpu.device.kernels.unpack(address(row), address(out), *_strided(out), self.stream)
 
     def read_as(self, row: Array, dtype: Dtype) -> Array:
         """NumPy's rows in their dtype, for MPI's own collectives; CuPy has not every dtype, and needs none."""
@@ -200,6 +203,13 @@ class DeviceSpace:
         wide = row_of(dtype.wide or dtype.name)
         value = numpy.array([factor], numpy_dtype(wide.name))
         self.gpu.device.kernels.scale(what, dtype, address(source), address(target), source.size, value, stream)
+
+
+def _strided(x: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return shape, strides and bytes of the units in which `x` is packed: elements, or bytes where those lie askew."""
+    if any(place % x.itemsize for place in (address(x), *x.strides)):
+        return (*x.shape, x.itemsize), (*x.strides, 1), 1
+    return x.shape, x.strides, x.itemsize
 
 
 class Completion:
