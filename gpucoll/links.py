@@ -38,6 +38,9 @@ class Link(Protocol):
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
 
+    def has_ended(self) -> bool:
+        """Return whether nothing can be sent any more."""
+
     def free(self) -> None:
         """Give back what it holds. A collective call."""
 
@@ -55,6 +58,7 @@ class MpiLink:
         self.place = bootstrap.place(self.mpi)
         self.table = table or by_first_rank(self.mpi, load)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._has_ended = MPI.Is_finalized
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
 
     @classmethod
@@ -73,6 +77,9 @@ class MpiLink:
         link = MpiLink.of(part, self._timeout, self.table)
         part.Free()
         return link
+
+    def has_ended(self) -> bool:
+        return self._has_ended()
 
     def free(self) -> None:
         self.wire.Free()
@@ -106,6 +113,9 @@ class LocalLink:
         ranks = sorted((other, rank) for rank, (shade, other) in everyone.items() if shade == color)
         numbers = [rank for _, rank in ranks]
         return LocalLink(numbers.index(self.place.rank), self._hub.part(self._splits, color, len(numbers)))
+
+    def has_ended(self) -> bool:
+        return False
 
     def free(self) -> None:
         """Nothing to give back."""

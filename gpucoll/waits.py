@@ -231,6 +231,17 @@ class Waits:
             self.advance()
             time.sleep(NAP)
 
+    def forget(self) -> None:
+        """In a fork's child: what is under way is the parent's, and so is the thread.
+
+        An operation that is closed would tell the other ranks that it has failed: none ever is.
+        """
+        keep_for_ever([*self._queue, *self._alone])
+        self._queue.clear()
+        self._alone.clear()
+        self._thread = None
+        self._stepping = threading.Lock()
+
     def close(self) -> None:
         """Let the progress thread end; what is still queued stays undone."""
         thread, self._thread = self._thread, None

@@ -53,6 +53,7 @@ struct Slots {
     PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.waits`
     PyObject* watch;                              // looks after other ranks' failures, or tells them of this rank's
     bool closed;
+    int under_way;  // calls of threads: what they use stays
     Entry* entries;
 };
 
@@ -208,7 +209,7 @@ static PyObject* result_of(Slots* self, const Entry* entry, PyArrayObject* x, Py
 // (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
 static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || self->waits == nullptr) {
+    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || (self->waits == nullptr && !self->closed)) {
         PyErr_SetString(PyExc_TypeError, "slots take six arguments, once they have a gate");
         return nullptr;
     }
@@ -231,6 +232,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
 
     PyObject* seconds = Py_NewRef(reinterpret_cast<PyObject*>(entry->seconds));
     const double started = now();
+    self->under_way++;
     if (exchange(self, given[0], x, array_of(out), entry->kind)) {
         note(array_of(seconds), now() - started);
     } else {
@@ -241,6 +243,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     PyErr_Fetch(&kind, &value, &trace);
     Py_XDECREF(PyObject_CallNoArgs(self->release));
     PyErr_Restore(kind, value, trace);
+    self->under_way--;
     return out;
 }
 
