@@ -55,7 +55,8 @@ def combiner(op: Op, dtype: Dtype) -> Combine:
 def _expression(text: str) -> Pair:
     """Return the checked expression of `gpucoll.elementwise_op` in the form of a NumPy function of two arrays."""
     code = compile(text, "<elementwise_op>", "eval")
-    known = {"__builtins__": {"__import__": __import__}} | {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
+    known = {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
+    known["__builtins__"] = {"__import__": __import__}  # NumPy's own errors import something
 
     def pair(a: Array, b: Array, out: Array) -> None:
         numpy.copyto(out, eval(code, known, {"a": a, "b": b}), casting="same_kind")

@@ -314,10 +314,6 @@ class Core:
             return False
         return True
 
-    def _meet(self, name: str) -> None:
-        executor, task = self._resolve(COLLECTIVES["barrier"], NOTHING, How(), self._host_executor())
-        self._waits.run(executor.run(task), name)
-
     def _host_executor(self) -> str | None:
         """Return the executor for what has no arrays of the user's: the one asked for, if it serves the host."""
         return self.executor if self.executor in ("mpi", "shared", "hybrid", "native") else None

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self
 import numpy
 
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
-from gpucoll.communicator.core import Core
 from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.communicator.headers import Headers
 from gpucoll.device import Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
@@ -18,7 +18,7 @@ from gpucoll.executors.mpi import BYTES, TAGS, abandon
 from gpucoll.waits import Operation, Pending, Work
 
 
-class Points(Core):
+class Points(Headers):
     """Methods of `Communicator`. NCCL has no tags: messages between two ranks' GPU arrays meet in their order."""
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
@@ -150,13 +150,8 @@ class Points(Core):
         A collective call; it inherits the options. MPI-5.0, 7.4.2.
         """
         self._check_usable()
-        for what, value in (("color", 0 if color is None else color), ("key", key)):
-            if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
-                raise ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
-        if color is not None and color < 0:
-            raise ArgumentError(f"split: color {color} is negative; pass None on the ranks that join nobody",
-                                code="GC-SPLIT")
-        self._meet("split")
+        mine = _wrong_split(color, key)
+        self._told_by_all({"error": str(mine)} if mine else {}, "split", mine)  # and all are here
         link = self._link.split(None if color is None else int(color), int(key))
         return None if link is None else type(self)(link, self.options)
 
@@ -215,6 +210,19 @@ class Batch:
         except BaseException:
             self._space.abandon(self)
             raise
+
+
+def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
+    """Return what is wrong with the arguments of `split`; MPI counts in 32 bits."""
+    for what, value in (("color", 0 if color is None else color), ("key", key)):
+        if not isinstance(value, int | numpy.integer) or isinstance(value, bool):
+            return ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
+        if not -1 << 31 <= value < 1 << 31:
+            return ArgumentError(f"split: {what} {value} has more than 31 bits", code="GC-SPLIT")
+    if color is not None and color < 0:
+        return ArgumentError(f"split: color {color} is negative; pass None on the ranks that join nobody",
+                             code="GC-SPLIT")
+    return None
 
 
 def _end_of(work: Work) -> Operation:

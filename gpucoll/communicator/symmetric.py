@@ -87,13 +87,19 @@ class Symmetric(Headers):
             self._reach_on_host(name, slab, [one["slab"] for one in everyone])
 
     def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
-        """Map the other ranks' new slabs; where that fails no call is possible any more: they have mapped this one."""
+        """Map the other ranks' new slabs; where one rank cannot, all are told, and no call is possible any more."""
+        failure: BackendError | None = None
+        told: News = {}
         try:
             self._host.reach(slab, keys)
-        except OSError as error:
-            self._waits.failure = BackendError(f"{name}: another rank's memory is out of reach: {error}",
-                                               code="GC-MEMORY")
-            raise self._waits.failure from error
+        except (OSError, ValueError) as error:
+            failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
+            told = {"error": str(failure)}
+        try:
+            self._told_by_all(told, name, failure)
+        except GpucollError as error:
+            self._waits.failure = error
+            raise
 
     def _where(self, name: str, device: Any) -> str:
         """Return which kind of memory is asked for: cpu, emulated or cuda."""
