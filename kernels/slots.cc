@@ -161,11 +161,16 @@ static PyObject* calls(PyObject* object, void*) {
     return PyLong_FromUnsignedLongLong(reinterpret_cast<Slots*>(object)->call.turn);
 }
 
+static PyObject* is_busy(PyObject* object, PyObject*) {
+    return PyBool_FromLong(reinterpret_cast<Slots*>(object)->under_way);
+}
+
 static PyMethodDef methods[] = {{"begin", begin_method, METH_VARARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
                                 {"ends", ends_method, METH_NOARGS, nullptr},
                                 {"go_on", go_on_method, METH_O, nullptr},
                                 {"follow", follow, METH_VARARGS, nullptr},
+                                {"is_busy", is_busy, METH_NOARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"reach", reach, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
