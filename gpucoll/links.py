@@ -107,12 +107,12 @@ class LocalLink:
 
     def split(self, color: int | None, key: int) -> LocalLink | None:
         self._splits += 1
-        everyone = self._hub.gather(self._splits, self.place.rank, (color, key))
+        everyone, hubs = self._hub.gather(self._splits, self.place.rank, (color, key))
         if color is None:
             return None
-        ranks = sorted((other, rank) for rank, (shade, other) in everyone.items() if shade == color)
-        numbers = [rank for _, rank in ranks]
-        return LocalLink(numbers.index(self.place.rank), self._hub.part(self._splits, color, len(numbers)))
+        ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in everyone.items()
+                                            if shade == color)]
+        return LocalLink(ranks.index(self.place.rank), hubs.setdefault(color, _Hub(len(ranks))))
 
     def has_ended(self) -> bool:
         return False
@@ -132,8 +132,7 @@ class _Hub:
         self.size = size
         self.mail = (_Mail(), _Mail())
         self._news = threading.Condition()
-        self._told: dict[int, dict[int, Any]] = collections.defaultdict(dict)
-        self._parts: dict[tuple[int, int], _Hub] = {}
+        self._told: dict[int, tuple[dict[int, Any], dict[int, _Hub]]] = {}  # by number of a split under way
         self._releases: list[Callable[[bool], None]] = []  # of those who have left
         self._has_failed = False
 
@@ -147,20 +146,18 @@ class _Hub:
         while self._releases:
             self._releases.pop(0)(self._has_failed)
 
-    def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> Mapping[int, Any]:
-        """Return the values of all ranks for the `number`-th split."""
+    def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> \
+            tuple[Mapping[int, Any], dict[int, _Hub]]:
+        """Return the values of all ranks for the `number`-th split, and the hubs by color that they make."""
         with self._news:
-            told = self._told[number]
+            told, hubs = self._told.setdefault(number, ({}, {}))
             told[rank] = value
+            if len(told) == self.size:
+                del self._told[number]  # all of them hold it
             self._news.notify_all()
             if not self._news.wait_for(lambda: len(told) == self.size, timeout):
                 raise BackendError(f"split: only ranks {sorted(told)} of {self.size} came within {timeout:g} s")
-            return told
-
-    def part(self, number: int, color: int, size: int) -> _Hub:
-        """Return the hub of one color of a split, made by who comes first."""
-        with self._news:
-            return self._parts.setdefault((number, color), _Hub(size))
+            return told, hubs
 
 
 class _Message:
