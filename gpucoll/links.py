@@ -52,6 +52,7 @@ class MpiLink:
         from mpi4py import MPI
 
         self._timeout = timeout
+        bootstrap.check_process()
         bootstrap.gather_ranks(mpi, timeout)  # MPI's own calls below have no deadline
         self.mpi = self.points = mpi.Dup()
         self.wire = mpi.Dup()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from typing import Any
 
@@ -49,6 +50,8 @@ class Symmetric(Headers):
             where = self._where(name, device)
             wanted: News = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
             _check_cupy(name, wanted)
+            if math.prod(max(1, length) for length in wanted["shape"]) * numpy_dtype(wanted["dtype"]).itemsize >> 63:
+                raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
             self._told_by_all({"error": str(error)}, name, error)  # which raises it
         dropped = self._heaps[where].news() if where in self._heaps else []
