@@ -41,8 +41,16 @@ def _bind(found: Algorithm, text: str) -> Algorithm:
                           cost=found.cost._replace(rounds=found.cost.rounds.replace("hops(P)", str(steps))))
 
 
-@algorithm("all_reduce", chunks="P", alike="1", bind=_bind, rounds="2 * hops(P)", path="2 * (P - 1) * N / P",
-           sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+def _variants(collective: str, size: int) -> Iterator[str]:
+    """Yield all sides of tori of so many ranks."""
+    for first in (side for side in range(1, size + 1) if size % side == 0):
+        rest = size // first
+        yield from (f"{first}x{side}x{rest // side}" for side in range(1, rest + 1) if rest % side == 0)
+
+
+@algorithm("all_reduce", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="2 * hops(P)",
+           path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P",
+           reduced="(P - 1) * N / P")
 def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank.
 
