@@ -107,12 +107,37 @@ def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
 def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
     """Raise UsageError where `size` is 1 although a launcher started more: it belongs to another MPI."""
     for launcher in LAUNCHERS:
-        started = int(environment.get(launcher.size) or 1)
+        given = environment.get(launcher.size, "")
+        started = int(given) if given.isdecimal() else 1
         if size == 1 and started > 1:
             raise UsageError(
                 f"{launcher.name} started {started} ranks, but mpi4py uses {library.splitlines()[0].strip()}, which "
                 "sees only itself; launch with that library's own mpiexec, or install the launcher's MPI",
                 code="GC-LAUNCHER")
+
+
+def check_alike(comm: MPI.Intracomm, wanted: Options) -> None:
+    """Raise UsageError, on every rank, where ranks differ in what decides how they do a call. A collective call."""
+    everyone = comm.allgather({"executor": wanted.executor, "GPUCOLL_ALGO": wanted.prefer,
+                               "GPUCOLL_DEVICE=emulated": wanted.emulated})
+    for name, first in everyone[0].items():
+        differ = tuple(rank for rank, one in enumerate(everyone) if one[name] != first)
+        if differ:
+            raise UsageError(f"init: {name} is {first!r} on rank 0 and {everyone[differ[0]][name]!r} on ranks "
+                             f"{_names(differ)}; give all ranks the same options and environment", code="GC-OPTION",
+                             ranks=differ)
+
+
+def check_process() -> None:
+    """Raise UsageError in the child of a fork of a process that has started MPI: the child has no part in it."""
+    global _process
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise UsageError("MPI was started by the parent of this process; a forked child cannot use it: start ranks by "
+                         "mpiexec, or children by spawn", code="GC-FORK")
+
+
+_process = 0  # that has started MPI
 
 
 def _abort_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

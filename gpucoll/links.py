@@ -38,6 +38,9 @@ class Link(Protocol):
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
 
+    def has_ended(self) -> bool:
+        """Return whether nothing can be sent any more."""
+
     def free(self) -> None:
         """Give back what it holds. A collective call."""
 
@@ -49,12 +52,14 @@ class MpiLink:
         from mpi4py import MPI
 
         self._timeout = timeout
+        bootstrap.check_process()
         bootstrap.gather_ranks(mpi, timeout)  # MPI's own calls below have no deadline
         self.mpi = self.points = mpi.Dup()
         self.wire = mpi.Dup()
         self.place = bootstrap.place(self.mpi)
         self.table = table or by_first_rank(self.mpi, load)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._has_ended = MPI.Is_finalized
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
 
     @classmethod
@@ -73,6 +78,9 @@ class MpiLink:
         link = MpiLink.of(part, self._timeout, self.table)
         part.Free()
         return link
+
+    def has_ended(self) -> bool:
+        return self._has_ended()
 
     def free(self) -> None:
         self.wire.Free()
@@ -100,12 +108,15 @@ class LocalLink:
 
     def split(self, color: int | None, key: int) -> LocalLink | None:
         self._splits += 1
-        everyone = self._hub.gather(self._splits, self.place.rank, (color, key))
+        everyone, hubs = self._hub.gather(self._splits, self.place.rank, (color, key))
         if color is None:
             return None
-        ranks = sorted((other, rank) for rank, (shade, other) in everyone.items() if shade == color)
-        numbers = [rank for _, rank in ranks]
-        return LocalLink(numbers.index(self.place.rank), self._hub.part(self._splits, color, len(numbers)))
+        ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in everyone.items()
+                                            if shade == color)]
+        return LocalLink(ranks.index(self.place.rank), hubs.setdefault(color, _Hub(len(ranks))))
+
+    def has_ended(self) -> bool:
+        return False
 
     def free(self) -> None:
         """Nothing to give back."""
@@ -122,8 +133,7 @@ class _Hub:
         self.size = size
         self.mail = (_Mail(), _Mail())
         self._news = threading.Condition()
-        self._told: dict[int, dict[int, Any]] = collections.defaultdict(dict)
-        self._parts: dict[tuple[int, int], _Hub] = {}
+        self._told: dict[int, tuple[dict[int, Any], dict[int, _Hub]]] = {}  # by number of a split under way
         self._releases: list[Callable[[bool], None]] = []  # of those who have left
         self._has_failed = False
 
@@ -137,20 +147,18 @@ class _Hub:
         while self._releases:
             self._releases.pop(0)(self._has_failed)
 
-    def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> Mapping[int, Any]:
-        """Return the values of all ranks for the `number`-th split."""
+    def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> \
+            tuple[Mapping[int, Any], dict[int, _Hub]]:
+        """Return the values of all ranks for the `number`-th split, and the hubs by color that they make."""
         with self._news:
-            told = self._told[number]
+            told, hubs = self._told.setdefault(number, ({}, {}))
             told[rank] = value
+            if len(told) == self.size:
+                del self._told[number]  # all of them hold it
             self._news.notify_all()
             if not self._news.wait_for(lambda: len(told) == self.size, timeout):
                 raise BackendError(f"split: only ranks {sorted(told)} of {self.size} came within {timeout:g} s")
-            return told
-
-    def part(self, number: int, color: int, size: int) -> _Hub:
-        """Return the hub of one color of a split, made by who comes first."""
-        with self._news:
-            return self._parts.setdefault((number, color), _Hub(size))
+            return told, hubs
 
 
 class _Message:

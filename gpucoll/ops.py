@@ -120,7 +120,7 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
     """Return the op that combines `a` and `b` by an expression, valid as CUDA C++ and as NumPy.
 
     Numbers, ``a b + - * / & | ^ << >> ~``, parentheses, and min max abs fabs sqrt exp log pow. It must be associative
-    and commutative; `identity` is what exscan leaves on rank 0. Raises ArgumentError.
+    and commutative; `identity`, a number, is what exscan leaves on rank 0. Raises ArgumentError.
 
     >>> elementwise_op("a + b - a*b").cuda
     'subtract(add(a, b), multiply(a, b))'
@@ -129,6 +129,8 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, AttributeError, ValueError) as error:
         raise ArgumentError(f"elementwise_op: {expression!r} is no expression: {error}", code="GC-OP") from None
+    if not isinstance(identity, Number):
+        raise ArgumentError(f"elementwise_op: the identity {identity!r} is no number", code="GC-OP")
     _check_node(expression, tree.body)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not used >= {"a", "b"}:

@@ -18,7 +18,7 @@ def name(key: str, value: Any) -> str | None:
 
 
 def seconds(key: str, value: Any) -> str | None:
-    right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
     return None if right else f"{key} {value!r} is not a number of seconds, 0 or more"
 
 
@@ -52,7 +52,7 @@ class TomlFile(NamedTuple):
         """Return what the file says; only these keys are `known` in it."""
         try:
             found = tomllib.loads(content.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # malformed, no text, numbers too long, or nested too deeply
             raise self.error(f"it is no TOML: {error}") from None
         self._check_keys(found, known)
         return found

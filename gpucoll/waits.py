@@ -69,6 +69,7 @@ class Waits:
         self._stepping = threading.Lock()
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
+        self.is_busy: Callable[[], bool] = lambda: False  # whether a call goes on that does not come through `run`
 
     def run(self, operation: Operation, name: str) -> None:
         """Drive `operation` to its end in this thread, after those submitted before it."""
@@ -81,7 +82,22 @@ class Waits:
                     return
             finally:
                 self._stepping.release()
+        else:
+            self._refuse_second_thread(name)
         self.submit(Work(self, operation, name, None)).synchronize()
+
+    def _refuse_second_thread(self, name: str) -> None:
+        """Raise UsageError while another thread is in a call; the communicator is revoked.
+
+        Nobody knows which of the two calls the other ranks are in.
+        """
+        if self._owner is None and not self.is_busy():
+            return  # the progress thread is at work, for calls that have been put in order
+        error = UsageError(f"{name}: another thread is in a call of this communicator; give each thread one of its "
+                           "own (split, from_mpi), or let one thread make all calls", code="GC-THREAD")
+        self.hooks.append(_raising(error))
+        self.failure = self.failure or error
+        raise error
 
     def _drive(self, operation: Operation, name: str) -> None:
         if self.failure is not None:
@@ -231,6 +247,17 @@ class Waits:
             self.advance()
             time.sleep(NAP)
 
+    def forget(self) -> None:
+        """In a fork's child: what is under way is the parent's, and so is the thread.
+
+        An operation that is closed would tell the other ranks that it has failed: none ever is.
+        """
+        keep_for_ever([*self._queue, *self._alone])
+        self._queue.clear()
+        self._alone.clear()
+        self._thread = None
+        self._stepping = threading.Lock()
+
     def close(self) -> None:
         """Let the progress thread end; what is still queued stays undone."""
         thread, self._thread = self._thread, None
@@ -238,6 +265,14 @@ class Waits:
         if thread is not None:
             atexit.unregister(self._drain)
             thread.join(min(self.timeout, threading.TIMEOUT_MAX))
+
+
+def _raising(error: GpucollError) -> Callable[[], None]:
+    """Return a hook that ends every wait by this error."""
+    def hook() -> None:
+        raise error
+
+    return hook
 
 
 class Completion(Protocol):

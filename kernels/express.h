@@ -6,6 +6,7 @@
 #include <Python.h>
 #include <numpy/arrayobject.h>
 
+#include <algorithm>
 #include <cstddef>
 
 #include "slots.h"
@@ -22,7 +23,7 @@ struct Look {
 
     bool is_of(PyArrayObject* array) const {
         return PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == axes
-               && std::memcmp(PyArray_DIMS(array), shape, axes * sizeof(npy_intp)) == 0
+               && std::equal(shape, shape + axes, PyArray_DIMS(array))
                && PyArray_CHKFLAGS(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
     }
 };
@@ -52,6 +53,7 @@ struct Slots {
     PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.waits`
     PyObject* watch;                              // looks after other ranks' failures, or tells them of this rank's
     bool closed;
+    int under_way;  // calls of threads: what they use stays
     Entry* entries;
 };
 
@@ -207,7 +209,7 @@ static PyObject* result_of(Slots* self, const Entry* entry, PyArrayObject* x, Py
 // (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
 static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || self->waits == nullptr) {
+    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || (self->waits == nullptr && !self->closed)) {
         PyErr_SetString(PyExc_TypeError, "slots take six arguments, once they have a gate");
         return nullptr;
     }
@@ -230,6 +232,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
 
     PyObject* seconds = Py_NewRef(reinterpret_cast<PyObject*>(entry->seconds));
     const double started = now();
+    self->under_way++;
     if (exchange(self, given[0], x, array_of(out), entry->kind)) {
         note(array_of(seconds), now() - started);
     } else {
@@ -240,6 +243,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     PyErr_Fetch(&kind, &value, &trace);
     Py_XDECREF(PyObject_CallNoArgs(self->release));
     PyErr_Restore(kind, value, trace);
+    self->under_way--;
     return out;
 }
 
@@ -265,7 +269,7 @@ static void look_at(Look* look, PyArrayObject* array) {
     Py_INCREF(PyArray_DESCR(array));
     Py_XSETREF(look->dtype, PyArray_DESCR(array));
     look->axes = PyArray_NDIM(array);
-    std::memcpy(look->shape, PyArray_DIMS(array), look->axes * sizeof(npy_intp));
+    std::copy_n(PyArray_DIMS(array), look->axes, look->shape);
 }
 
 // learn(what is called, op, root, algorithm, x, out, What, dtype's and op's places, seconds): such calls are done here

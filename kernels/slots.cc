@@ -108,28 +108,48 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     return reinterpret_cast<PyObject*>(self);
 }
 
-static void forget(Slots* self) {
+// For Python's collector: these objects, the executor and the communicator hold each other.
+static int traverse(PyObject* object, visitproc visit, void* arg) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    for (Entry* entry = self->entries; entry != nullptr && entry < self->entries + ENTRIES; entry++) {
+        for (PyObject* option : entry->options) Py_VISIT(option);
+        Py_VISIT(entry->x.dtype);
+        Py_VISIT(entry->out.dtype);
+        Py_VISIT(entry->seconds);
+    }
+    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->watch};
+    for (PyObject* one : owned) Py_VISIT(one);
+    return 0;
+}
+
+static int forget(PyObject* object) {
+    Slots* self = reinterpret_cast<Slots*>(object);
     for (Entry* entry = self->entries; entry != nullptr && entry < self->entries + ENTRIES; entry++) {
         for (PyObject*& option : entry->options) Py_CLEAR(option);
         Py_CLEAR(entry->x.dtype);
         Py_CLEAR(entry->out.dtype);
         Py_CLEAR(entry->seconds);
     }
+    if (self->under_way > 0) return 0;
+    Py_CLEAR(self->acquire);
+    Py_CLEAR(self->release);
+    Py_CLEAR(self->queue);
+    Py_CLEAR(self->waits);
+    Py_CLEAR(self->watch);
+    return 0;
 }
 
-// close(): no call is known here any more; the ranks' memory may go.
+// close(): no call is known here any more; the ranks' memory may go, and with it all that holds it.
 static PyObject* close_method(PyObject* object, PyObject*) {
-    Slots* self = reinterpret_cast<Slots*>(object);
-    self->closed = true;
-    forget(self);
+    reinterpret_cast<Slots*>(object)->closed = true;
+    forget(object);
     Py_RETURN_NONE;
 }
 
 static void unmake(PyObject* object) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    forget(self);
-    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->watch};
-    for (PyObject* one : owned) Py_XDECREF(one);
+    PyObject_GC_UnTrack(object);
+    forget(object);
     PyMem_Free(self->entries);
     for (uint64_t slab = 0; slab < self->view.known; slab++) PyMem_Free(self->view.slabs[slab].bases);
     PyMem_Free(self->view.areas);
@@ -141,11 +161,16 @@ static PyObject* calls(PyObject* object, void*) {
     return PyLong_FromUnsignedLongLong(reinterpret_cast<Slots*>(object)->call.turn);
 }
 
+static PyObject* is_busy(PyObject* object, PyObject*) {
+    return PyBool_FromLong(reinterpret_cast<Slots*>(object)->under_way);
+}
+
 static PyMethodDef methods[] = {{"begin", begin_method, METH_VARARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
                                 {"ends", ends_method, METH_NOARGS, nullptr},
                                 {"go_on", go_on_method, METH_O, nullptr},
                                 {"follow", follow, METH_VARARGS, nullptr},
+                                {"is_busy", is_busy, METH_NOARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"reach", reach, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
@@ -163,11 +188,13 @@ PyMODINIT_FUNC PyInit_slots() {
     mismatch_name = PyUnicode_InternFromString("mismatch");
     slots_type.tp_name = "slots.Slots";
     slots_type.tp_basicsize = sizeof(Slots);
-    slots_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+    slots_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
     slots_type.tp_vectorcall_offset = offsetof(Slots, vectorcall);
     slots_type.tp_call = PyVectorcall_Call;
     slots_type.tp_new = make;
     slots_type.tp_dealloc = unmake;
+    slots_type.tp_traverse = traverse;
+    slots_type.tp_clear = forget;
     slots_type.tp_methods = methods;
     slots_type.tp_getset = members;
     PyObject* made = PyModule_Create(&module);

@@ -86,7 +86,8 @@ class Algorithm(NamedTuple):
     """One algorithm for one collective.
 
     `alike` is a formula, true for the sizes at which `make` takes an array of ranks as well: see `all_ranks`. `bind`
-    returns the algorithm with the parameters that follow its name; `unfit` says why it is not for so many ranks, nodes.
+    returns the algorithm with the parameters that follow its name, of which `variants` gives those for so many ranks;
+    `unfit` says why it is not for so many ranks, nodes.
     """
 
     collective: str
@@ -97,6 +98,7 @@ class Algorithm(NamedTuple):
     options: frozenset[str]
     alike: str = "0"
     bind: Callable[[Algorithm, str], Algorithm] | None = None
+    variants: Callable[[str, int], Iterable[str]] | None = None
     unfit: Callable[[int, Nodes], str | None] = _fits
 
     def pieces(self, segments: int) -> int:
@@ -115,7 +117,7 @@ _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 _PHASES: dict[tuple[str, str], Make] = {}
 
 
-def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind: Any = None,
+def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind: Any = None, variants: Any = None,
               **cost: str) -> Callable[[Make], Make]:
     """Register the decorated generator for `collective` under its file's name; see `Algorithm` and `Cost`.
 
@@ -125,7 +127,8 @@ def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind:
     def register(make: Make) -> Make:
         name = make.__module__.rpartition(".")[2]
         options = OPTIONS & inspect.signature(make).parameters.keys()
-        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, Cost(**cost), options, alike, bind)
+        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, Cost(**cost), options, alike, bind,
+                                                variants)
         return make
 
     return register

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, find, phases
+from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, algorithms, find, phases
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Buffer, Copy, Round, Slice, moved, spread, within
 from gpucoll.topology import Grid, grid, group, members_of, node_shape
@@ -67,6 +67,16 @@ def _bind(found: Algorithm, text: str) -> Algorithm:
         cost=Cost(*(" + ".join(f"({one})" for one in column) for column in zip(*costs, strict=True))))
 
 
+def _variants(collective: str, size: int) -> Iterator[str]:
+    """Yield every algorithm inside the nodes with one across them, and every one across them with one inside."""
+    across = [*phases(collective)] if collective in PHASES else [
+        name for name in algorithms(collective) if name != "hierarchical"]
+    inside = [*HALVES, *WAYS] if collective == "all_reduce" else across
+    some = "direct" if collective == "all_to_all" else "circulant"
+    yield from (f"{name},{some}" for name in inside)
+    yield from (f"{some},{name}" for name in across if name != some)
+
+
 def _inside(collective: str, name: str) -> list[Algorithm]:
     """Return what runs inside a node."""
     if collective == "all_reduce":
@@ -100,8 +110,8 @@ def _named(formula: str, ranks: str, nbytes: str) -> str:
     return re.sub(r"\bN\b", nbytes, re.sub(r"\bP\b", ranks, formula))
 
 
-@algorithm("all_reduce", chunks="G * M", alike="1", bind=_bind, rounds=f"2 * ({ROUNDS})", path=f"2 * {SHARE}",
-           sent=f"2 * {SHARE}", received=f"2 * {SHARE}", reduced=SHARE)
+@algorithm("all_reduce", chunks="G * M", alike="1", bind=_bind, variants=_variants,
+           rounds=f"2 * ({ROUNDS})", path=f"2 * {SHARE}", sent=f"2 * {SHARE}", received=f"2 * {SHARE}", reduced=SHARE)
 def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
                             outer: str = "circulant") -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank.
@@ -157,7 +167,7 @@ def _across_nodes(make: Make, place: Grid, move: Move) -> Iterator[Round]:
         yield from moved(make(place.node, place.nodes), move, lambda node: place.rank_of(node, place.local))
 
 
-@algorithm("reduce_scatter", **ONCE, bind=_bind, reduced=SHARE)
+@algorithm("reduce_scatter", **ONCE, bind=_bind, variants=_variants, reduced=SHARE)
 def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
                                 outer: str = "circulant") -> Iterator[Round]:
     """Leave block `rank`, reduced over all inputs, on every rank; scratch has the blocks by number, then group."""
@@ -169,7 +179,7 @@ def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner
     yield (Copy(Slice("scratch", first + place.node), Slice("output", 0)),)
 
 
-@algorithm("all_gather", **ONCE, bind=_bind, reduced="0")
+@algorithm("all_gather", **ONCE, bind=_bind, variants=_variants, reduced="0")
 def hierarchical_all_gather(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
                             outer: str = "circulant") -> Iterator[Round]:
     """Leave the inputs of all ranks, in rank order, on every rank; scratch has them by number, then group."""
@@ -186,7 +196,7 @@ def _by_number(place: Grid) -> list[int]:
     return [place.rank_of(node, local) for local in range(place.each) for node in range(place.nodes)]
 
 
-@algorithm("all_to_all", chunks="P", alike="1", bind=_bind, rounds="min(1, G - 1) + min(1, M - 1)",
+@algorithm("all_to_all", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="min(1, G - 1) + min(1, M - 1)",
            path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, received=EXCHANGED, reduced="0")
 def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: str = "direct",
                             outer: str = "direct") -> Iterator[Round]:

@@ -32,16 +32,25 @@ def _bind(found: Algorithm, text: str) -> Algorithm:
                             "torus(2x2x2)", code="GC-ALGO")
     sides = tuple(map(int, text.split("x")))
     ranks, steps = math.prod(sides), sum(sides) - len(sides)
+    long = tuple(side for side in sides if side > 1)  # a ring of one moves nothing, not even input to output
 
     def unfit(size: int, nodes: Nodes) -> str | None:
         return None if size == ranks else f"{' x '.join(map(str, sides))} is {ranks}"
 
-    return found._replace(make=functools.partial(found.make, sides=sides), unfit=unfit,
+    return found._replace(make=functools.partial(found.make, sides=long), unfit=unfit,
                           cost=found.cost._replace(rounds=found.cost.rounds.replace("hops(P)", str(steps))))
 
 
-@algorithm("all_reduce", chunks="P", alike="1", bind=_bind, rounds="2 * hops(P)", path="2 * (P - 1) * N / P",
-           sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+def _variants(collective: str, size: int) -> Iterator[str]:
+    """Yield all sides of tori of so many ranks."""
+    for first in (side for side in range(1, size + 1) if size % side == 0):
+        rest = size // first
+        yield from (f"{first}x{side}x{rest // side}" for side in range(1, rest + 1) if rest % side == 0)
+
+
+@algorithm("all_reduce", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="2 * hops(P)",
+           path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P",
+           reduced="(P - 1) * N / P")
 def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank.
 

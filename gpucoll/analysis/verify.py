@@ -14,10 +14,11 @@ of them do by themselves; in the tests it is held against all of them.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.algorithms import all_ranks, registry, schedule
+from gpucoll.algorithms import Algorithm, all_ranks, registry, schedule
 from gpucoll.analysis.at_once import agreed, of_rank
 from gpucoll.analysis.replay import ScheduleError, replay
 from gpucoll.collectives import COLLECTIVES, Collective, Side, collective
@@ -227,19 +228,53 @@ class Row(NamedTuple):
 
 def prove_registry(sizes: Iterable[int], segments: Iterable[int], collective: str | None = None,
                    algorithm: str | None = None) -> Iterator[Row]:
-    """Yield a row for every algorithm, proved for all `sizes`, `segments` and, where it has one, three roots."""
+    """Yield a row for every algorithm: proved for all `sizes`, `segments` and, where it has one, three roots.
+
+    Up to 16 ranks what takes parameters in its name is proved with all that it has, and on uneven nodes if it heeds
+    them.
+    """
     for (kind, name), found in registry().items():
         if collective in (None, kind) and algorithm in (None, name):
-            cases = [(size, root, pieces) for size in sizes
+            cases = [Case(one, size, root, pieces, nodes) for size in sizes for one in _names(found, size)
                      for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
-                     for pieces in (segments if "segments" in found.options else (1,))]
-            yield Row(kind, name, len(cases), _first_fault(kind, name, cases))
+                     for pieces in (segments if "segments" in found.options else (1,))
+                     for nodes in ({None, _uneven(size)} if "nodes" in found.options and size <= FEW else {None})]
+            yield Row(kind, name, len(cases), _first_fault(kind, cases))
 
 
-def _first_fault(collective: str, algorithm: str, cases: list[tuple[int, int, int]]) -> str | None:
+class Case(NamedTuple):
+    """What is proved: an algorithm with its parameters, and what else decides its schedule."""
+
+    algorithm: str
+    size: int
+    root: int
+    segments: int
+    nodes: tuple[int, ...] | None
+
+
+def _names(found: Algorithm, size: int) -> list[str]:
+    variants = (found.variants or _none)(found.collective, size) if size <= FEW else ()
+    return [found.name, *(f"{found.name}({one})" for one in variants)]
+
+
+def _none(collective: str, size: int) -> tuple[str, ...]:
+    return ()
+
+
+def _uneven(size: int) -> tuple[int, ...]:
+    """Return nodes of 1, 2, 3 ... ranks; the last one has what is left.
+
+    >>> _uneven(8)
+    (0, 1, 1, 2, 2, 2, 3, 3)
+    """
+    return tuple((math.isqrt(8 * rank + 1) - 1) // 2 for rank in range(size))
+
+
+def _first_fault(collective: str, cases: list[Case]) -> str | None:
     try:
-        for size, root, segments in cases:
-            verify(collective, algorithm, size, root=root, segments=segments)
+        for case in cases:
+            verify(collective, case.algorithm, case.size, root=case.root, segments=case.segments, nodes=case.nodes)
     except GpucollError as error:
-        return f"size {size}, root {root}, segments {segments}: {error}"
+        return f"{case.algorithm}, size {case.size}, root {case.root}, segments {case.segments}, " \
+               f"nodes {case.nodes}: {error}"
     return None

@@ -33,6 +33,8 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
     one = numpy.ones(1, numpy_dtype(dtype.name))
     try:
         combiner(op, dtype)(one.copy(), premultiplied(op, one), [one])
+        if op.expression:
+            fill_identity(op, one)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
                          code="GC-OP-DTYPE") from error
@@ -53,7 +55,8 @@ def combiner(op: Op, dtype: Dtype) -> Combine:
 def _expression(text: str) -> Pair:
     """Return the checked expression of `gpucoll.elementwise_op` in the form of a NumPy function of two arrays."""
     code = compile(text, "<elementwise_op>", "eval")
-    known = {"__builtins__": {}} | {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
+    known = {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
+    known["__builtins__"] = {"__import__": __import__}  # NumPy's own errors import something
 
     def pair(a: Array, b: Array, out: Array) -> None:
         numpy.copyto(out, eval(code, known, {"a": a, "b": b}), casting="same_kind")

@@ -25,18 +25,18 @@ class Target(NamedTuple):
 
     def deliver(self, space: Space) -> None:
         """Write the result into a strided `out`, leaving its gaps alone."""
-        if not self.out.flags.c_contiguous:
+        if not space.works_on(self.out):
             space.unpack(self.row, self.out)
 
 
 def target(out: Array, space: Space) -> Target:
-    """Return the target for `out`: its own memory where it is contiguous."""
-    return Target(out, out.reshape(-1) if out.flags.c_contiguous else space.empty(out.size, out.dtype))
+    """Return the target for `out`: its own memory where executors can work on it."""
+    return Target(out, out.reshape(-1) if space.works_on(out) else space.empty(out.size, out.dtype))
 
 
 def flat(x: Array, space: Space) -> Array:
-    """Return the elements of `x` in C order as one contiguous row; a view where `x` is contiguous."""
-    return x.reshape(-1) if x.flags.c_contiguous else joined([x], space)
+    """Return the elements of `x` in C order as one contiguous row; a view where executors can work on its memory."""
+    return x.reshape(-1) if space.works_on(x) else joined([x], space)
 
 
 def joined(xs: Sequence[Array], space: Space) -> Array:
@@ -143,10 +143,13 @@ def _checked_output(row: Collective, out: object, shape: tuple[int, ...], dtype:
 
 
 def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, space: Space) -> Prepared:
-    """The root's `x` is only read, the others' only written."""
+    """The others' `x` is only written, and the root's read: a schedule may write there what is there already.
+
+    So a root's array that is read-only takes part as a copy.
+    """
     kind = row_of(array.dtype)
     if who.rank == who.root:
-        source = flat(array, space)
+        source = flat(array, space) if getattr(array.flags, "writeable", True) else joined([array], space)
         return _prepared(row, source, Target(source, source), kind, array.size, 1, x, space)._replace(given=array)
     check_writable(row.name, "x", array)
     return _prepared(row, None, target(array, space), kind, array.size, 1, x, space)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import mmap
 import os
@@ -24,10 +25,12 @@ _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssi
 class Segment:
     """Memory of this process. `key` tells others of it: its file here, and a number that no later one has."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, *, shared: bool = True) -> None:
         # Where the system has no such files the memory is this process' own, and `attach` raises.
-        self._file = os.memfd_create("gpucoll") if hasattr(os, "memfd_create") else -1
+        self._file = os.memfd_create("gpucoll") if shared and hasattr(os, "memfd_create") else -1
         try:
+            if nbytes > _physical():
+                raise OSError(errno.ENOMEM, f"{nbytes} bytes are more than this machine has")
             if self._file >= 0:
                 os.ftruncate(self._file, nbytes)
             self.row = _mapped(self._file, nbytes)
@@ -37,11 +40,21 @@ class Segment:
         self.key = next(_SERIALS) * _FILES + max(0, self._file)
         self.start, self.nbytes = address(self.row), nbytes
 
+    @classmethod
+    def private(cls, nbytes: int) -> Segment:
+        """Return memory that nobody else can map."""
+        return cls(nbytes, shared=False)
+
     def close(self) -> None:
         """Let nobody map it any more; it lives until the last array on it has gone."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def _physical() -> int:
+    """Return the bytes of memory of this machine: the system promises more, and ends whoever takes them."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def attach(process: int, key: int) -> Array:

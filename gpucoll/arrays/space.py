@@ -29,6 +29,9 @@ class Space(Protocol):
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         """Return a new array."""
 
+    def works_on(self, x: Array) -> bool:
+        """Return whether executors can work on the memory of `x` itself; else it goes by `pack` and `unpack`."""
+
     def pack(self, x: Array, row: Array) -> None:
         """Write the elements of `x`, in C order, into `row`."""
 
@@ -46,6 +49,9 @@ class Space(Protocol):
 
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
         """Write the op's identity, the result of reducing nothing."""
+
+    def begin(self) -> None:
+        """Do what was asked for while the call was prepared (`pack`, `premultiplied`), as far as it is still to do."""
 
     def completion(self) -> Any:
         """Return what tells the end of an operation that the host has only enqueued; None where it does it itself."""
@@ -71,6 +77,9 @@ class Host:
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         return numpy.empty(shape, dtype)
 
+    def works_on(self, x: Array) -> bool:
+        return bool(x.flags.c_contiguous)
+
     def pack(self, x: Array, row: Array) -> None:
         numpy.copyto(row.reshape(x.shape), x)
 
@@ -88,6 +97,9 @@ class Host:
 
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
         fill_identity(op, row)
+
+    def begin(self) -> None:
+        """Nothing is left to do."""
 
     def completion(self) -> None:
         return None

@@ -38,7 +38,17 @@ class Communicator(Ragged, Points, Advice, Persistent, Symmetric):
         ``deterministic=True``. `check` does nothing yet: see `init`.
         """
         wanted = bootstrap.options(options)
-        return cls(MpiLink.of(mpi, wanted.timeout), wanted)
+        return cls(_link(MpiLink.of(mpi, wanted.timeout), wanted), wanted)
+
+
+def _link(link: MpiLink, wanted: bootstrap.Options) -> MpiLink:
+    """Return the link once all ranks are known to want the same; UsageError."""
+    try:
+        bootstrap.check_alike(link.mpi, wanted)
+    except UsageError:
+        link.free()  # as all ranks do
+        raise
+    return link
 
 
 _world: Communicator | None = None
@@ -55,7 +65,7 @@ def init(**options: Any) -> Communicator:
     global _world
     wanted = bootstrap.options(options)
     if _world is None or _world.closed:
-        _world = Communicator(MpiLink(bootstrap.world(), wanted.timeout), wanted)
+        _world = Communicator(_link(MpiLink(bootstrap.world(), wanted.timeout), wanted), wanted)
     elif any(options.get(name) is not None and getattr(_world.options, name) != getattr(wanted, name)
              for name in ("timeout", "check", "executor")):
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "

@@ -83,6 +83,7 @@ class HostBackend:
         if not isinstance(first, Hasty) or first.slots is None:
             return None
         first.slots.follow(*waits.gate(), waits, first.watch)
+        waits.is_busy = first.slots.is_busy
         return first.slots
 
     def has_slots(self, task: Task) -> bool:

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import os
 import time
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -66,6 +67,8 @@ class Core:
         self._express: Callable[..., Any] = _unknown if self._slots is None else self._slots
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
+        self._is_forked = False  # whether this process is a fork's child: what joins the ranks is its parent's
+        _alive.add(self)
 
     rank = property(lambda self: self._link.place.rank, doc="This rank, 0 .. size - 1.")
     size = property(lambda self: self._link.place.size, doc="How many ranks there are.")
@@ -212,6 +215,7 @@ class Core:
     def _operation(self, executor: Executor, task: Task, call: Prepared) -> Operation:
         space = call.space
         try:
+            space.begin()
             yield from executor.run(task)
             if task.op is not None and task.output is not None:
                 self._finish(task, space, task.op)
@@ -247,8 +251,15 @@ class Core:
         return row
 
     def _check_usable(self) -> None:
+        if self._is_forked:
+            raise UsageError("this communicator is the parent process'; a forked child cannot take part in its calls: "
+                             "start ranks by mpiexec, or children by spawn, before there is a communicator",
+                             code="GC-FORK")
         if self.closed:
             raise ClosedError("this communicator was closed; gpucoll.init() makes a new one")
+        if self._link.has_ended():
+            raise ClosedError("MPI has been finalized, and no call is possible any more; let it end with the process, "
+                              "or close communicators before")
         self._waits.check()
 
     def close(self) -> None:
@@ -258,7 +269,7 @@ class Core:
         MPI's communicators stay: to free them on some ranks only would let late messages reach the next ones.
         Of ranks that are threads none waits for another: the last one to close frees the memory of all.
         """
-        if self.closed:
+        if self.closed or self._is_forked:
             return
         self.closed = True
         self._express = _unknown
@@ -289,6 +300,8 @@ class Core:
 
     def _say_farewell(self) -> bool:
         """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
+        if self._link.has_ended():
+            return False
         failed = self._waits.failure is not None
         leaving = farewell(self._link.wire, self.rank, self.size, failed=failed)
         if failed:
@@ -300,10 +313,6 @@ class Core:
         except GpucollError:
             return False
         return True
-
-    def _meet(self, name: str) -> None:
-        executor, task = self._resolve(COLLECTIVES["barrier"], NOTHING, How(), self._host_executor())
-        self._waits.run(executor.run(task), name)
 
     def _host_executor(self) -> str | None:
         """Return the executor for what has no arrays of the user's: the one asked for, if it serves the host."""
@@ -324,6 +333,22 @@ class Core:
 
 def _unknown(*_: Any) -> None:
     """The short way where there is none."""
+
+
+_alive: weakref.WeakSet[Core] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a fork's child: no call, no wait at exit, no farewell of the parent's communicators."""
+    for comm in _alive:
+        comm._is_forked, comm._express = True, _unknown
+        if comm._slots is not None:
+            comm._slots.close()
+        comm._waits.forget()
+        comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @functools.lru_cache(PLANS)

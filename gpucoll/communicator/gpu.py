@@ -93,18 +93,23 @@ class Gpu:
 
 
 class DeviceSpace:
-    """A device's memory, seen from one stream; see `gpucoll.arrays.Space`."""
+    """A device's memory, seen from one stream; see `gpucoll.arrays.Space`.
 
-    def __init__(self, gpu: Gpu, stream: Stream) -> None:
+    What prepares a call is enqueued by `begin`, with the call itself: a kernel on the stream of a call that is refused
+    in between, or only planned, would run later, on memory that is somebody else's by then.
+    """
+
+    def __init__(self, gpu: Gpu, stream: Stream, preparations: list[Callable[[Stream], None]] | None = None) -> None:
         self.gpu, self.stream = gpu, stream
         self.device = gpu.device.name
         self._completion: Completion | None = None
+        self._preparations = [] if preparations is None else preparations
 
     def beside(self, stream: Stream | None = None) -> DeviceSpace:
         """Return the space on `stream`, by default that of asynchronous calls, going on from where this one is."""
         stream = stream or self.gpu.beside
         self.lead(stream)
-        return DeviceSpace(self.gpu, stream)
+        return DeviceSpace(self.gpu, stream, self._preparations)
 
     def lead(self, stream: Stream) -> None:
         """Let `stream` wait for what this space's stream has been given so far."""
@@ -116,6 +121,11 @@ class DeviceSpace:
         """Return the end, still to come, of an operation on this space's stream."""
         self._completion = Completion(self.gpu.device)
         return self._completion
+
+    def begin(self) -> None:
+        preparations, self._preparations = self._preparations, []
+        for prepare in preparations:
+            prepare(self.stream)
 
     def end(self, keep: object) -> Operation:
         """End an operation: the next one follows it.
@@ -154,11 +164,15 @@ class DeviceSpace:
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         return self.gpu.device.empty(shape, dtype, self.stream)
 
+    def works_on(self, x: Array) -> bool:
+        return bool(x.flags.c_contiguous) and address(x) % x.itemsize == 0  # kernels read whole elements
+
     def pack(self, x: Array, row: Array) -> None:
-        self.gpu.device.kernels.pack(address(x), x.shape, x.strides, x.itemsize, address(row), self.stream)
+        self._preparations.append(functools.partial(
+            self.gpu.device.kernels.pack, address(x), *_strided(x), address(row)))
 
     def unpack(self, row: Array, out: Array) -> None:
-        self.gpu.device.kernels.unpack(address(row), address(out), out.shape, out.strides, out.itemsize, self.stream)
+        self.gpu.device.kernels.unpack(address(row), address(out), *_strided(out), self.stream)
 
     def read_as(self, row: Array, dtype: Dtype) -> Array:
         """NumPy's rows in their dtype, for MPI's own collectives; CuPy has not every dtype, and needs none."""
@@ -168,27 +182,34 @@ class DeviceSpace:
         if op.factor is None:
             return row
         product = self.empty(row.size, row.dtype)
-        self._scale("multiply", dtype, row, product, op.factor)
+        self._preparations.append(functools.partial(self._scale, "multiply", dtype, row, product, op.factor))
         return product
 
     def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
         if op.name == "avg" and dtype.kind == "complex":  # as NumPy divides them by a real
             one = numpy_dtype(f"float{4 * dtype.itemsize}").type(1)
-            self._scale("multiply", dtype, row, row, one / contributions)
+            self._scale("multiply", dtype, row, row, one / contributions, self.stream)
         elif op.name == "avg":
-            self._scale("divide", dtype, row, row, contributions)
+            self._scale("divide", dtype, row, row, contributions, self.stream)
         elif op.name in LOGICAL and contributions == 1:
-            self._scale("truth", dtype, row, row, 1)
+            self._scale("truth", dtype, row, row, 1, self.stream)
 
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
         value = numpy.empty(1, numpy_dtype(dtype.name))
         HOST.fill_identity(op, value, dtype)
         self.gpu.device.fill(row, value, self.stream)
 
-    def _scale(self, what: Scale, dtype: Dtype, source: Array, target: Array, factor: Any) -> None:
+    def _scale(self, what: Scale, dtype: Dtype, source: Array, target: Array, factor: Any, stream: Stream) -> None:
         wide = row_of(dtype.wide or dtype.name)
         value = numpy.array([factor], numpy_dtype(wide.name))
-        self.gpu.device.kernels.scale(what, dtype, address(source), address(target), source.size, value, self.stream)
+        self.gpu.device.kernels.scale(what, dtype, address(source), address(target), source.size, value, stream)
+
+
+def _strided(x: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Return shape, strides and bytes of the units in which `x` is packed: elements, or bytes where those lie askew."""
+    if any(place % x.itemsize for place in (address(x), *x.strides)):
+        return (*x.shape, x.itemsize), (*x.strides, 1), 1
+    return x.shape, x.strides, x.itemsize
 
 
 class Completion:

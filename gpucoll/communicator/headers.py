@@ -64,8 +64,12 @@ class Headers(Core):
 
     def _row(self, news: News) -> Array:
         row = numpy.zeros(ROOM + ROOM_PER_RANK * self.size, numpy.uint8)
-        short = {key: value[:ROOM // 2] if isinstance(value, str) else value for key, value in news.items()}
-        text = json.dumps(short).encode()
+        text = json.dumps(news).encode()
+        if "error" in news:  # nothing else then: as many of its characters as there is room for, escaped as they are
+            kept = len(news["error"])
+            while len(text) > len(row):
+                kept -= (len(text) - len(row) + 5) // 6  # an escaped character takes up to 6 bytes, or 12 for two
+                text = json.dumps({"error": news["error"][:kept]}).encode()
         row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
         return row
 

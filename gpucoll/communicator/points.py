@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self
 import numpy
 
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
-from gpucoll.communicator.core import Core
 from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.communicator.headers import Headers
 from gpucoll.device import Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
@@ -18,7 +18,7 @@ from gpucoll.executors.mpi import BYTES, TAGS, abandon
 from gpucoll.waits import Operation, Pending, Work
 
 
-class Points(Core):
+class Points(Headers):
     """Methods of `Communicator`. NCCL has no tags: messages between two ranks' GPU arrays meet in their order."""
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
@@ -40,16 +40,16 @@ class Points(Core):
                  src: Any = None) -> Message:
         """Return what is to be sent or received, checked."""
         self._check_usable()
-        given = None if dst is None else check_input(name, x)
-        taken = None if src is None else check_input(name, out)
+        given = None if name == "recv" else check_input(name, x)
+        taken = None if name == "send" else check_input(name, out)
         space = self._space(name, given if taken is None else taken)
         for what, array in (("x", given), ("out", taken)):
             if array is not None:
                 space.check(name, what, array)
         if taken is not None:
             check_writable(name, "out", taken)
-        to = -1 if dst is None else self._check_rank(name, "dst", dst)
-        came = -1 if src is None else self._check_rank(name, "src", src)
+        to = -1 if given is None else self._check_rank(name, "dst", dst)
+        came = -1 if taken is None else self._check_rank(name, "src", src)
         return Message(name, given, to, taken, came, _check_tag(name, tag), out, space)
 
     def _point(self, message: Message, async_op: bool) -> Any:
@@ -70,9 +70,7 @@ class Points(Core):
                               self._batch.completion))
             return group[-1]
         work = Work(self._waits, self._host_operation(message), message.name, message.result)
-        # Receives come first, in the order of the calls: by that order they meet messages of one rank and one tag.
-        receives = sum(one.name == "recv" for one in group)
-        group.insert(receives if message.name == "recv" else len(group), work)
+        group.append(work)
         return work
 
     def _start_together(self, messages: Sequence[Message], *, beside: bool = True) -> list[Work]:
@@ -152,13 +150,8 @@ class Points(Core):
         A collective call; it inherits the options. MPI-5.0, 7.4.2.
         """
         self._check_usable()
-        for what, value in (("color", 0 if color is None else color), ("key", key)):
-            if isinstance(value, bool) or not isinstance(value, int | numpy.integer):
-                raise ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
-        if color is not None and color < 0:
-            raise ArgumentError(f"split: color {color} is negative; pass None on the ranks that join nobody",
-                                code="GC-SPLIT")
-        self._meet("split")
+        mine = _wrong_split(color, key)
+        self._told_by_all({"error": str(mine)} if mine else {}, "split", mine)  # and all are here
         link = self._link.split(None if color is None else int(color), int(key))
         return None if link is None else type(self)(link, self.options)
 
@@ -207,6 +200,7 @@ class Batch:
         sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
         try:
             gpu.device.use()
+            self._space.begin()
             yield from gpu.points.group(sends, receives, stream)
             for one in self._targets:
                 one.deliver(self._space)
@@ -216,6 +210,19 @@ class Batch:
         except BaseException:
             self._space.abandon(self)
             raise
+
+
+def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
+    """Return what is wrong with the arguments of `split`; MPI counts in 32 bits."""
+    for what, value in (("color", 0 if color is None else color), ("key", key)):
+        if not isinstance(value, int | numpy.integer) or isinstance(value, bool):
+            return ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
+        if not -1 << 31 <= value < 1 << 31:
+            return ArgumentError(f"split: {what} {value} has more than 31 bits", code="GC-SPLIT")
+    if color is not None and color < 0:
+        return ArgumentError(f"split: color {color} is negative; pass None on the ranks that join nobody",
+                             code="GC-SPLIT")
+    return None
 
 
 def _end_of(work: Work) -> Operation:

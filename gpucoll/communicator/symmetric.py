@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from typing import Any
 
@@ -49,6 +50,8 @@ class Symmetric(Headers):
             where = self._where(name, device)
             wanted: News = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
             _check_cupy(name, wanted)
+            if math.prod(max(1, length) for length in wanted["shape"]) * numpy_dtype(wanted["dtype"]).itemsize >> 63:
+                raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
             self._told_by_all({"error": str(error)}, name, error)  # which raises it
         dropped = self._heaps[where].news() if where in self._heaps else []
@@ -87,13 +90,19 @@ class Symmetric(Headers):
             self._reach_on_host(name, slab, [one["slab"] for one in everyone])
 
     def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
-        """Map the other ranks' new slabs; where that fails no call is possible any more: they have mapped this one."""
+        """Map the other ranks' new slabs; where one rank cannot, all are told, and no call is possible any more."""
+        failure: BackendError | None = None
+        told: News = {}
         try:
             self._host.reach(slab, keys)
-        except OSError as error:
-            self._waits.failure = BackendError(f"{name}: another rank's memory is out of reach: {error}",
-                                               code="GC-MEMORY")
-            raise self._waits.failure from error
+        except (OSError, ValueError) as error:
+            failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
+            told = {"error": str(failure)}
+        try:
+            self._told_by_all(told, name, failure)
+        except GpucollError as error:
+            self._waits.failure = error
+            raise
 
     def _where(self, name: str, device: Any) -> str:
         """Return which kind of memory is asked for: cpu, emulated or cuda."""

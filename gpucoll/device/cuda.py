@@ -85,10 +85,10 @@ class CudaDevice:
         """Return the kernel, compiled for this GPU at its first use."""
         source = text(instance)
         build = functools.partial(_cubin, source, self._arch)
-        path = user_store().path(source, ".cubin", build, flags=recipe(self._arch, major=_major()))
+        path = user_store().loadable(source, ".cubin", build, flags=recipe(self._arch, major=_major()))
         self.use()
         try:
-            function = cupy.RawModule(path=str(path)).get_function(instance.entry).kernel
+            function = cupy.RawModule(path=path).get_function(instance.entry).kernel
         except cupy.cuda.driver.CUDADriverError as error:
             raise BackendError(f"kernel {instance.entry} does not load on {self._arch}: {error}",
                                code="GC-KERNEL") from error

@@ -17,6 +17,7 @@ from gpucoll.errors import BackendError
 # from fiber to fiber; who wants more says so. The last three keep the bits of a GPU's arithmetic: no product is fused
 # into a sum, integers wrap, and what is written as words may be read as numbers. No -march=native: the objects may
 # lie in a home that unlike hosts share.
+PATIENCE = 600.0  # seconds for one run of the compiler
 OPTIONS = ("-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 
 
@@ -47,7 +48,10 @@ def _version(words: tuple[str, ...]) -> str:
 
 def _compiler() -> tuple[str, ...]:
     """Return the command that CXX holds, with its own options, or g++."""
-    return tuple(shlex.split(os.environ.get("CXX", ""))) or ("g++",)
+    try:
+        return tuple(shlex.split(os.environ.get("CXX", ""))) or ("g++",)
+    except ValueError as error:
+        raise BackendError(f"CXX={os.environ['CXX']!r} is no command: {error}") from None
 
 
 def _run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
@@ -55,7 +59,10 @@ def _run(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
     words = _compiler()
     try:
         return subprocess.run([*words, *arguments], input=text, capture_output=True, encoding="utf-8",
-                              errors="replace", env={**os.environ, "LC_ALL": "C"})
+                              errors="replace", env={**os.environ, "LC_ALL": "C"}, timeout=PATIENCE)
+    except subprocess.TimeoutExpired as error:
+        raise BackendError(f"{words[0]} has not ended within {PATIENCE:g} s; is it the compiler that CXX means?") \
+            from error
     except OSError as error:
         raise BackendError(f"the kernels need a C++ compiler on the CPU, and {words[0]} cannot be run "
                            f"({error.strerror}); install g++, or name a compiler in CXX") from error

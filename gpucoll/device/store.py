@@ -1,8 +1,9 @@
 """A store of what compilers made: built once for all processes and sessions, and verified before it is used.
 
 An artifact's name has the hash of everything that it depends on, and the digest of that and of its content. Only files
-of the user's own are read, in a folder that nobody else may write to: a shared object is code that will run. Whatever
-is lost or broken is built again, so that the folder may be deleted at any time.
+of the user's own are read, in a folder that nobody else may write to, nor exchange, from the root of the file system
+on: a shared object is code that will run. What is loaded is the very file that was verified, by its descriptor. What is
+lost or broken is built again, so that the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Store:
         self.folder = folder / f"kernels-{os.geteuid()}"
         self._missing = threading.Lock()  # the threads of a process must not retreat into several folders
         self._verified: dict[str, Path] = {}  # by key; what this process has seen to be good
+        self._opening = threading.Lock()
+        self._opened: dict[Path, int] = {}  # and has opened to load it, until it ends
         self._or_retreat(self._prepare)
 
     def path(self, source: str, suffix: str, build: Callable[[], bytes], *, flags: str = "") -> Path:
@@ -73,6 +76,22 @@ class Store:
             with self._missing:
                 self._verified[key] = self._find(key, suffix) or self._make(key, suffix, build)
         return self._verified[key]
+
+    def loadable(self, source: str, suffix: str, build: Callable[[], bytes], *, flags: str = "") -> str:
+        """Return a path for a loader of code: it leads to the content that was verified, whatever the name does.
+
+        The descriptor stays open: a loader that meets the same path again takes it for the same file.
+        """
+        path = self.path(source, suffix, build, flags=flags)
+        with self._opening:
+            if path not in self._opened:
+                descriptor = os.open(path, READ)
+                content = _read(path, descriptor)
+                if content is None or path.name != _name(path.name.partition("-")[0], suffix, content):
+                    os.close(descriptor)
+                    raise OSError(f"{path} has changed since it was verified")
+                self._opened[path] = descriptor
+        return f"/proc/self/fd/{self._opened[path]}"
 
     def _find(self, key: str, suffix: str) -> Path | None:
         """Return the artifact of `key` if it is there, whole and the user's own."""
@@ -95,10 +114,11 @@ class Store:
 
     def _prepare(self) -> None:
         """Make the folder; raise PermissionError if anybody else may write to it, or choose what it is."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.folder)
         status = self.folder.lstat()
         if not stat.S_ISDIR(status.st_mode) or not _is_own(status):
             raise PermissionError(f"{self.folder} is not a folder that only this user may write to")
+        check_way(self.folder)
 
     def _or_retreat(self, act: Callable[[], T]) -> T:
         """Return what `act` returns: where the folder does not serve, in one that nobody else knows, from then on."""
@@ -112,6 +132,32 @@ class Store:
             self.folder = Path(tempfile.mkdtemp(prefix="gpucoll-"))  # made for this user alone
             weakref.finalize(self, _remove, self.folder, os.getpid())
             return act()
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder and those above it that are missing, for this user alone whatever the umask is."""
+    if not folder.is_dir():
+        make_private(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def check_way(place: Path) -> None:
+    """Raise PermissionError if anybody but this user and root may exchange a folder on the way to `place`."""
+    for folder in place.parent.resolve().joinpath(place.name).parents:
+        status = folder.lstat()
+        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        if others or status.st_uid not in (0, os.geteuid()):
+            raise PermissionError(f"others than this user may change what is in {folder}")
+
+
+def read_trusted(place: Path) -> bytes:
+    """Return the content of a file that nobody but this user and root can have written; else PermissionError."""
+    check_way(place)
+    with open(os.open(place, READ), "rb") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError(f"others than this user may write to {place}")
+        return file.read()
 
 
 def _remove(folder: Path, owner: int) -> None:
@@ -132,9 +178,10 @@ def _is_own(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _read(path: Path) -> bytes | None:
+def _read(path: Path, descriptor: int | None = None) -> bytes | None:
     """Return the content of a file of the user's own; None for anything else, and where there is none."""
-    with contextlib.suppress(OSError), open(os.open(path, READ), "rb") as file:
+    with contextlib.suppress(OSError), open(os.open(path, READ) if descriptor is None else descriptor, "rb",
+                                            closefd=descriptor is None) as file:
         status = os.fstat(file.fileno())  # of what was opened: a name may be exchanged meanwhile
         return file.read() if stat.S_ISREG(status.st_mode) and _is_own(status) else None
     return None

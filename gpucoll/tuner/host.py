@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gpucoll.device.store import default_folder
+from gpucoll.device.store import default_folder, read_trusted
 from gpucoll.errors import ArgumentError
 from gpucoll.tuner.table import CODE, Table, built_in, parse
 from gpucoll.version import __version__
@@ -51,7 +51,7 @@ def table_path(host: Mapping[str, Any], environment: Mapping[str, str] = os.envi
 def read(path: Path, host: Mapping[str, Any]) -> Table | None:
     """Return the table at `path`, None where there is none; ArgumentError for one that is bad, old or another's."""
     try:
-        table = parse(str(path), path.read_bytes())
+        table = parse(str(path), read_trusted(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -7,7 +7,7 @@ import pytest
 
 from gpucoll.algorithms import algorithms, all_ranks, registry, schedule
 from gpucoll.analysis.replay import ScheduleError, replay
-from gpucoll.analysis.verify import prove, verify
+from gpucoll.analysis.verify import prove, prove_registry, verify
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
@@ -181,3 +181,10 @@ def test_names_that_are_returned_work_and_others_are_refused():
         assert refused.value.code == "GC-ALGO"
     with pytest.raises(ArgumentError, match="did you mean ring"):
         schedule("all_reduce", "rng", rank=0, size=4)
+
+
+@pytest.mark.parametrize("name", ["torus", "hierarchical"])
+def test_all_that_a_name_can_say_is_proved(name):
+    rows = list(prove_registry(range(1, 9), (1,), algorithm=name))
+    assert {row.fault for row in rows} == {None}
+    assert min(row.schedules for row in rows) > 30

@@ -135,6 +135,36 @@ def check_folders_of_others_are_left_alone(store, folder):
         assert_private(ask(store, folder / "another's")[0], folder)
 
 
+def check_nobody_else_has_a_say_on_the_way(store, folder):
+    for mode in (0o770, 0o707):
+        way = folder / str(mode) / "deep"
+        ask(store, way, b"planted")
+        way.parent.chmod(mode)
+        assert_private(ask(store, way)[0], way)
+        with pytest.raises(PermissionError):
+            store.read_trusted(way / "table")
+        way.parent.chmod(mode | 0o1000)  # as of a temporary folder, where nobody can exchange what is another's
+        assert ask(store, way, b"planted")[0].trouble == ""
+    mask = os.umask(0)
+    try:
+        assert ask(store, folder / "open" / "wide")[0].trouble == ""
+    finally:
+        os.umask(mask)
+    assert (folder / "open").stat().st_mode & 0o777 == 0o700
+
+
+def check_what_is_loaded_is_what_was_verified(store, folder):
+    opened, path = ask(store, folder)
+    good = opened.loadable("source", ".so", lambda: pytest.fail("built again"))
+    other, _ = ask(store, folder)
+    os.replace(path, folder / "kept")
+    path.write_bytes(b"exchanged")
+    path.chmod(0o600)
+    assert Path(good).read_bytes() == Path(opened.loadable("source", ".so", None)).read_bytes() == ARTIFACT
+    with pytest.raises(OSError, match="changed"):
+        other.loadable("source", ".so", None)
+
+
 def check_without_a_folder_a_private_one_serves(store, folder):
     (folder / "file").write_text("in the way")
     with pytest.MonkeyPatch.context() as patch:
@@ -249,6 +279,11 @@ MUTANTS = [
     ("folders_of_others_are_left_alone", OWN, "return not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)"),
     ("folders_of_others_are_left_alone", OWN, OWN.replace("stat.S_IWGRP | ", "")),
     ("folders_of_others_are_left_alone", "self.folder.lstat()", "self.folder.stat()"),
+    ("nobody_else_has_a_say_on_the_way", "        check_way(self.folder)\n", ""),
+    ("nobody_else_has_a_say_on_the_way", "    check_way(place)\n", ""),
+    ("nobody_else_has_a_say_on_the_way", "make_private(self.folder)", "self.folder.mkdir(0o700, True, True)"),
+    ("what_is_loaded_is_what_was_verified", "_name(path.name.partition(\"-\")[0], suffix, content)", "path.name"),
+    ("what_is_loaded_is_what_was_verified", 'f"/proc/self/fd/{self._opened[path]}"', "str(path)"),
     ("without_a_folder_a_private_one_serves", "except (OSError, NotImplementedError)", "except PermissionError"),
     ("failed_build_leaves_nothing", "content = build()", "content = self._or_retreat(build)"),
     ("nobody_else_may_look_and_nothing_is_written_in_place", "mode=0o700", "mode=0o755"),

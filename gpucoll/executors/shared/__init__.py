@@ -33,6 +33,7 @@ from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_s
 from gpucoll.waits import Operation, Waits, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
+COMPILING = 120.0  # seconds beyond the deadline for a rank that compiles
 YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
 FAILED, LATE = -1, -2  # marks that no wait accepts: this rank's call has ended by an error, or by its deadline
 TAGS, FIRST_TAG = 1 << 15, 3  # of messages to other nodes, as the `mpi` executor has them
@@ -73,7 +74,8 @@ class SharedExecutor:
 
     def meet(self) -> None:
         """Find ways into each other's memory. A collective call; raises CollectiveTimeout."""
-        waits = Waits(self._timeout, foreign=self._link.foreign)
+        # Another rank may still compile what this one has found in its cache: all have come to `init` by now.
+        waits = Waits(self._timeout + COMPILING, foreign=self._link.foreign)
         waits.run(self._near.meet(self._wire), "the first call over shared memory")
         self._fence = make_fence(self._link.mpi is None)
         self._has_met = True

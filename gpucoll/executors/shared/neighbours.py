@@ -7,6 +7,7 @@ buffers of small calls. Calls take the two boards and rooms in turn.
 from __future__ import annotations
 
 import array
+import errno
 import os
 import platform
 import secrets
@@ -17,6 +18,7 @@ import numpy
 
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Copier, Segment, attach
+from gpucoll.errors import BackendError
 from gpucoll.executors import Layouts
 from gpucoll.waits import Operation, keep_for_ever
 
@@ -119,7 +121,11 @@ class Neighbours:
         self.all = frozenset(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
         self._others = sorted(self.all - {self.rank})
         self._extra = head_bytes(self.size) + 2 * len(BUFFERS) * SMALL
-        self._segment = Segment(self._extra + extra)
+        self._refused = 0  # why the system gives this rank no memory, as an error number
+        try:
+            self._segment = Segment(self._extra + extra)
+        except OSError as error:  # which the others learn when they meet
+            self._segment, self._refused = Segment.private(self._extra + extra), error.errno or errno.ENOMEM
         self.key = self._segment.key
         self.mine = Control(self._segment.row, self.size)
         self.controls: dict[int, Control] = {self.rank: self.mine}
@@ -130,10 +136,15 @@ class Neighbours:
         self.all_able = False
 
     def meet(self, wire: Any) -> Operation:
-        """Find ways into the memory of all the others; all of them come to know which ways all of them have."""
+        """Find ways into the memory of all the others; all of them come to know which ways all of them have.
+
+        Raises BackendError, on all of them, where the system gives a rank no memory that others could map.
+        """
         token = numpy.array([secrets.randbits(62)], numpy.int64)
         self.mine.words[_TOKEN] = int(token[0])
-        told = yield from self._exchange(wire, [os.getpid(), self.key, int(token[0]), address(token)])
+        told = yield from self._exchange(wire, [os.getpid(), self.key, int(token[0]), address(token), self._refused])
+        refused = {self.rank: self._refused, **{other: words.pop() for other, words in told.items()}}
+        _raise_refusals(refused)
         able = [self._try(other, *words) for other, words in told.items()]
         mine = [*([int(all(column)) for column in zip(*able, strict=True)] or [1, 1]), int(self._able)]
         everyone = yield from self._exchange(wire, mine)
@@ -198,6 +209,13 @@ class Neighbours:
         """Let go of everybody's memory."""
         self._segment.close()
         self._attached.clear()
+
+
+def _raise_refusals(numbers: dict[int, int]) -> None:
+    ranks = tuple(sorted(rank for rank, number in numbers.items() if number))
+    if ranks:
+        raise BackendError(f"init: the system gives ranks {', '.join(map(str, ranks))} of this node no shared memory: "
+                           f"{os.strerror(numbers[ranks[0]])}", code="GC-MEMORY", ranks=ranks)
 
 
 def make_fence(threads: bool) -> Callable[[], None] | None:

@@ -55,7 +55,7 @@ def built() -> Any:
     options = ["-O3", *(f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include()))]
     made_by = "\n".join([recipe(), *options, sys.version, numpy.__version__])
     build = functools.partial(compile_shared, source, *options)
-    return imported(str(user_store().path(source, ".so", build, flags=made_by)))
+    return imported(user_store().loadable(source, ".so", build, flags=made_by))
 
 
 def imported(path: str) -> Any:

@@ -1,0 +1,205 @@
+"""At the edges: what is refused leaves nothing, what one rank is denied all are told, what is closed is gone."""
+
+import functools
+import os
+import threading
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.executors.shared import neighbours
+from pace import seconds
+from programs import check, program
+
+EMULATED = {"GPUCOLL_DEVICE": "emulated"}
+
+
+def refusal(call):
+    """The kind, the code and the culprits of what a call raises."""
+    with pytest.raises(gc.GpucollError) as error:
+        call()
+    return type(error.value).__name__, error.value.code, error.value.ranks
+
+
+@program
+def nothing_is_queued(comm):
+    """Kernels that prepare a call belong to the call: neither a refused nor a planned one has enqueued any."""
+    comm.all_reduce(numpy.ones(3))
+    (gpu,) = comm._gpus.values()
+    queue, strided = gpu.space(None).stream.queue, numpy.zeros(140, numpy.float32)[::2]
+    for wrong in ({"op": "nope"}, {"op": "band"}, {"algorithm": "rng"}, {"algorithm": "torus(7x7)"}):
+        refusal(functools.partial(comm.all_reduce, strided, **wrong))
+        assert not queue, wrong
+    plans = [comm.plan("all_reduce", strided), comm.plan("all_reduce", strided, op=gc.premul_sum(3.0))]
+    assert not queue
+    strided[...] = comm.rank + 1.0
+    for plan, factor in zip(plans, (1, 3), strict=True):
+        check(plan(), numpy.full(70, factor * sum(range(1, comm.size + 1)), numpy.float32))
+
+
+@program
+def odd_arrays(comm):
+    """An array may begin at any byte, as input and as output, and a root's may be read-only."""
+    x, out = (numpy.frombuffer(bytearray(401), numpy.float32, 100, 1) for _ in range(2))
+    x[...] = numpy.arange(100) + comm.rank
+    for algorithm in ("auto", "ring", "one_shot"):
+        assert comm.all_reduce(x, out, algorithm=algorithm) is out
+        check(out.copy(), numpy.float32(comm.size * numpy.arange(100) + sum(range(comm.size))))
+    for algorithm in gc.algorithms("broadcast", size=comm.size):
+        for count in (1, 5000):
+            x = numpy.arange(count) + 100 * comm.rank
+            x.flags.writeable = comm.rank != 1
+            check(comm.broadcast(x, 1, algorithm=algorithm), numpy.arange(count) + 100)
+
+
+@pytest.mark.emulated
+def test_calls_on_a_device(ranks, emulated_kernels):
+    ranks(nothing_is_queued, 2, env=EMULATED)
+    ranks(odd_arrays, 3, env=EMULATED)
+
+
+@pytest.mark.parametrize("executor", ["mpi", "shared"])
+def test_odd_arrays_on_the_host(ranks, executor):
+    ranks(odd_arrays, 3, env={"GPUCOLL_EXECUTOR": executor})
+
+
+@program
+def grouped(comm):
+    """Messages of two ranks with one tag meet in the order of the calls, whatever kind of call they are."""
+    other, outs = 1 - comm.rank, [numpy.zeros(1) for _ in range(3)]
+    with comm.group():
+        comm.recv(outs[0], other)
+        comm.send(numpy.array([1.0]), other)
+        comm.sendrecv(numpy.array([2.0]), outs[1], other, other)
+        comm.recv(outs[2], other)
+        comm.send(numpy.array([3.0]), other)
+    assert numpy.concatenate(outs).tolist() == [1, 2, 3]
+    for call in (lambda: comm.send(outs[0], None), lambda: comm.recv(outs[0], None),
+                 lambda: comm.sendrecv(outs[0], outs[1], other, None)):
+        assert refusal(call) == ("ArgumentError", "GC-ROOT", ())
+
+
+def test_messages_of_a_group_keep_their_order(ranks):
+    ranks(grouped, 2)
+
+
+@program
+def told(comm):
+    """What is wrong on rank 1 alone is an error of all ranks, and the communicator goes on."""
+    last = comm.rank == 1
+    calls = {"GC-SPLIT": lambda: comm.split(0, 1 << 31 if last else 0),
+             "GC-DTYPE": lambda: comm.all_gather_v(numpy.zeros(3, [("\u00e9" * 300, "f4")] if last else "f4"))}
+    for code, call in calls.items():
+        assert refusal(call) == (("ArgumentError" if code == "GC-SPLIT" else "DtypeError", code, ()) if last else
+                                 ("PeerError", "GC-PEER", (1,)))
+    counts = [3, 1, *[1] * (comm.size - 2)] if last else [1, 3, *[1] * (comm.size - 2)]
+    kind, code, _ = refusal(lambda: comm.reduce_scatter_v(numpy.zeros(comm.size + 2), counts))
+    assert (kind, code) == ("MismatchError", "GC-COUNTS")
+    for identity in (None, "x"):
+        assert refusal(lambda identity=identity: gc.elementwise_op("a + b", identity))[1] == "GC-OP"
+    ints, wide = numpy.ones(2, "i4"), gc.elementwise_op("a + b", 1 << 70)
+    assert refusal(lambda: comm.exscan(ints, op=wide))[1] == "GC-OP-DTYPE"
+    bytes_, large = numpy.ones(2, "u1"), gc.elementwise_op("a + b + (1 << 10)")
+    assert refusal(lambda: comm.all_reduce(bytes_, op=large))[1] == "GC-OP-DTYPE"
+    assert refusal(lambda: comm.empty((1 << 40,), "f8"))[1] == "GC-MEMORY"
+    assert refusal(lambda: comm.empty((1 << 31, 1 << 31, 0), "f4"))[1] == "GC-SHAPE"
+    denied = neighbours.Segment
+    if last:
+        neighbours.Segment = Denied
+    try:
+        assert refusal(lambda: comm.split(0)) == ("BackendError", "GC-MEMORY", (1,))
+    finally:
+        neighbours.Segment = denied
+    assert comm.all_reduce(numpy.ones(1))[0] == comm.size
+
+
+class Denied(neighbours.Segment):
+    """Memory of a process that may open no more files."""
+
+    def __init__(self, nbytes, *, shared=True):
+        if shared:
+            raise OSError(24, "Too many open files")
+        super().__init__(nbytes, shared=False)
+
+
+def test_what_one_rank_is_denied_all_are_told(ranks):
+    ranks(told, 3)
+
+
+def unlike(mpi):
+    os.environ["GPUCOLL_EXECUTOR"] = ("shared", "mpi", "shared")[mpi.rank]
+    return refusal(lambda: gc.Communicator.from_mpi(mpi, timeout=seconds(60)))
+
+
+def test_options_unlike_on_ranks_are_refused_by_all(ranks):
+    assert ranks(unlike, 3, env={"GPUCOLL_EXECUTOR": None}) == [("UsageError", "GC-OPTION", (1,))] * 3
+
+
+@program
+def forked(comm):
+    """A child's calls are refused, its end is no end of its parent's calls, and the parent goes on."""
+    work, (reader, writer) = comm.all_reduce(numpy.ones(3), algorithm="ring", async_op=True), os.pipe()
+    again = comm.plan("all_reduce", numpy.ones(2))
+    again()
+    child = os.fork()
+    if child == 0:
+        codes = []
+        for call in (lambda: comm.all_reduce(numpy.ones(2)), again, lambda: gc.Communicator.from_mpi(comm.mpi)):
+            try:
+                call()
+            except gc.UsageError as error:
+                codes.append(error.code)
+        comm.close()
+        os.write(writer, repr(codes).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert eval(os.read(reader, 1000)) == ["GC-FORK"] * 3
+    assert (work.wait() == comm.size).all()
+    assert (again() == comm.size).all()
+
+
+def test_a_forks_child_has_no_part(ranks):
+    ranks(forked, 2)
+
+
+def test_a_second_thread_in_a_call_is_refused():
+    one, other = gc.init_local(2, timeout=seconds(60))
+    errors = []
+
+    def wait_in_vain():
+        with pytest.raises(gc.GpucollError) as error:
+            one.barrier()
+        errors.append(error.value.code)
+
+    first = threading.Thread(target=wait_in_vain)
+    first.start()
+    while one._waits._owner is None:
+        pass
+    assert refusal(one.barrier) == ("UsageError", "GC-THREAD", ())
+    first.join()
+    assert errors == ["GC-THREAD"]
+    assert refusal(lambda: one.all_reduce(numpy.ones(1)))[1] == "GC-REVOKED"
+    other.close()
+
+
+@program
+def closed(comm, count):
+    """Descriptors and mappings after some communicators have been made, used and closed, and after many more."""
+    def make(times):
+        for _ in range(times):
+            with comm.split(0) as part:
+                part.all_reduce(numpy.ones(3))
+                part.all_reduce(numpy.ones(3), algorithm="ring")
+        with open("/proc/self/maps") as maps:
+            return len(os.listdir("/proc/self/fd")), len(list(maps))
+
+    files, maps = make(3)
+    more_files, more_maps = make(count)
+    assert more_files == files
+    assert more_maps <= maps + 3  # the allocator's own
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_what_is_closed_is_gone(ranks, count):
+    ranks(closed, 3, count, timeout=600)
