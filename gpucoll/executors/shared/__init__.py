@@ -74,8 +74,8 @@ class SharedExecutor:
 
     def meet(self) -> None:
         """Find ways into each other's memory. A collective call; raises CollectiveTimeout."""
-        # Another rank may still compile what this one has found in its cache: all have come to `init` by now.
-        waits = Waits(self._timeout + COMPILING, foreign=self._link.foreign)
+        # Another process may still compile what this one has found in its cache: all have come to `init` by now.
+        waits = Waits(self._timeout + (COMPILING if self._link.mpi is not None else 0), foreign=self._link.foreign)
         waits.run(self._near.meet(self._wire), "the first call over shared memory")
         self._fence = make_fence(self._link.mpi is None)
         self._has_met = True
