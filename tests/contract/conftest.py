@@ -62,5 +62,15 @@ def prepared(request, executor):
 @pytest.fixture(scope="session")
 def peer_kernels(emulated_kernels):
     """What the executor peer needs for its ops and dtypes; they stay in the user's cache."""
+    make_peer_kernels(PEER)
+
+
+@pytest.fixture(scope="session")
+def every_peer_kernel(emulated_kernels):
+    """All that there are: minutes of compiling, for the whole grid."""
+    make_peer_kernels(PAIRS)
+
+
+def make_peer_kernels(pairs):
     moves = sources.steps(None, DTYPES["int8"])
-    make_families([moves, *(sources.steps(OPS[op], DTYPES[name]) for op, name in PEER)])
+    make_families([moves, *(sources.steps(OPS[op], DTYPES[name]) for op, name in pairs)])

@@ -44,7 +44,9 @@ def test_mixtures(executor, number):
 @pytest.mark.nightly
 @pytest.mark.parametrize("size", oracle.SIZES)
 @pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
-def test_the_whole_grid(executor, collective, size):
+def test_the_whole_grid(request, executor, collective, size):
+    if executor.name == "peer":
+        request.getfixturevalue("every_peer_kernel")
     for algorithm in executor.algorithms(collective):
         with naming(algorithm):
             if collective in MOVEMENTS:
