@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 CHECKS = ("full", "deferred", "off")
+FORWARDING = 0.2  # seconds that launchers have to pass on what a rank wrote last: an abort overtakes it
 DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
 EXECUTORS = ("mpi", "shared", "nccl", "peer", "native")
 
@@ -147,6 +149,7 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
     sys.stderr.flush()
     if MPI.Is_initialized() and not MPI.Is_finalized():
+        time.sleep(FORWARDING)
         MPI.COMM_WORLD.Abort(1)
 
 

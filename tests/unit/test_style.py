@@ -63,6 +63,6 @@ def tool(*command):
     assert job.returncode == 0, job.stdout + job.stderr
 
 
-@pytest.mark.parametrize("command", ["ruff check .", "mypy", "lint-imports"])
+@pytest.mark.parametrize("command", ["ruff check .", "lint-imports", pytest.param("mypy", marks=pytest.mark.slow)])
 def test_lint_types_and_layers(command):
     tool(*command.split())
