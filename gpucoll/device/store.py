@@ -145,6 +145,8 @@ def check_way(place: Path) -> None:
     """Raise PermissionError if anybody but this user and root may exchange a folder on the way to `place`."""
     for folder in place.parent.resolve().joinpath(place.name).parents:
         status = folder.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            raise NotADirectoryError(f"{folder} is no folder")
         others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
         if others or status.st_uid not in (0, os.geteuid()):
             raise PermissionError(f"others than this user may change what is in {folder}")

@@ -122,7 +122,7 @@ def test_hierarchical_moves_each_byte_once_each_way(on_hosts, ranks):
 def test_tune_measures_both_classes_of_links_and_explain_goes_by_them(on_hosts, tmp_path):
     on_hosts(2, "-m", "gpucoll", "tune", "--collective", "all_reduce")
     path, = (tmp_path / "cache").glob("tune-*")
-    shape, = parse(str(path), path.read_text()).shapes
+    shape, = parse(str(path), path.read_bytes()).shapes
     assert (shape.ranks, shape.nodes) == (4, 2)
     assert {link.name for link in shape.links if link.executor == "mpi"} == {"node", "network"}
     found = json.loads(on_hosts(2, "-m", "gpucoll", "explain", "all_reduce", "4M", "--json"))
