@@ -235,14 +235,14 @@ def prove_registry(sizes: Iterable[int], segments: Iterable[int], collective: st
     """
     for (kind, name), found in registry().items():
         if collective in (None, kind) and algorithm in (None, name):
-            cases = [Case(one, size, root, pieces, nodes) for size in sizes for one in _names(found, size)
-                     for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
-                     for pieces in (segments if "segments" in found.options else (1,))
-                     for nodes in ({None, _uneven(size)} if "nodes" in found.options and size <= FEW else {None})]
-            yield Row(kind, name, len(cases), _first_fault(kind, cases))
+            claims = [Claim(one, size, root, pieces, nodes) for size in sizes for one in _names(found, size)
+                      for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
+                      for pieces in (segments if "segments" in found.options else (1,))
+                      for nodes in ({None, _uneven(size)} if "nodes" in found.options and size <= FEW else {None})]
+            yield Row(kind, name, len(claims), _first_fault(kind, claims))
 
 
-class Case(NamedTuple):
+class Claim(NamedTuple):
     """What is proved: an algorithm with its parameters, and what else decides its schedule."""
 
     algorithm: str
@@ -253,12 +253,10 @@ class Case(NamedTuple):
 
 
 def _names(found: Algorithm, size: int) -> list[str]:
-    variants = (found.variants or _none)(found.collective, size) if size <= FEW else ()
-    return [found.name, *(f"{found.name}({one})" for one in variants)]
-
-
-def _none(collective: str, size: int) -> tuple[str, ...]:
-    return ()
+    """Return the name, and up to 16 ranks all that can be said by it."""
+    if found.variants is None or size > FEW:
+        return [found.name]
+    return [found.name, *(f"{found.name}({one})" for one in found.variants(found.collective, size))]
 
 
 def _uneven(size: int) -> tuple[int, ...]:
@@ -270,11 +268,12 @@ def _uneven(size: int) -> tuple[int, ...]:
     return tuple((math.isqrt(8 * rank + 1) - 1) // 2 for rank in range(size))
 
 
-def _first_fault(collective: str, cases: list[Case]) -> str | None:
+def _first_fault(collective: str, claims: list[Claim]) -> str | None:
     try:
-        for case in cases:
-            verify(collective, case.algorithm, case.size, root=case.root, segments=case.segments, nodes=case.nodes)
+        for claim in claims:
+            verify(collective, claim.algorithm, claim.size, root=claim.root, segments=claim.segments,
+                   nodes=claim.nodes)
     except GpucollError as error:
-        return f"{case.algorithm}, size {case.size}, root {case.root}, segments {case.segments}, " \
-               f"nodes {case.nodes}: {error}"
+        return f"{claim.algorithm}, size {claim.size}, root {claim.root}, segments {claim.segments}, " \
+               f"nodes {claim.nodes}: {error}"
     return None

@@ -77,14 +77,15 @@ class Ragged(Headers):
         name = "reduce_scatter_v"
         self._check_usable()
 
+        lengths: list[int] = []
+
         def check() -> Array:
             rows = check_rows(name, x)
-            self._check_counts(name, counts, len(rows))
+            lengths[:] = self._check_counts(name, counts, len(rows))
             return rows
 
-        source, news = self._agree(name, check, lambda rows: {"counts": self._check_counts(name, counts, len(rows))})
+        source, news = self._agree(name, check, lambda rows: {"counts": lengths})
         check_alike(name, news, "counts", "GC-COUNTS")
-        lengths = news[0]["counts"]
         space = self._space(name, source, stream=stream)
         call = prepare_blocks(COLLECTIVES[name], flat(source, space), (lengths, (lengths[self.rank],)),
                               sum(lengths), source.shape[1:], source.dtype, space, given=source,

@@ -127,7 +127,7 @@ LENGTHS = (1000, 1, 4099)  # elements, which the blocks of all ranks share
 DTYPES = ("float32", "int64", "float64", "int32")  # exact: the sums are small whole numbers
 
 
-class Case(NamedTuple):
+class Trial(NamedTuple):
     """One call: the collective, its algorithm, the number of elements and their dtype."""
 
     collective: str
@@ -144,16 +144,16 @@ class Case(NamedTuple):
         return sum(numbers, numpy.zeros(length, int)).astype(self.dtype)
 
 
-def cases(size: int, device: str) -> Iterator[Case]:
+def cases(size: int, device: str) -> Iterator[Trial]:
     """Yield cases without end: first every collective once, then again with every algorithm, length and dtype."""
     algorithms = {name: ("auto", *gpucoll.algorithms(name, size=size, device=device)) for name in COLLECTIVES}
     for number in itertools.count():
         for name, choices in algorithms.items():
-            yield Case(name, choices[number % len(choices)], LENGTHS[number % len(LENGTHS)],
+            yield Trial(name, choices[number % len(choices)], LENGTHS[number % len(LENGTHS)],
                        DTYPES[number // 2 % len(DTYPES)])
 
 
-def fault(comm: Any, case: Case, xp: Any) -> str | None:
+def fault(comm: Any, case: Trial, xp: Any) -> str | None:
     """Run one case on arrays of `xp`; return what is wrong with this rank's result, None where nothing is."""
     row, rank, size, root = COLLECTIVES[case.collective], comm.rank, comm.size, case.length % comm.size
     parts = [case.chunk({rank}, index, size) for index in range(size if row.input.blocks else 1)]

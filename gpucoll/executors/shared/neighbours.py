@@ -125,7 +125,7 @@ class Neighbours:
         try:
             self._segment = Segment(self._extra + extra)
         except OSError as error:  # which the others learn when they meet
-            self._segment, self._refused = Segment.private(self._extra + extra), error.errno or errno.ENOMEM
+            self._segment, self._refused = Segment.private(head_bytes(self.size)), error.errno or errno.ENOMEM
         self.key = self._segment.key
         self.mine = Control(self._segment.row, self.size)
         self.controls: dict[int, Control] = {self.rank: self.mine}
