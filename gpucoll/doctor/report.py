@@ -89,35 +89,35 @@ SHM = ("/dev/shm of {name} has {shm_free:,} bytes free for {who}, 64 MiB for eac
        "left there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)")
 RULES = (
     Verdict("GC-MPI", WRONG, _where(lambda report: report["mpi"]["library"] is None),
-            "MPI cannot be used: {missing[library]}; pip install 'gpucoll[mpich]', or load the site's MPI"),
+        "MPI cannot be used: {missing[library]}; pip install 'gpucoll[mpich]', or load the site's MPI"),
     Verdict("GC-LAUNCHER", WRONG, _where(lambda report: report["mpi"]["mismatch"]), "{mpi[mismatch]}"),
     Verdict("GC-LAUNCHER", ADVICE, _where(lambda report: "mpiexec" in report["missing"]),
-            "ranks cannot be launched: {missing[mpiexec]}"),
+        "ranks cannot be launched: {missing[mpiexec]}"),
     Verdict("GC-CUPY", ADVICE, _where(lambda report: "cupy" in report["missing"] and report["hosts"][0]["gpus"]),
-            "there are GPUs, but no CuPy: {missing[cupy]}"),
+        "there are GPUs, but no CuPy: {missing[cupy]}"),
     Verdict("GC-DRIVER", WRONG, _where(lambda report: _old_driver(report["versions"])),
-            "the driver is for CUDA {versions[cuda_driver]}, older than CuPy's {versions[cuda_runtime]}; update it, or "
-            "install the extra for its CUDA"),
+        "the driver is for CUDA {versions[cuda_driver]}, older than CuPy's {versions[cuda_runtime]}; update it, or "
+        "install the extra for its CUDA"),
     Verdict("GC-NCCL", ADVICE, _where(lambda report: "nccl" in report["missing"] and report["versions"]["cuda_driver"]),
-            "GPUs have no NCCL: {missing[nccl]}"),
+        "GPUs have no NCCL: {missing[nccl]}"),
     Verdict("GC-RESULT", WRONG, _faults, "self-test on {memory}: {call}: {what} on {who}"),
     Verdict("GC-LINK", WRONG, _slow_links,
-            "slow link, {hosts}: rank pairs {pairs}: {worst[bandwidth_mb_s]:g} MB/s and {worst[latency_us]:g} us, where "
-            "better ones have {better[bandwidth_mb_s]:g} MB/s and {better[latency_us]:g} us"),
+        "slow link, {hosts}: rank pairs {pairs}: {worst[bandwidth_mb_s]:g} MB/s and {worst[latency_us]:g} us, where "
+        "better ones have {better[bandwidth_mb_s]:g} MB/s and {better[latency_us]:g} us"),
     Verdict("GC-SHM", WRONG, _hosts(lambda host: host["shm_free"] is None),
-            "{name} has no shared memory: {missing[shm_free]}; mount a tmpfs on /dev/shm"),
+        "{name} has no shared memory: {missing[shm_free]}; mount a tmpfs on /dev/shm"),
     Verdict("GC-SHM", WRONG, _memory(0, SHM_NEEDED), SHM),
     Verdict("GC-SHM", ADVICE, _memory(SHM_NEEDED, SHM_WANTED), SHM),
     Verdict("GC-COMPILER", ADVICE, _hosts(lambda host: host["compiler"] is None),
-            "{name} cannot compile what makes short calls on the host fast: {missing[compiler]}; install g++ and Python's "
-            "headers (python3-dev), or name a compiler in CXX"),
+        "{name} cannot compile what makes short calls on the host fast: {missing[compiler]}; install g++ and Python's "
+        "headers (python3-dev), or name a compiler in CXX"),
     Verdict("GC-CORES", ADVICE, _hosts(lambda host: len(host["ranks"]) > host["cores"]),
-            "{who} share {cores} cores of {name}: they wait for each other more than for messages"),
+        "{who} share {cores} cores of {name}: they wait for each other more than for messages"),
     Verdict("GC-NVLINK", ADVICE, _gpus(lambda gpu: gpu["nvlinks"] and gpu["nvlinks"]["down"]),
-            "GPU {index} ({pci}) of {host} has {nvlinks[down]} NVLinks down: see nvidia-smi nvlink --status"),
+        "GPU {index} ({pci}) of {host} has {nvlinks[down]} NVLinks down: see nvidia-smi nvlink --status"),
     Verdict("GC-P2P", ADVICE, _gpus(lambda gpu: "none" in (gpu["reaches"] or ())),
-            "GPU {index} ({pci}) of {host} cannot read the memory of all others: data goes through the host: IOMMU or ACS "
-            "switched on, or GPUs behind different sockets"),
+        "GPU {index} ({pci}) of {host} cannot read the memory of all others: data goes through the host: IOMMU or ACS "
+        "switched on, or GPUs behind different sockets"),
 )
 
 
