@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy
 
@@ -18,6 +18,9 @@ from gpucoll.tuner.host import load
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+
+T = TypeVar("T")
 
 
 class Link(Protocol):
@@ -54,9 +57,9 @@ class MpiLink:
         self._timeout = timeout
         bootstrap.check_process()
         bootstrap.gather_ranks(mpi, timeout)  # MPI's own calls below have no deadline
-        self.mpi = self.points = mpi.Dup()
-        self.wire = mpi.Dup()
-        self.place = bootstrap.place(self.mpi)
+        self.mpi = self.points = _made(mpi.Dup)
+        self.wire = _made(mpi.Dup)
+        self.place = _made(lambda: bootstrap.place(self.mpi))
         self.table = table or by_first_rank(self.mpi, load)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self._has_ended = MPI.Is_finalized
@@ -72,7 +75,7 @@ class MpiLink:
     def split(self, color: int | None, key: int) -> MpiLink | None:
         from mpi4py import MPI
 
-        part = self.mpi.Split(MPI.UNDEFINED if color is None else color, key)
+        part = _made(lambda: self.mpi.Split(MPI.UNDEFINED if color is None else color, key))
         if color is None:
             return None
         link = MpiLink.of(part, self._timeout, self.table)
@@ -85,6 +88,17 @@ class MpiLink:
     def free(self) -> None:
         self.wire.Free()
         self.mpi.Free()
+
+
+def _made(make: Callable[[], T]) -> T:
+    """Return what MPI makes; BackendError, on every rank, where it has no room for another communicator."""
+    from mpi4py import MPI
+
+    try:
+        return make()
+    except MPI.Exception as error:
+        raise BackendError(f"MPI makes no further communicator: {error}; close() those that are no longer used, to "
+                           "drop them frees nothing", code="GC-COMM") from error
 
 
 class LocalLink:

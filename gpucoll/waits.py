@@ -17,7 +17,15 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sized
 from typing import Any, Protocol, TypeAlias
 
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RevokedError, UsageError
+from gpucoll.errors import (
+    BackendError,
+    CollectiveTimeout,
+    GpucollError,
+    MismatchError,
+    PeerError,
+    RevokedError,
+    UsageError,
+)
 
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
@@ -130,10 +138,16 @@ class Waits:
         if self.failure is None:
             self._failed(error, iter(()), name)
 
-    def mismatch(self, name: str, ranks: list[int]) -> None:
-        """Raise MismatchError: these ranks make another call than rank 0, which all ranks have found out."""
-        raise MismatchError(f"{name}: ranks {ranks} make another call than rank 0, by collective, length, dtype, op or "
-                            "root; nothing was moved", ranks=tuple(ranks))
+    def mismatch(self, name: str, signs: list[tuple[int, int]]) -> None:
+        """Raise what all ranks have found out: each shows a number of its call, and how many it refused before."""
+        fewest = min(refusals for _, refusals in signs)
+        refused = tuple(rank for rank, (_, refusals) in enumerate(signs) if refusals > fewest)
+        if refused:
+            raise PeerError(f"{name}: ranks {list(refused)} refused a call that others have made, and are in a later "
+                            "one; nothing was moved, close this communicator and make a new one", ranks=refused)
+        ranks = tuple(rank for rank, (call, _) in enumerate(signs) if call != signs[0][0])
+        raise MismatchError(f"{name}: ranks {list(ranks)} make another call than rank 0, by collective, length, dtype, "
+                            "op or root; nothing was moved", ranks=ranks)
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
@@ -171,7 +185,7 @@ class Waits:
 
         Raises BackendError for what the transport has raised.
         """
-        if isinstance(error, MismatchError):  # of what has ended: nothing is under way
+        if is_settled(error):
             _leave(operation, error)
             return
         if isinstance(error, self._foreign):
@@ -265,6 +279,12 @@ class Waits:
         if thread is not None:
             atexit.unregister(self._drain)
             thread.join(min(self.timeout, threading.TIMEOUT_MAX))
+
+
+def is_settled(error: BaseException) -> bool:
+    """Return whether an error leaves nothing under way: all ranks have found it out, or it is of a message that ended.
+    """
+    return isinstance(error, MismatchError) and error.code != "GC-CALL"
 
 
 def _raising(error: GpucollError) -> Callable[[], None]:

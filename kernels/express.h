@@ -54,6 +54,7 @@ struct Slots {
     PyObject* watch;                              // looks after other ranks' failures, or tells them of this rank's
     bool closed;
     int under_way;  // calls of threads: what they use stays
+    uint64_t refusals;
     Entry* entries;
 };
 
@@ -129,18 +130,19 @@ static bool meet(Slots* self, PyObject* name) {
     return done || linger(self, name);
 }
 
-// Raises that ranks make different calls, and returns null; all of them do, and may go on.
+// Raises that ranks make different calls, and returns null; all of them do.
 static PyObject* mismatch(Slots* self, PyObject* name) {
     const View& view = self->view;
-    PyObject* ranks = PyList_New(0);
-    for (uint64_t rank = 0; ranks != nullptr && rank < view.ranks; rank++) {
-        if (view.sign(rank, self->call.turn)->tag == view.sign(0, self->call.turn)->tag) continue;
-        PyObject* number = PyLong_FromUnsignedLongLong(rank);
-        if (number == nullptr || PyList_Append(ranks, number) < 0) Py_CLEAR(ranks);
-        Py_XDECREF(number);
+    PyObject* signs = PyList_New(0);
+    for (uint64_t rank = 0; signs != nullptr && rank < view.ranks; rank++) {
+        const Sign* sign = view.sign(rank, self->call.turn);
+        PyObject* shown = Py_BuildValue("KK", static_cast<unsigned long long>(sign->tag),
+                                        static_cast<unsigned long long>(sign->refusals));
+        if (shown == nullptr || PyList_Append(signs, shown) < 0) Py_CLEAR(signs);
+        Py_XDECREF(shown);
     }
-    if (ranks != nullptr) Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, mismatch_name, name, ranks, nullptr));
-    Py_XDECREF(ranks);
+    if (signs != nullptr) Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, mismatch_name, name, signs, nullptr));
+    Py_XDECREF(signs);
     return nullptr;
 }
 
@@ -153,6 +155,7 @@ static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, const Kind&
     call->combine = kind.combine;
     call->nbytes = kind.nbytes;
     call->tag = kind.tag;
+    call->refusals = self->refusals;
     call->begin(self->view);
 }
 
@@ -249,15 +252,14 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
 
 // Leaves in `found` what a call of these arrays is; false with an error set for one that slots do not do.
 static bool kind_of(const Slots* self, PyArrayObject* x, PyArrayObject* out, int what, long dtype, long op,
-                    unsigned long long root, Kind* found) {
+                    uint64_t signature, uint64_t root, Kind* found) {
     const uint64_t ranks = self->view.ranks, given = static_cast<uint64_t>(PyArray_NBYTES(x)),
                    taken = static_cast<uint64_t>(PyArray_NBYTES(out));
     const bool reduces = what == ONE_SHOT || what == TWO_SHOT || what == REDUCE_SCATTER;
     const uint64_t more = what == ALL_GATHER ? ranks : 1, fewer = what == REDUCE_SCATTER ? ranks : 1;
     *found = {static_cast<What>(what), root, reduces ? combine_of(dtype, op) : nullptr,
               what == ALL_TO_ALL ? given / ranks : given < taken ? given : taken, 0};
-    found->tag = ((found->nbytes * 8 + static_cast<uint64_t>(what)) * 64 + static_cast<uint64_t>(dtype * 8 + op)) * 4096
-                 + root;
+    found->tag = signature ^ ((found->nbytes * 8 + static_cast<uint64_t>(what)) * 4096 + root) * 0x9e3779b97f4a7c15u;
     if (what >= 0 && what <= COPY && (what != COPY || ranks == 1) && given * more == taken * fewer
         && (!reduces || found->combine != nullptr || ranks == 1) && root < ranks)
         return true;
@@ -272,19 +274,21 @@ static void look_at(Look* look, PyArrayObject* array) {
     std::copy_n(PyArray_DIMS(array), look->axes, look->shape);
 }
 
-// learn(what is called, op, root, algorithm, x, out, What, dtype's and op's places, seconds): such calls are done here
-// from now on.
+// learn(what is called, op, root, algorithm, x, out, What, dtype's and op's places, signature, seconds): such calls are
+// done here from now on.
 static PyObject* learn(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
     PyObject *options[4], *x, *out, *seconds;
     int what;
     long dtype, op;
+    unsigned long long signature;
     Kind kind;
-    if (!PyArg_ParseTuple(given, "OOOOO!O!illO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
-                          &PyArray_Type, &out, &what, &dtype, &op, &PyArray_Type, &seconds))
+    if (!PyArg_ParseTuple(given, "OOOOO!O!illKO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
+                          &PyArray_Type, &out, &what, &dtype, &op, &signature, &PyArray_Type, &seconds))
         return nullptr;
     const unsigned long long root = PyLong_AsUnsignedLongLong(options[2]);
-    if (PyErr_Occurred() || !kind_of(self, array_of(x), array_of(out), what, dtype, op, root, &kind)) return nullptr;
+    if (PyErr_Occurred() || !kind_of(self, array_of(x), array_of(out), what, dtype, op, signature, root, &kind))
+        return nullptr;
     if (PyArray_NDIM(array_of(x)) > MOST_AXES || PyArray_NDIM(array_of(out)) > MOST_AXES
         || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST))
         Py_RETURN_NONE;

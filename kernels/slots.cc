@@ -1,18 +1,19 @@
 // The Python type of a rank's slots: made by the executor `shared`, called by the communicator (express.h).
 #include "express.h"
 
-// begin(x, out, What, dtype's and op's places, root): this rank has come to its next call, as an operation; both
-// arrays stay.
+// begin(x, out, What, dtype's and op's places, signature, root): this rank has come to its next call, as an operation;
+// both arrays stay.
 static PyObject* begin_method(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
     PyObject *x, *out;
     int what;
     long dtype, op;
-    unsigned long long root;
+    unsigned long long signature, root;
     Kind kind;
-    if (!PyArg_ParseTuple(given, "O!O!illK", &PyArray_Type, &x, &PyArray_Type, &out, &what, &dtype, &op, &root))
+    if (!PyArg_ParseTuple(given, "O!O!illKK", &PyArray_Type, &x, &PyArray_Type, &out, &what, &dtype, &op, &signature,
+                          &root))
         return nullptr;
-    if (!kind_of(self, array_of(x), array_of(out), what, dtype, op, root, &kind)) return nullptr;
+    if (!kind_of(self, array_of(x), array_of(out), what, dtype, op, signature, root, &kind)) return nullptr;
     begin(self, array_of(x), array_of(out), kind);
     Py_RETURN_NONE;
 }
@@ -62,9 +63,19 @@ static PyObject* ends_method(PyObject* object, PyObject*) {
     Py_END_ALLOW_THREADS
     if (done) Py_RETURN_TRUE;
     PyObject* found = PyObject_CallOneArg(self->watch, Py_None);
+    if (found == nullptr && is_over(self->view, self->call.meeting)) {  // all came, and one has failed since
+        PyErr_Clear();
+        Py_RETURN_TRUE;
+    }
     if (found == nullptr) return nullptr;
     Py_DECREF(found);
     Py_RETURN_FALSE;
+}
+
+// refuse(): this rank has refused a call: others that made it are not in its next one.
+static PyObject* refuse(PyObject* object, PyObject*) {
+    reinterpret_cast<Slots*>(object)->refusals++;
+    Py_RETURN_NONE;
 }
 
 // follow(acquire, release, queue, waits, watch): what calls here must keep to (see `Waits.gate`), and a function that
@@ -173,6 +184,7 @@ static PyMethodDef methods[] = {{"begin", begin_method, METH_VARARGS, nullptr},
                                 {"is_busy", is_busy, METH_NOARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"reach", reach, METH_VARARGS, nullptr},
+                                {"refuse", refuse, METH_NOARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"calls", calls, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};

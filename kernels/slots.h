@@ -43,11 +43,13 @@ struct Place {
     uint64_t slab, offset;
 };
 
-// What a rank shows of its call: where its array is, if not in its slot, where its result will be, and which call that
-// is.
+// What a rank shows of its call: where its array is, if not in its slot, where its result will be, which call that is,
+// and how many calls the rank has refused before it.
 struct Sign {
     Place from, to;
-    uint64_t tag;
+    uint64_t tag, refusals;
+
+    bool is_like(const Sign& other) const { return tag == other.tag && refusals == other.refusals; }
 };
 
 // How one rank sees its node; the line at the beginning of rank 0's area is everybody's.
@@ -206,7 +208,7 @@ struct Call {
     uint64_t nbytes;         // of a block: what one rank gives, or what it gets, of each
     uint64_t root;
     Combine combine;
-    uint64_t tag;            // alike where ranks make the same call
+    uint64_t tag, refusals;  // alike where ranks make the same call
     bool differs;            // whether they do not: nothing was moved
     Sign sign;
     uint64_t start, length;  // of the segment, in every block
@@ -219,7 +221,7 @@ struct Call {
         const bool apart = from != to || what == TWO_SHOT || what == BROADCAST;
         const bool reached = apart && nbytes >= LONG && what != ONE_SHOT;
         sign = {reached ? view.find(from, given(view)) : Place{},
-                reached && what == TWO_SHOT ? view.find(to, nbytes) : Place{}, tag};
+                reached && what == TWO_SHOT ? view.find(to, nbytes) : Place{}, tag, refusals};
         start = 0;
         in_place = read = differs = false;
         show(view);
@@ -286,7 +288,7 @@ struct Call {
     // Sees what all ranks have shown.
     void look(const View& view) {
         for (uint64_t rank = 1; rank < view.ranks; rank++)
-            differs = differs || view.sign(rank, turn)->tag != view.sign(0, turn)->tag;
+            differs = differs || !view.sign(rank, turn)->is_like(*view.sign(0, turn));
         uint64_t shown = 0, reached = 0;
         for (uint64_t rank = what == BROADCAST ? root : 0; rank < (what == BROADCAST ? root + 1 : view.ranks); rank++) {
             const Sign* found = view.sign(rank, turn);

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Executor, Hasty, Task
+from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.links import Link
 from gpucoll.waits import Waits
 
@@ -97,6 +98,18 @@ class HostBackend:
         if isinstance(first, Hasty):
             first.reach(slab, keys)
 
+    def refuse(self) -> None:
+        """Note that this rank has refused a call: it must not meet the others in its next one."""
+        for executor in self.executors:
+            if isinstance(executor, Hasty | MpiExecutor):
+                executor.refuse()
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the ranks of this node that this one has failed."""
+        first = self.executors[0]
+        if isinstance(first, Hasty):
+            first.watch(error)
+
     def close(self) -> None:
         """Give back what the executors hold."""
         for executor in self.executors:
@@ -106,7 +119,6 @@ class HostBackend:
 
 def _made(link: Link, heap: Heap, timeout: float, asked: str | None) -> Iterator[Executor]:
     """Yield the executors; a collective call between processes."""
-    from gpucoll.executors.mpi import MpiExecutor
     from gpucoll.executors.shared import SharedExecutor
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scatter
@@ -10,7 +12,20 @@ from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, header_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError
+
+
+def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
+    @functools.wraps(call)
+    def method(self: Headers, *arguments: Any) -> Any:
+        try:
+            return call(self, *arguments)
+        except (ArgumentError, DtypeError, MemoryError):
+            self._host.refuse()
+            raise
+
+    return method
 
 
 class Collectives(Headers):
@@ -119,6 +134,7 @@ class Collectives(Headers):
         space = self._gpu("emulated" if self.options.emulated else "cuda").space(stream)
         return self._run("barrier", NOTHING._replace(space=space), How(algorithm, async_op))
 
+    @counted
     def _reduction(self, name: str, x: Any, out: Any, op: Any, dtype: Any, how: How, root: Any = 0) -> Any:
         plain = dtype is None and type(op) is str and name != "exscan"
         same = (name, op, root, how.algorithm) if plain and _is_plain(how, root) else ()
@@ -129,6 +145,7 @@ class Collectives(Headers):
         call = prepare(COLLECTIVES[name], x, out, who, dtype, self._space(name, x, stream=how.stream))
         return self._run(name, call, how, self._check_op(name, op, call), who.root, same, x, out)
 
+    @counted
     def _movement(self, name: str, x: Any, out: Any, how: How, root: Any = 0) -> Any:
         same = (name, "", root, how.algorithm) if _is_plain(how, root) else ()
         result = self._again(same, x, out, how.stream) if same else None

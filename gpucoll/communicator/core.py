@@ -302,9 +302,10 @@ class Core:
         """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
         if self._link.has_ended():
             return False
-        failed = self._waits.failure is not None
-        leaving = farewell(self._link.wire, self.rank, self.size, failed=failed)
-        if failed:
+        failure = self._waits.failure
+        leaving = farewell(self._link.wire, self.rank, self.size, failed=failure is not None)
+        if failure is not None:
+            self._host.fail(failure)
             with contextlib.suppress(*self._link.foreign):
                 all(done() for done in leaving)  # tells, and hears nobody
             return False

@@ -38,7 +38,7 @@ class Repeat(NamedTuple):
     task: Task
     call: Prepared
     seconds: Seconds
-    step: tuple[int, int, int] | None = None
+    step: tuple[int, int, int, int] | None = None
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
         """Return input and output of the task."""
@@ -78,7 +78,7 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, call: Prepared, 
     return Repeat(executor, again, bare, seconds, step_of(executor, task))
 
 
-def step_of(executor: Executor, task: Task) -> tuple[int, int, int] | None:
+def step_of(executor: Executor, task: Task) -> tuple[int, int, int, int] | None:
     """Return what the executor's slots do for such calls, None where there are none, or the op takes one step more."""
     has_end = task.op is not None and (task.op.name == "avg" or task.op.name in LOGICAL)
     return executor.step(task) if task.device == "cpu" and isinstance(executor, Hasty) and not has_end else None

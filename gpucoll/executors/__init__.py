@@ -84,10 +84,13 @@ class Hasty(Protocol):
     def reach(self, slab: Any, keys: Sequence[int]) -> None:
         """Let them read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
 
+    def refuse(self) -> None:
+        """Note that this rank has refused a call: it must not meet the others in its next one."""
+
     def takes(self, task: Task) -> bool:
         """Return whether slots do such calls by some algorithm."""
 
-    def step(self, task: Task) -> tuple[int, int, int] | None:
+    def step(self, task: Task) -> tuple[int, int, int, int] | None:
         """Return what the slots do for calls like `task`, None where those take an operation."""
 
 

@@ -54,6 +54,10 @@ class MpiExecutor:
             abandon(run.receives, run)
             raise
 
+    def refuse(self) -> None:
+        """Note that this rank has refused a call: its next messages shall meet none of the others'."""
+        self._calls += 1
+
     def _room(self, name: str, nbytes: int) -> Array:
         """Return `nbytes` of memory that is kept from call to call: new pages would cost as much as the copy.
 

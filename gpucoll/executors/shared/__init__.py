@@ -23,19 +23,22 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, RankFailedError
+from gpucoll.errors import BackendError, CollectiveTimeout, MismatchError, RankFailedError
 from gpucoll.executors import Task
 from gpucoll.executors.shared import slots
 from gpucoll.executors.shared.calls import Calls
-from gpucoll.executors.shared.neighbours import Neighbours, make_fence
+from gpucoll.executors.shared.neighbours import SIGNATURE, Neighbours, make_fence
 from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
 from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots
-from gpucoll.waits import Operation, Waits, keep_for_ever
+from gpucoll.waits import Operation, Waits, is_settled, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
 COMPILING = 120.0  # seconds beyond the deadline for a rank that compiles
 YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
-FAILED, LATE = -1, -2  # marks that no wait accepts: this rank's call has ended by an error, or by its deadline
+# Marks that no wait accepts: this rank's call has ended by an error, by its deadline, or as others are in another one
+FAILED, LATE, ASTRAY = -1, -2, -3
+DIFFERS = ("ranks of this node make different calls, by collective, algorithm, length, dtype, op or root, or one has "
+           "refused a call that others have made")
 TAGS, FIRST_TAG = 1 << 15, 3  # of messages to other nodes, as the `mpi` executor has them
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
@@ -84,11 +87,23 @@ class SharedExecutor:
 
     def watch(self, error: BaseException | None = None) -> None:
         """Raise if another rank has failed in a call; tell the others of an error of this rank's."""
-        if error is not None and not isinstance(error, MismatchError):  # which all have found out
-            self._mark[0] = LATE if isinstance(error, CollectiveTimeout) else FAILED
+        if error is not None and not is_settled(error):
+            self._mark[0] = (LATE if isinstance(error, CollectiveTimeout) else
+                             ASTRAY if isinstance(error, MismatchError) else FAILED)
         for rank in self._near.all if error is None else ():
-            if self._near.mark(rank)[0] < 0:
-                raise _ended(self._near.mark(rank)[0])
+            if self._near.mark(rank)[0] == LATE:
+                raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
+                                        "every rank in the same call, with the same shape, dtype and algorithm?")
+            if self._near.mark(rank)[0] == ASTRAY:
+                raise MismatchError(DIFFERS, code="GC-CALL")
+            if self._near.mark(rank)[0] == FAILED:
+                raise RankFailedError(f"rank {rank} has failed, or has left the communicator", ranks=(rank,))
+
+    def refuse(self) -> None:
+        """Note that this rank has refused a call: it must not meet the others in its next one."""
+        self._calls.refusals += 1
+        if self.slots is not None:
+            self.slots.refuse()
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Let slots read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
@@ -118,9 +133,9 @@ class SharedExecutor:
         step = self.step(task)
         try:
             yield from self._run(task) if step is None else exchange(self.slots, task, step, self.watch)
-        except MismatchError:  # which all ranks have found out, before anything moved
-            raise
         except BaseException as error:
+            if is_settled(error):
+                raise
             self.watch(error)
             keep_for_ever((task, self._messages, self._calls))  # one that has begun may still do so, and so may MPI
             if isinstance(error, OSError):
@@ -133,18 +148,21 @@ class SharedExecutor:
         before, readers = self._unread[half]
         for mark, number in readers:  # of the call before the last one, whose room this call takes
             if mark[0] < before + number:
-                yield from _reached(mark, before + number)
+                yield from self._reached(mark, before + number)
         call = self._calls.of(task)
         laid = self._calls.lay(task, call, half)
-        self._calls.show(task, laid, half)
+        self._calls.show(task, call, laid, half)
         if self._fence:
             self._fence()
         self._mark[0] = base
         for mark in call.sources:
             if mark[0] < base:
-                yield from _reached(mark, base)
+                yield from self._reached(mark, base)
         if self._fence:
             self._fence()
+        for board in call.boards[half]:
+            if board[SIGNATURE] != call.signature + self._calls.refusals:
+                raise MismatchError(DIFFERS, code="GC-CALL")
         yield from self._execute(self._calls.program(task, call, laid, half), base)
         self._unread[half] = base, call.readers
         if laid.result is not None:
@@ -159,7 +177,7 @@ class SharedExecutor:
                 what()
             elif do == WAIT:
                 if what[0] < base + number:
-                    yield from _reached(what, base + number, messages)
+                    yield from self._reached(what, base + number, messages)
                 if fence:
                     fence()
             elif do == TELL:
@@ -181,38 +199,29 @@ class SharedExecutor:
             messages.append([begin([what[start:start + PIECE], "B"], number, tag)
                              for start in range(0, len(what), PIECE) or [0]])
 
+    def _reached(self, mark: Any, number: int, messages: Sequence[Sequence[Any]] = ()) -> Operation:
+        """Wait until `mark` shows `number`: first by yielding the processor to the rank that it is waited for.
+
+        Messages go on meanwhile: MPI moves them only when it is asked for them.
+        """
+        for _ in range(YIELDS):
+            os.sched_yield()
+            if mark[0] >= number:
+                return
+
+        def shows_it() -> bool:
+            if mark[0] < 0:
+                self.watch()
+            for requests in messages:
+                for request in requests:
+                    request.Test()
+            return mark[0] >= number
+
+        yield shows_it
+
     def close(self) -> None:
         """Let go of all memory."""
         if self.slots is not None:
             self.slots.close()
         self._calls.close()
         self._near.close()
-
-
-def _reached(mark: Any, number: int, messages: Sequence[Sequence[Any]] = ()) -> Operation:
-    """Wait until `mark` shows `number`: first by yielding the processor to the rank that it is waited for.
-
-    Messages go on meanwhile: MPI moves them only when it is asked for them.
-    """
-    for _ in range(YIELDS):
-        os.sched_yield()
-        if mark[0] >= number:
-            return
-
-    def shows_it() -> bool:
-        if mark[0] < 0:
-            raise _ended(mark[0])
-        for requests in messages:
-            for request in requests:
-                request.Test()
-        return mark[0] >= number
-
-    yield shows_it
-
-
-def _ended(mark: int) -> GpucollError:
-    """Return the error of a call that another rank has left: the same one, whoever comes first to a deadline."""
-    if mark == LATE:
-        return CollectiveTimeout("another rank of this node has waited until its deadline in this call; is every rank "
-                                 "in the same call, with the same shape, dtype and algorithm?")
-    return RankFailedError("another rank of this node has failed in this call")

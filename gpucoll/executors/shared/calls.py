@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,6 +41,7 @@ class Call:
         assert task.plan is not None
         self.plan: Plan = task.plan
         self.op, self.order, self.is_small = task.op, order, is_small
+        self.signature = signature_of(task)
         self.sources = [near.mark(peer) for peer in order.sources]
         self.boards = [[near.controls[peer].board(half) for peer in order.sources] for half in (0, 1)]
         last: dict[int, int] = {}
@@ -49,6 +51,13 @@ class Call:
         self.small: list[Laid | None] = [None, None]  # by half
         self.large: dict[Any, Laid] = {}  # by the addresses of the arrays
         self.programs: dict[Any, Program] = {}
+
+
+def signature_of(task: Task) -> int:
+    """Return a number that is the same where ranks make the same call."""
+    op = "" if task.op is None else f"{task.op.name} {task.op.expression}"
+    text = f"{task.collective} {task.algorithm} {op} {task.dtype.name} {task.root} {task.nbytes}"
+    return zlib.crc32(text.encode()) << 16
 
 
 class Calls:
@@ -61,6 +70,7 @@ class Calls:
         self._rooms: dict[str, Segment] = {}
         self._private: dict[str, Array] = {}
         self._laid = 0
+        self.refusals = 0  # how many calls this rank has refused
 
     def of(self, task: Task) -> Call:
         """Return what is kept of calls like `task`."""
@@ -166,9 +176,10 @@ class Calls:
             room = self._private[name] = numpy.empty(max(LEAST, 1 << (nbytes - 1).bit_length()), numpy.uint8)
         return room[:nbytes]
 
-    def show(self, task: Task, laid: Laid, half: int) -> None:
-        """Show the others where the buffers are, and how they are cut where blocks are not alike."""
-        self._boards.show(half, laid.spots)
+    def show(self, task: Task, call: Call, laid: Laid, half: int) -> None:
+        """Show the others which call this is, where the buffers are, and how they are cut where blocks are not alike.
+        """
+        self._boards.show(half, laid.spots, call.signature + self.refusals)
         if task.lengths is not None:
             assert task.plan is not None
             assert task.plan.layouts is not None

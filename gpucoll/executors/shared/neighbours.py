@@ -30,6 +30,7 @@ HERE = -1  # in place of a segment's key: what follows is an address
 KEPT = 1024  # stamps
 
 _TOKEN, _BOARDS, _BOARD = 1, 8, 8  # 64-bit words of the control segment; the mark is the first
+SIGNATURE = _BOARD - 1  # the last word of a board
 _PAGE = 4096
 
 
@@ -54,9 +55,9 @@ class Control:
         self._blocks = size + 1
 
     def board(self, half: int) -> memoryview:
-        """Return the words of one board: stamp, then key and offset of each buffer."""
+        """Return the words of one board: stamp, key and offset of each buffer, and the signature of the call."""
         first = _BOARDS + half * _BOARD
-        return self.words[first:first + 1 + 2 * len(BUFFERS)]
+        return self.words[first:first + _BOARD]
 
     def starts(self, half: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return where the blocks of input and output start, in elements, where they are not alike."""
@@ -93,8 +94,9 @@ class Boards:
         self._made = 0
         self.show_starts = control.show_starts
 
-    def show(self, half: int, spots: Sequence[Spot]) -> None:
-        """Show where the buffers are."""
+    def show(self, half: int, spots: Sequence[Spot], signature: int) -> None:
+        """Show which call this is, and where the buffers are."""
+        self._boards[half][SIGNATURE] = signature
         if spots is self._spots[half]:
             return
         self._spots[half] = spots
@@ -106,7 +108,7 @@ class Boards:
             self._made += 1
             stamp = self._stamps[content] = self._made
         if stamp != self._shown[half]:
-            self._boards[half][:] = memoryview(array.array("q", (stamp, *content)))
+            self._boards[half][:SIGNATURE] = memoryview(array.array("q", (stamp, *content)))
             self._shown[half] = stamp
 
 

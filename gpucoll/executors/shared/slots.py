@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ WHATS = {("all_reduce", "one_shot"): 0, ("all_reduce", "two_shot"): 1, ("all_gat
          ("broadcast", "linear"): 3, ("all_to_all", "direct"): 4, ("reduce_scatter", "direct"): 5}
 COPY = 6  # of a rank alone, which has no others' slots
 COLLECTIVES = {collective for collective, _ in WHATS}
-Step = tuple[int, int, int]  # what, and places in KINDS and OPS, which count where it reduces
+Step = tuple[int, int, int, int]  # what, places in KINDS and OPS, which count where it reduces, and a signature
 
 
 @functools.cache
@@ -90,13 +91,16 @@ def step_of(task: Task) -> Step | None:
     what = WHATS.get((task.collective, task.algorithm))
     if what is None or not takes(task):
         return None
-    return (what, 0, 0) if task.op is None else (what, KINDS.index(task.dtype.name), OPS.index(_combined(task.op)))
+    op = "" if task.op is None else task.op.name
+    signature = zlib.crc32(f"{task.collective} {op} {task.dtype.name}".encode()) << 32
+    kinds = (0, 0) if task.op is None else (KINDS.index(task.dtype.name), OPS.index(_combined(task.op)))
+    return what, *kinds, signature
 
 
 def alone(task: Task) -> Step | None:
     """Return what slots do for a rank that is the only one."""
     what = WHATS["broadcast", "linear"] if task.collective == "broadcast" else COPY
-    return (what, 0, 0) if task.input is not None and task.output is not None else None
+    return (what, 0, 0, 0) if task.input is not None and task.output is not None else None
 
 
 def _combined(op: Op) -> str:
@@ -106,8 +110,10 @@ def _combined(op: Op) -> str:
 def exchange(slots: Any, task: Task, step: Step, watch: Callable[[], None]) -> Operation:
     """Do a call as an operation, which never blocks; `watch` raises where another rank has failed."""
     def is_done() -> bool:
+        if slots.go_on(task.collective):  # first: who has come before may have failed since
+            return True
         watch()
-        return bool(slots.go_on(task.collective))
+        return False
 
     slots.begin(task.output if task.input is None else task.input, task.output, *step, task.root)
     if not slots.go_on(task.collective):
