@@ -84,7 +84,7 @@ def read(path: str) -> list[dict[str, Any]]:
             content = json.load(file)
     except OSError as error:
         raise ArgumentError(f"cannot read {path}: {error.strerror}", code="GC-FILE") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArgumentError(f"{path} is no JSON: {error}", code="GC-FILE") from None
     records = content.get("runs", [content]) if isinstance(content, dict) else []
     if not records or not all(isinstance(record, dict) and "results" in record for record in records):

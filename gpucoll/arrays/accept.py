@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays.memory import Array, on_gpu, overlap, overlaps_itself, same_memory
+from gpucoll.arrays.memory import Array, has, on_gpu, overlap, overlaps_itself, same_memory
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 from gpucoll.ops import op_of
@@ -27,7 +27,7 @@ def as_array(name: str, what: str, x: object) -> Array:
         return x if type(x) is numpy.ndarray else x.view(numpy.ndarray)  # a matrix would not become a row
     if on_gpu(x):
         return _gpu_array(name, what, x)
-    if isinstance(x, numpy.generic) or not (hasattr(x, "__dlpack__") or hasattr(x, "__array_interface__")):
+    if isinstance(x, numpy.generic) or not (has(x, "__dlpack__") or has(x, "__array_interface__")):
         raise ArgumentError(f"{name}: {what} is a {type(x).__name__}, not an array{_advice(what, x)}", code="GC-ARRAY")
     return _foreign(name, what, x)
 
@@ -65,8 +65,8 @@ def _gpu_array(name: str, what: str, x: Any) -> Array:
     try:
         if torch is not None and isinstance(x, torch.Tensor):
             return _tensor(torch, x, cupy.from_dlpack)
-        return cupy.from_dlpack(x) if hasattr(x, "__dlpack__") else cupy.asarray(x)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        return cupy.from_dlpack(x) if has(x, "__dlpack__") else cupy.asarray(x)
+    except Exception as error:  # the object's own may be any
         raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives CuPy no access to its memory: {error}",
                             code="GC-ARRAY") from error
 
@@ -76,8 +76,8 @@ def _foreign(name: str, what: str, x: Any) -> Array:
     try:
         if torch is not None and isinstance(x, torch.Tensor):
             return _tensor(torch, x, lambda tensor: tensor.numpy())
-        return numpy.asarray(x) if hasattr(x, "__array_interface__") else numpy.from_dlpack(x)
-    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        return numpy.asarray(x) if has(x, "__array_interface__") else numpy.from_dlpack(x)
+    except Exception as error:
         raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives NumPy no access to its memory: {error}",
                             code="GC-ARRAY") from error
 

@@ -17,9 +17,21 @@ def on_gpu(x: Any) -> bool:
     """Return whether `x` is an array in GPU memory; imports nothing."""
     if isinstance(x, numpy.ndarray):
         return False
-    if hasattr(x, "__cuda_array_interface__"):  # PyTorch's tensors have it on a GPU only
+    if has(x, "__cuda_array_interface__"):  # PyTorch's tensors have it on a GPU only
         return True
-    return hasattr(x, "__dlpack_device__") and not isinstance(x, type) and x.__dlpack_device__()[0] in CUDA_MEMORY
+    try:
+        return has(x, "__dlpack_device__") and not isinstance(x, type) and x.__dlpack_device__()[0] in CUDA_MEMORY
+    except Exception:  # the object's own; whoever opens it says why it cannot be opened
+        return False
+
+
+def has(x: Any, name: str) -> bool:
+    """Return whether `x` has an attribute: one that raises is there, as PyTorch's on a tensor that requires grad."""
+    try:
+        getattr(x, name)
+    except Exception as error:
+        return not isinstance(error, AttributeError)
+    return True
 
 
 def module_of(x: Any) -> Any:

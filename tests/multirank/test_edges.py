@@ -1,16 +1,20 @@
 """At the edges: what is refused leaves nothing, what one rank is denied all are told, what is closed is gone."""
 
+import contextlib
 import functools
 import os
 import threading
+from gc import collect
 
 import numpy
 import pytest
 
 import gpucoll as gc
 from gpucoll.executors.shared import neighbours
+from grids import naming
 from pace import seconds
 from programs import check, program
+from thread_ranks import on_threads
 
 EMULATED = {"GPUCOLL_DEVICE": "emulated"}
 
@@ -127,6 +131,60 @@ def test_what_one_rank_is_denied_all_are_told(ranks):
     ranks(told, 3)
 
 
+@program
+def out_of_step(comm, algorithm):
+    """A call that rank 1 alone has refused is told to all in the next one, and so is a rank in another call."""
+    x, found = numpy.full(3, comm.rank), ("PeerError", "GC-PEER", (1,))
+    last = comm.rank == 1
+    if last:
+        refusal(lambda: comm.all_reduce(x, op="nope"))
+    assert refusal(lambda: comm.all_reduce(x, algorithm=algorithm)) == (
+        found if algorithm == "auto" else ("MismatchError", "GC-CALL", ()))
+    assert refusal(lambda: comm.all_reduce(x))[1] == "GC-REVOKED"
+
+
+@program
+def in_another_call(comm):
+    calls = {"dtype": lambda part, x: part.all_reduce(x.astype("i2" if comm.rank else "f2")),
+             "op": lambda part, x: part.all_reduce(x, op="min" if comm.rank else "max", algorithm="ring"),
+             "length": lambda part, x: part.all_reduce(x[comm.rank:], algorithm="tree"),
+             "algorithm": lambda part, x: part.all_reduce(x, algorithm="ring" if comm.rank else "tree"),
+             "root": lambda part, x: part.gather(x, root=comm.rank)}
+    for name, call in calls.items():
+        with naming(name), comm.split(0) as part:
+            assert refusal(functools.partial(call, part, numpy.ones(5))) == ("MismatchError", "GC-CALL", ())
+    with comm.split(0) as part:  # what slots meet in goes on
+        x = numpy.ones(4, "i4" if comm.rank else "f4")
+        assert refusal(lambda: part.broadcast(x))[:2] == ("MismatchError", "GC-MISMATCH")
+        check(part.all_reduce(numpy.ones(1)), numpy.full(1, comm.size, float))
+
+
+@program
+def left(comm, algorithm):
+    """A rank that leaves the block by an error is named to those who wait for it."""
+    with contextlib.suppress(KeyError), comm.split(0) as part:
+        part.all_reduce(numpy.ones(2))
+        if comm.rank == 1:
+            raise KeyError
+        assert refusal(lambda: part.all_reduce(numpy.ones(2), algorithm=algorithm)) == (
+            "RankFailedError", "GC-RANK", (1,))
+
+
+def test_ranks_that_are_not_in_a_call_are_told_of(ranks):
+    for algorithm in ("auto", "ring"):
+        ranks(out_of_step, 3, algorithm)
+        ranks(left, 3, algorithm)
+    ranks(in_another_call, 2)
+
+
+@pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__", "__dlpack__", "__dlpack_device__"])
+def test_an_object_whose_properties_raise(name):
+    x = type("Raising", (), {name: property(lambda _: {}[name])})()
+    (comm,) = gc.init_local(1)
+    for call in (lambda: comm.all_reduce(x), lambda: comm.all_reduce(numpy.ones(1), x), lambda: comm.send(x, 0)):
+        assert refusal(call)[1] == "GC-ARRAY"
+
+
 def unlike(mpi):
     os.environ["GPUCOLL_EXECUTOR"] = ("shared", "mpi", "shared")[mpi.rank]
     return refusal(lambda: gc.Communicator.from_mpi(mpi, timeout=seconds(60)))
@@ -185,21 +243,32 @@ def test_a_second_thread_in_a_call_is_refused():
 
 @program
 def closed(comm, count):
-    """Descriptors and mappings after some communicators have been made, used and closed, and after many more."""
+    """What a process holds after some communicators have been made, used and closed, and after many more."""
     def make(times):
         for _ in range(times):
             with comm.split(0) as part:
                 part.all_reduce(numpy.ones(3))
                 part.all_reduce(numpy.ones(3), algorithm="ring")
-        with open("/proc/self/maps") as maps:
-            return len(os.listdir("/proc/self/fd")), len(list(maps))
+                part.all_reduce(numpy.ones(3), algorithm="ring", async_op=True).wait()
+        collect()
+        with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
+            pages = int(memory.read().split()[1])
+            return pages, len(os.listdir("/proc/self/fd")), len(list(maps)), threading.active_count()
 
-    files, maps = make(3)
-    more_files, more_maps = make(count)
-    assert more_files < files + count  # one a communicator would be as many
-    assert more_maps < maps + count
+    before = make(20)
+    after = make(count)
+    assert all(more < few + count for few, more in zip(before[1:], after[1:], strict=True)), (before, after)
+    assert after[0] < before[0] + count + 1000, (before, after)  # a page for each is too much, a few MB are not
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.nightly)])
-def test_what_is_closed_is_gone(ranks, count):
-    ranks(closed, 3, count, timeout=600)
+@pytest.mark.parametrize("env", [{}, {"GPUCOLL_EXECUTOR": "mpi"}, EMULATED], ids=["shared", "mpi", "emulated"])
+def test_what_is_closed_is_gone(ranks, count, env, request):
+    if env is EMULATED:
+        request.getfixturevalue("emulated_kernels")
+    ranks(closed, 3, count, env=env, timeout=1200)
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.nightly)])
+def test_what_threads_close_is_gone(count):
+    on_threads(3, closed, count)

@@ -35,8 +35,9 @@ from gpucoll.waits import Operation, Waits, is_settled, keep_for_ever
 ROUNDS = 20  # bits of a mark below the number of the call
 COMPILING = 120.0  # seconds beyond the deadline for a rank that compiles
 YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
-# Marks that no wait accepts: this rank's call has ended by an error, by its deadline, or as others are in another one
-FAILED, LATE, ASTRAY = -1, -2, -3
+# Marks that no wait accepts: this rank's call has ended by its deadline, or as others are in another one, or, FAILED
+# less a rank, by that one's error
+LATE, ASTRAY, FAILED = -1, -2, -3
 DIFFERS = ("ranks of this node make different calls, by collective, algorithm, length, dtype, op or root, or one has "
            "refused a call that others have made")
 TAGS, FIRST_TAG = 1 << 15, 3  # of messages to other nodes, as the `mpi` executor has them
@@ -88,16 +89,18 @@ class SharedExecutor:
     def watch(self, error: BaseException | None = None) -> None:
         """Raise if another rank has failed in a call; tell the others of an error of this rank's."""
         if error is not None and not is_settled(error):
+            culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else self._near.rank
             self._mark[0] = (LATE if isinstance(error, CollectiveTimeout) else
-                             ASTRAY if isinstance(error, MismatchError) else FAILED)
-        for rank in self._near.all if error is None else ():
-            if self._near.mark(rank)[0] == LATE:
+                             ASTRAY if isinstance(error, MismatchError) else FAILED - culprit)
+        for mark in [self._near.mark(rank)[0] for rank in self._near.all] if error is None else ():
+            if mark == LATE:
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
                                         "every rank in the same call, with the same shape, dtype and algorithm?")
-            if self._near.mark(rank)[0] == ASTRAY:
+            if mark == ASTRAY:
                 raise MismatchError(DIFFERS, code="GC-CALL")
-            if self._near.mark(rank)[0] == FAILED:
-                raise RankFailedError(f"rank {rank} has failed, or has left the communicator", ranks=(rank,))
+            if mark <= FAILED:
+                raise RankFailedError(f"rank {FAILED - mark} has failed, or has left the communicator",
+                                      ranks=(FAILED - mark,))
 
     def refuse(self) -> None:
         """Note that this rank has refused a call: it must not meet the others in its next one."""
