@@ -6,7 +6,6 @@
     contestants    gpucoll's algorithms, and the peers that they are measured against
     measure        the clock; `overlap` for what is no collective alone, `machine` for the host and its copy bandwidth
     summary        statistics, ratios and their intervals, two runs held against each other
-    findings       slow ranks and links, named
     records        the JSON file; `table`, what is printed
     run            all of it, in turn, and its record; `interrupt`, Ctrl-C
     regret         what `auto` chooses against the best that it could have chosen

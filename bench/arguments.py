@@ -117,7 +117,6 @@ def parser() -> Parser:
     add("--graph", action="store_true", help="-G 1")
     add("--against", default="", metavar="PEERS", help="mpi, nccl, gloo, cupyx: measured in turn")
     add("--overlap", action="store_true", help="how much hides behind computing")
-    add("--pairs", action="store_true", help="with sendrecv: every pair of ranks by itself")
     add("--compare", metavar="OLD.json", help="print what became slower; exit code 1 where some did")
     add("--tolerance", type=positive, default=0.1, help="slower by this share is still alike (0.1)")
     add("--min-bw", type=positive, metavar="GB/s", help="exit code 1 below this average busbw")
@@ -232,10 +231,7 @@ def _check(options: Options) -> None:
              "-G/--cudagraph, --graph and --stream null need --device cuda", "GC-DEVICE"),
             (options.launches and (flags.per_iter_timing or flags.blocking == 3),
              "-G/--cudagraph does not go with -I or with -z 3", "GC-GRAPH"),
-            (flags.pairs and (options.tests != ("sendrecv",) or options.against),
-             "--pairs goes with sendrecv alone, without --against", "GC-PAIRS"),
-            (flags.overlap and (flags.pairs or options.against),
-             "--overlap goes neither with --pairs nor with --against", "GC-OVERLAP"),
+            (flags.overlap and options.against, "--overlap does not go with --against", "GC-OVERLAP"),
             (flags.plot and flags.overlap, "--plot has no picture of --overlap", "GC-PLOT"),
             (flags.per_iter_skip and flags.per_iter_skip >= (options.iterations or 1),
              "-K/--per_iter_skip must be less than -n/--iters, which has to be given", "GC-ITERS")):

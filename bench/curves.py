@@ -128,13 +128,6 @@ def numbers(found: Sequence[Panel]) -> dict[str, int]:
     return known[1] | known[0]
 
 
-def pairs(record: Record) -> dict[int, list[dict[str, Any]]]:
-    """Return by message size what was measured between two ranks at a time."""
-    found = (record.get("gpucoll") or {}).get("pairs") or []
-    return {size: [pair for pair in found if pair["size"] == size]
-            for size in dict.fromkeys(pair["size"] for pair in found)}
-
-
 def figure(value: float) -> str:
     """Return a number with at least three digits that count and no zeros at its end.
 

@@ -1,4 +1,4 @@
-"""The page's figures, by plotly: bandwidth and time over sizes, and every pair of ranks.
+"""The page's figures, by plotly: bandwidth and time over sizes.
 
 Colours are the page's variables, which its script fills in: one figure serves light and dark.
 """
@@ -6,7 +6,7 @@ Colours are the page's variables, which its script fills in: one figure serves l
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -72,24 +72,4 @@ def over_sizes(panel: Panel, numbers: Mapping[str, int], letters: Sequence[str],
         chart.add_scatter(name="copy bound", x=sorted(bounds), y=[bounds[size] for size in sorted(bounds)],
                           mode="lines", line={"color": "var(--bound)", "width": 1.4, "dash": "dash"},
                           hovertemplate="%{y:.3~s}s" if time else "%{y:.3~g} GB/s")
-    return chart
-
-
-def pair_map(nbytes: int, pairs: Iterable[Mapping[str, Any]]) -> go.Figure:
-    """Return a square for every pair of ranks: who sends down, who receives across; slow links are framed."""
-    bandwidths = {(pair["source"], pair["target"]): pair["bandwidth"] for pair in pairs}
-    ranks = [*range(1 + max(max(link) for link in bandwidths))]
-    grid = [[bandwidths.get((source, target)) for target in ranks] for source in ranks]
-    axis = {**AXIS, "showgrid": False, "dtick": 1 if len(ranks) <= 16 else None}
-    chart = go.Figure(go.Heatmap(
-        x=ranks, y=ranks, z=grid, zmin=0, zmax=max(bandwidths.values()), colorscale="Viridis", xgap=1, ygap=1,
-        text=[["" if value is None else figure(value) for value in row] for row in grid],
-        texttemplate="%{text}" if len(ranks) <= 16 else None, colorbar={"title": "GB/s", "outlinewidth": 0},
-        hovertemplate="rank %{y} to rank %{x}: %{z:.3~g} GB/s<extra></extra>", hoverongaps=False), layout=_layout(
-            f"bandwidth, {byte_text(nbytes)}", 480, xaxis={**axis, "title": "to rank"},
-            yaxis={**axis, "title": "from rank", "autorange": "reversed"}))
-    for pair in pairs:
-        if pair.get("slow"):
-            x, y = pair["target"], pair["source"]
-            chart.add_shape(x0=x - .5, x1=x + .5, y0=y - .5, y1=y + .5, line={"color": "var(--bad)", "width": 3})
     return chart

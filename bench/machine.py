@@ -81,12 +81,6 @@ def place(comm: Communicator, device: Device) -> Place:
     return Place(os.getpid(), socket.gethostname(), comm.node, gpu.ordinal, gpu.pci.partition(".")[0].lower(), gpu.name)
 
 
-def host_names(places: Sequence[Place]) -> list[str]:
-    """Return the host of each rank; of several nodes, which may have one name, with the node's number."""
-    several = len({spot.node for spot in places}) > 1
-    return [f"{spot.host} (node {spot.node})" if several else spot.host for spot in places]
-
-
 def cpu_name(facts: str = "/proc/cpuinfo") -> str:
     """Return the processor's name, as Linux knows it, or its architecture."""
     text = Path(facts).read_text() if os.path.exists(facts) else ""

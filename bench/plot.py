@@ -1,4 +1,4 @@
-"""`--plot F.svg` and `--plot F.png`: one run's lines over size, and its map of pairs, by matplotlib (extra `plot`)."""
+"""`--plot F.svg` and `--plot F.png`: one run's lines over size, by matplotlib (extra `plot`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gpucoll.analysis.document import LIGHT, LINES
 from gpucoll.analysis.sizes import byte_text
 from gpucoll.errors import ArgumentError, UsageError, nearest
 
-from .curves import Panel, Record, figure, numbers, pairs, panels
+from .curves import Panel, Record, numbers, panels
 
 ENDINGS = (".svg", ".png")
 MARKERS = "osD^v*PX"  # as many as colours
-PEER, BOUND, BAD = "#6a737c", "#3c4650", "#c02f1d"
+PEER, BOUND = "#6a737c", "#3c4650"
 # The same record makes the same file: no date, no random names; a name is text, never a formula.
 SETTINGS: dict[Any, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "gpucoll", "text.parse_math": False, "font.size": 9,
@@ -41,23 +41,13 @@ def draw(record: Record, path: str) -> None:
     check(path)
     import matplotlib.figure
 
-    found, maps = panels([[record]]), [*pairs(record).items()]
-    if not found and not maps:
+    found = panels([[record]])
+    if not found:
         raise ArgumentError("--plot: nothing was measured, so there is nothing to draw", code="GC-PLOT")
     with matplotlib.rc_context(SETTINGS):
-        down = -(-len(maps) // 2)  # two maps side by side
-        heights = [*[4.2] * len(found), *[4.2 * down] * bool(maps)]
-        whole = matplotlib.figure.Figure(figsize=(12, sum(heights)), layout="constrained")
-        parts = whole.subfigures(len(heights), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for part, panel in zip(parts, found, strict=False):
+        whole = matplotlib.figure.Figure(figsize=(12, 4.2 * len(found)), layout="constrained")
+        for part, panel in zip(whole.subfigures(len(found), 1, squeeze=False)[:, 0], found, strict=True):
             _lines(part, panel, numbers(found))
-        if maps:
-            parts[-1].suptitle("sendrecv, every pair of ranks", x=0.01, horizontalalignment="left", fontweight="bold")
-            places = [*parts[-1].subplots(down, 2, squeeze=False).flat]
-            for axes, (nbytes, links) in zip(places, maps, strict=False):
-                _pairs(axes, nbytes, links)
-            for axes in places[len(maps):]:
-                axes.set_axis_off()
         metadata = {"Date": None, "Creator": None} if path.lower().endswith(".svg") else {"Software": None}
         try:
             whole.savefig(path, dpi=120, metadata=metadata)
@@ -99,27 +89,3 @@ def _lines(part: Any, panel: Panel, styles: Mapping[str, int]) -> None:
 def _columns(points: Sequence[tuple[float, Any]]) -> list[list[float]]:
     """Return what logarithmic axes can show, as two columns."""
     return [[point[axis] for point in points if point[1] > 0] for axis in (0, 1)]
-
-
-def _pairs(axes: Any, nbytes: int, links: list[dict[str, Any]]) -> None:
-    """Draw a square for every pair of ranks: who sends down, who receives across; slow links are framed."""
-    axes.set_title(byte_text(nbytes), loc="left", fontsize="medium")
-    ranks = range(1 + max(max(link["source"], link["target"]) for link in links))
-    known = {(link["source"], link["target"]): link for link in links}
-    grid = [[known[source, target]["bandwidth"] if (source, target) in known else float("nan") for target in ranks]
-            for source in ranks]
-    most = max(link["bandwidth"] for link in links) or 1.0
-    squares = axes.pcolormesh(grid, cmap="viridis", vmin=0, edgecolors="white", linewidth=1)
-    for (source, target), link in known.items():
-        if len(ranks) <= 16:
-            colour = "white" if link["bandwidth"] < 0.55 * most else "black"
-            axes.text(target + .5, source + .5, figure(link["bandwidth"]), ha="center", va="center", color=colour)
-        if link.get("slow"):
-            axes.add_patch(type(axes.patch)((target, source), 1, 1, fill=False, edgecolor=BAD, linewidth=2.5,
-                                            gid=f"slow {source} to {target}"))
-    every = -(-len(ranks) // 16)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([rank + .5 for rank in ranks[::every]], [str(rank) for rank in ranks[::every]])
-    axes.set(xlabel="to rank", ylabel="from rank", aspect="equal")
-    axes.invert_yaxis()
-    axes.figure.colorbar(squares, label="GB/s", ax=axes)

@@ -19,9 +19,8 @@ and at the top `gpucoll`:
     machine {host, cpu, cores, memory_gib, system, python, numpy, mpi, mpi4py, cupy, nccl, gpus [..], clock},
     copy {bandwidth (GB/s read and written by all ranks at once), bytes, per_rank [GB/s of each rank]},
     ratios {peer: {collective: {algorithm: geometric mean of the out-of-place ratios}}},
-    left_out [{what, reason}], findings [a sentence for each slow rank or link],
+    left_out [{what, reason}],
     overlap [{collective, algorithm, size, overall_us, compute_us, pure_us, overlap_pct}]     with --overlap
-    pairs [{size, source, target, time_us, least_us, bandwidth (GB/s), nwrong, slow}]         with sendrecv --pairs
 
 A file holds one record, or what `scripts/bench` leaves: {"suite": date, "host": name, "regret": what
 `gpucoll bench regret` keeps (see `regret.Regret`), "runs": [record, ..]}.

@@ -15,7 +15,7 @@ from gpucoll.arguments import Parser, refuse
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 
 from . import records, tables
-from .curves import Panel, Record, devices, figure, numbers, pairs, panels, time_text
+from .curves import Panel, Record, devices, figure, numbers, panels, time_text
 from .summary import geometric_mean
 from .tables import BY, named, table
 
@@ -73,7 +73,7 @@ def page(files: Files) -> str:
     try:
         from plotly.offline import get_plotlyjs
 
-        from .figures import over_sizes, pair_map
+        from .figures import over_sizes
     except ImportError as error:
         raise UsageError(f"it needs plotly ({error}): pip install gpucoll[report]", code="GC-PLOT") from None
     letters = [*string.ascii_uppercase[:len(files)]] if len(files) > 1 else [""]
@@ -93,9 +93,6 @@ def page(files: Files) -> str:
         sections.append(f'<section class="panel" id="panel-{place}"><h2>{escape(title)} <small>{escape(details)}'
                         f"</small></h2>\n{_lead(panel, letters)}{pictures}{measured}{compared}</section>\n")
     for record in (record for group in files.values() for record in group):
-        maps = [_figure(pair_map(size, rows)) + _details("Every pair", tables.pairs(size, rows))
-                for size, rows in pairs(record).items()]
-        sections.append(_section("sendrecv <small>every pair of ranks</small>", "".join(maps)))
         overlap = _own(record).get("overlap")
         sections.append(_section("Overlap", tables.overlap(overlap) if overlap else ""))
     machines = "".join(_machine(group, name if len(files) > 1 else "") for name, group in files.items())
@@ -139,7 +136,7 @@ def _head(files: Files, letters: Sequence[str], tests: str) -> str:
 
 
 def _notes(files: Files, letters: Sequence[str]) -> str:
-    """Return what a reader has to know before believing the rest: errors, slow links, what could not be measured."""
+    """Return what a reader has to know before believing the rest: errors, what could not be measured."""
     items = []
     for group, letter in zip(files.values(), letters, strict=True):
         said: list[tuple[str, str]] = []
@@ -147,7 +144,7 @@ def _notes(files: Files, letters: Sequence[str]) -> str:
             own = _own(record)
             if own.get("interrupted"):
                 said.append(("bad", "The run was interrupted: what had been measured until then is here."))
-            said += [("bad", str(text)) for text in (*(record.get("errors") or []), *(own.get("findings") or []))]
+            said += [("bad", str(text)) for text in record.get("errors") or []]
             said += [("", f"Left out: {one.get('what')} ({one.get('reason')})") for one in own.get("left_out") or []]
         items += [f'<li class="{kind}">{named(text, letter)}</li>' for kind, text in dict.fromkeys(said)]
     return f'<ul class="notes">{"".join(items)}</ul>\n' if items else ""

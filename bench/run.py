@@ -18,9 +18,8 @@ from .cases import Case, Contestant
 from .contestants import every_case, field, meet
 from .data import Data
 from .devices import of
-from .findings import CROWDED_NOISE, slow_links, slow_ranks
 from .measure import Bench, Measured, burst, measure
-from .overlap import measure_overlap, measure_pairs
+from .overlap import measure_overlap
 from .records import PLACEMENTS
 from .summary import changes, geometric_mean, per_iteration, report, reported, skew
 from .table import Progress
@@ -41,14 +40,11 @@ class Run:
         self.bench = Bench(comm, options, of(comm, flags.device, stream=flags.stream, memory=flags.memory))
         self.cases = list(every_case(options, comm.size))
         self.places = comm.mpi.allgather(machine.place(comm, self.bench.device))
-        self.hosts = machine.host_names(self.places)
         self.record = opening(options, self.places, machine.facts(self.bench.device, self.places),
                                        records.words(arguments), records.environment(os.environ))
         self.own = self.record["gpucoll"]
         work = flags.run_cycles * len(self.cases) * sum(nbytes + SMALL for nbytes in options.sizes)
         self.progress = Progress(flags.progress if comm.rank == 0 else "off", work or None, sys.stderr)
-        is_crowded = max(map(self.hosts.count, self.hosts)) > self.own["machine"]["cores"]
-        self.noise = CROWDED_NOISE if is_crowded else 0.0
         paths = {"json": flags.output_file, "csv": flags.csv}
         self._files = records.reserve_together(comm.mpi, {what: path for what, path in paths.items() if path})
         self._is_finished = False
@@ -75,27 +71,20 @@ class Run:
                         self._case(case, contestants)
 
     def _case(self, case: Case, contestants: Sequence[Contestant]) -> None:
-        """Measure one case at every size; look for slow ranks at the last one."""
+        """Measure one case at every size."""
         flags, name = self.options.flags, ", ".join(one.name for one in contestants if not one.peer)
         if len(self.options.tests) > 1:
             self.say(["#", f"# {case.test}"])
-        if flags.pairs:
-            self.say(table.pair_titles())
-        elif flags.overlap or flags.style == "osu":
+        if flags.overlap or flags.style == "osu":
             self.say(table.osu_titles(case.test, name, overlap=flags.overlap))
         else:
             self.say(table.titles(self.options, self.several))
         for nbytes in self.options.sizes if case.test != "barrier" else self.options.sizes[:1]:
-            if flags.pairs:
-                self._pairs(case, nbytes)
-            elif flags.overlap:
+            if flags.overlap:
                 self._overlap(contestants, self._data(case, nbytes))
             else:
                 self._lines(contestants, self._data(case, nbytes))
             self.progress.done(nbytes + SMALL, f"{case.test} of {nbytes} bytes")
-        if not (flags.pairs or flags.overlap):
-            data = self._data(case, self.options.sizes[-1])
-            self._find(slow_ranks(self.bench, contestants, data, self.hosts, self.noise))
 
     def _data(self, case: Case, nbytes: int) -> Data:
         flags, device = self.options.flags, self.bench.device
@@ -123,15 +112,6 @@ class Run:
             self.own["overlap"].append(overlap)
             self.say([table.osu_overlap(overlap, contestant.name if self.several else "")])
 
-    def _pairs(self, case: Case, nbytes: int) -> None:
-        pairs = measure_pairs(self.bench, case, nbytes)
-        self._find(slow_links(pairs, self.hosts, self.noise))
-        self.own["pairs"] += pairs
-        self.say(map(table.pair_line, pairs))
-
-    def _find(self, sentences: Iterable[str]) -> None:
-        self.own["findings"] += [text for text in sentences if text not in self.own["findings"]]
-
     def finish(self, interrupted: bool = False) -> int:
         """Print what comes after the data and write the files; return the exit code. Of two calls one does it."""
         if self._is_finished:
@@ -139,7 +119,7 @@ class Run:
         self._is_finished = True
         options, results = self.options, list(self.record["results"])
         self.own["ratios"], self.own["interrupted"] = means(results), interrupted
-        wrong = wrong_elements(results) + sum(pair["nwrong"] or 0 for pair in self.own["pairs"])
+        wrong = wrong_elements(results)
         bandwidth, errors = table.average(results), ["interrupted"] * interrupted
         self.record = {**self.record, "results": results, **closing(options, wrong, bandwidth, errors)}
         # The files first: a launcher that ends its ranks may have closed their output already.
@@ -160,7 +140,7 @@ class Run:
             self.say([*table.details(results), *table.comparison(self.own["ratios"])])
         found = list(changes(results, options.baseline))
         lines, is_alike = report(found, len(results), options.flags.tolerance)
-        self.say([*(f"# {text}" for text in self.own["findings"]), *(lines if options.baseline else []),
+        self.say([*(lines if options.baseline else []),
                   *table.footer(options, wrong, bandwidth), *(f"# error: {text}" for text in errors)])
         too_slow = options.floor is not None and bandwidth < options.floor
         return int(bool(wrong or too_slow or interrupted or (options.baseline and not is_alike)))
@@ -237,8 +217,8 @@ def opening(options: Options, places: Sequence[machine.Place], facts: Mapping[st
     return {"version": 3, "start_time": now(), "args": list(arguments), "env": list(environment),
             "nccl_version": facts["nccl"], "config": config, "results": [],
             "gpucoll": {"version": gpucoll.__version__, "revision": machine.revision(), "program": "gpucoll bench",
-                        "tests": list(options.tests), "machine": dict(facts), "overlap": [], "pairs": [],
-                        "findings": [], "left_out": [], "ratios": {}, "interrupted": False}}
+                        "tests": list(options.tests), "machine": dict(facts), "overlap": [],
+                        "left_out": [], "ratios": {}, "interrupted": False}}
 
 
 def closing(options: Options, wrong: int, bandwidth: float, errors: Sequence[str]) -> dict[str, Any]:

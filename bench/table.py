@@ -25,7 +25,6 @@ SPREAD = "  {:>7}  {:>7}  {:>7}  {:>7}"
 BLOCKING = ("", "wait and barrier after each inner iteration (-m)", "wait after each inner iteration (-m), no barrier",
             "wait and barrier after each outer iteration (-n); time excludes barrier")
 DETAILS = "# {:>10}  {:<20}  {:>9}  {:>9}  {:>9}  {:>5}  {:>9}  {:>6}"
-PAIR = "{:>12}  {:>6}  {:>6}  {:>9}  {:>9}  {:>6}"
 INTERVALS = {"bar": 0.1, "lines": 5.0, "off": float("inf")}  # seconds between two signs of progress
 STAMP = "%Y-%m-%d %H:%M:%S"
 
@@ -123,18 +122,6 @@ def footer(options: Options, wrong: int, bandwidth: float) -> list[str]:
     return [f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}",
             f"# {'Avg bus bandwidth':<20} : {bandwidth:g} {verdict}", "#",
             f"# Collective test concluded: {options.flags.test}", "#"]
-
-
-def pair_titles() -> list[str]:
-    """Return the lines over those of sendrecv --pairs."""
-    return ["#", PAIR.format("#       size", "source", "target", "time", "bandwidth", "#wrong"),
-            PAIR.format("#        (B)", "(rank)", "(rank)", "(us)", "(GB/s)", "")]
-
-
-def pair_line(pair: Result) -> str:
-    """Return a line of one directed pair of ranks."""
-    return PAIR.format(pair["size"], pair["source"], pair["target"], number(pair["time_us"], 9).strip(),
-                       f"{pair['bandwidth']:.4g}", "N/A" if pair["nwrong"] is None else pair["nwrong"])
 
 
 # The same columns, widths and units as the OSU micro-benchmarks'; several algorithms are named after the last column.

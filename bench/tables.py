@@ -1,8 +1,7 @@
-"""The page's tables: every measurement, how runs differ, overlap, pairs of ranks; each cell is HTML made safe."""
+"""The page's tables: every measurement, how runs differ, overlap; each cell is HTML made safe."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -130,14 +129,3 @@ def overlap(rows: Sequence[Mapping[str, Any]]) -> str:
                  [[byte_text(int(row["size"])), escape(str(row["collective"])), escape(str(row["algorithm"])),
                    *(microseconds(row[f"{part}_us"]) for part in ("overall", "compute", "pure")),
                    f"{row['overlap_pct']:.1f}"] for row in rows])
-
-
-def pairs(nbytes: int, found: Iterable[Mapping[str, Any]]) -> str:
-    """Return the links between ranks, the slowest first."""
-    ordered = sorted(found, key=lambda pair: float(pair["bandwidth"]))
-    typical = statistics.median(pair["bandwidth"] for pair in ordered)
-    return table(f"Every pair of ranks, {byte_text(nbytes)}, the slowest first",
-                 ["from rank", "to rank", "time|µs", "bandwidth|GB/s", "of the median|%", "verdict"],
-                 [[f"{pair['source']:d}", f"{pair['target']:d}", microseconds(pair["time_us"]),
-                   digits(pair["bandwidth"]), f"{100 * pair['bandwidth'] / typical:.0f}",
-                   '<b class="bad">slow</b>' if pair.get("slow") else ""] for pair in ordered])
