@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.algorithms import find
+from gpucoll.algorithms import find, names_of
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.arguments import Parser, refuse
 from gpucoll.arrays import check_op
@@ -168,8 +168,8 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
                 "datatype", given.datatype, (*UNDERSTOOD, *DTYPES)),),
             ops=tuple(OPS) if given.op == "all" else (op_of(given.op).name,),
             roots=None if given.root == "all" else (at_least(0)(given.root),),
-            iterations=given.iters, algorithms=names_of(given.algorithm),
-            against=names_of(given.against) if given.against else (), launches=max(given.cudagraph, given.graph),
+            iterations=given.iters, algorithms=tuple(dict.fromkeys(names_of(given.algorithm))),
+            against=tuple(names_of(given.against)) if given.against else (), launches=max(given.cudagraph, given.graph),
             floor=floor, baseline=read(given.compare) if given.compare else [], flags=given)
         _check(options)
         return options
@@ -182,15 +182,6 @@ def _known(what: str, name: str, known: Iterable[str]) -> str:
     if name not in known:
         raise ArgumentError(f"no {what} is named {name!r}{nearest(name, known)}", code=f"GC-{what.upper()}")
     return name
-
-
-def names_of(text: str) -> tuple[str, ...]:
-    """Return the names of a list, each once; a comma inside parentheses belongs to a name.
-
-    >>> names_of("ring,hierarchical(ring,tree),ring")
-    ('ring', 'hierarchical(ring,tree)')
-    """
-    return tuple(dict.fromkeys(re.split(r",(?![^()]*\))", text)))
 
 
 def _holds(check: Callable[..., object], *arguments: Any) -> bool:

@@ -187,6 +187,19 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
                  if row == collective and (size is None or found.unfit(size, None) is None))
 
 
+def names_of(text: str) -> list[str]:
+    """Return the names of a list; the commas of a name's own parameters part nothing.
+
+    >>> names_of("ring, hierarchical(ring,torus(4x2))")
+    ['ring', 'hierarchical(ring,torus(4x2))']
+    """
+    names, depth = [""], 0
+    for sign in "".join(text.split()):
+        depth += (sign == "(") - (sign == ")")
+        names = [*names, ""] if sign == "," and depth <= 0 else [*names[:-1], names[-1] + sign]
+    return names
+
+
 def find(collective: str, name: str) -> Algorithm:
     """Return the algorithm; ArgumentError with code GC-ALGO says which there are, or which parameters it takes.
 

@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, algorithms, find, phases
+from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, algorithms, find, names_of, phases
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Buffer, Copy, Round, Slice, moved, spread, within
 from gpucoll.topology import Grid, grid, group, members_of, node_shape
@@ -46,7 +46,7 @@ EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
 def _bind(found: Algorithm, text: str) -> Algorithm:
     """Return the algorithm with the two that `text` names."""
-    names = re.split(r",(?![^(]*\))", text.replace(" ", ""))
+    names = names_of(text)
     if len(names) != 2:
         raise ArgumentError(f"hierarchical({text}): it takes two names, inside a node and across nodes, as in "
                             "hierarchical(ring,tree)", code="GC-ALGO")

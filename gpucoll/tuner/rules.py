@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms
+from gpucoll.algorithms import algorithms, names_of
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, nearest
 
@@ -64,7 +63,7 @@ def rules(text: str) -> dict[str, Rule]:
 
 
 def _rule(text: str, *, strict: bool) -> Rule:
-    names = tuple(re.split(r",(?![^(]*\))", text.removeprefix("^")))  # but not at the commas of parameters
+    names = tuple(names_of(text.removeprefix("^")))
     known = {name for collective in COLLECTIVES for name in algorithms(collective)} | {"native", *NCCL_ONLY}
     for name in names:
         if base(name) not in known:

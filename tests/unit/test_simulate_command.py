@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpucoll.analysis.simulate import Level, Prediction, Topology, load, names, shipped, simulate, waves
-from gpucoll.analysis.simulate.command import algorithm_names, answer, byte_sizes
+from gpucoll.analysis.simulate.command import answer, byte_sizes
 from gpucoll.analysis.simulate.network import parse
 from gpucoll.analysis.simulate.sweep import Crossover, crossovers, sweep
 from gpucoll.cli import main
@@ -90,10 +90,9 @@ def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
         sweep("all_reduce", ["tree"], [8, 65536], [8], shipped("switch"), lambda name, nbytes, size: 64)
 
 
-def test_sizes_and_names():
+def test_sizes():
     assert byte_sizes("64M, 8,1KiB") == [8, 1024, 1 << 26]
     assert byte_sizes("0") == [0]
-    assert algorithm_names("torus(4x2), ring") == ["torus(4x2)", "ring"]
     for wrong in ("", "5X", "9999999T", "1,,2"):
         with pytest.raises(ArgumentError, match="GC-SIZE"):
             byte_sizes(wrong)

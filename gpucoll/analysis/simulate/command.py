@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gpucoll.algorithms import names_of
 from gpucoll.analysis.simulate import Topology, load
 from gpucoll.analysis.simulate.plot import svg
 from gpucoll.analysis.simulate.sweep import (
@@ -32,15 +32,6 @@ def byte_sizes(text: str) -> list[int]:
     return sorted(set(map(byte_size, text.split(","))))
 
 
-def algorithm_names(text: str) -> list[str]:
-    """Return the names of a list; a name's own parameters may have commas.
-
-    >>> algorithm_names("ring,hierarchical(ring,tree)")
-    ['ring', 'hierarchical(ring,tree)']
-    """
-    return [name.strip() for name in re.split(r",(?![^(]*\))", text) if name.strip()]
-
-
 class Request(NamedTuple):
     """What was asked for, understood; `segments` is the pipelining of an algorithm for bytes and ranks."""
 
@@ -63,7 +54,7 @@ def answer(options: Any, segments: Segments) -> str:
     `segments` is the pipelining that a call would use, unless the options say another. Raises ArgumentError.
     """
     given = options.segments
-    request = Request(options.collective, algorithm_names(options.algorithm or ""), options.ranks,
+    request = Request(options.collective, names_of(options.algorithm) if options.algorithm else [], options.ranks,
                       byte_sizes(options.size), load(options.topology),
                       segments if given is None else lambda name, nbytes, size: given, options.root)
     if options.plot and not options.plot.endswith(".svg"):

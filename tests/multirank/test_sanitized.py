@@ -1,0 +1,70 @@
+"""AddressSanitizer and UndefinedBehaviorSanitizer over random programs: the extension and the emulated device, compiled
+by a CXX that builds both in; what they see ends the process."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import launch, run_job
+
+pytestmark = [pytest.mark.nightly, pytest.mark.multirank]
+BUILT_IN = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
+PROGRAMS = Path(__file__).parents[1] / "mixture.py"
+# Runs the programs on kernels in which one text is another.
+PLANT = """
+import runpy, sys
+from gpucoll.device import sources
+from gpucoll.executors.shared import slots
+path, old, new, *sys.argv[1:] = sys.argv[1:]
+def changed(read):
+    def text(*given):
+        found = read(*given)
+        return found if "runpy" in found else found.replace(old, new)
+    return text
+slots.inlined, sources.text = changed(slots.inlined), changed(sources.text)
+sys.argv[0] = path
+runpy.run_path(path, run_name="__main__")
+"""
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """Variables of a process in which both sanitizers look at all that is compiled; its kernels are kept apart."""
+    compiler = os.environ.get("CXX", "g++")
+    libraries = [subprocess.run([compiler, f"-print-file-name={name}.so"], capture_output=True, text=True).stdout.strip()
+                 for name in ("libasan", "libubsan")]
+    if not all(map(os.path.isabs, libraries)):
+        pytest.skip(f"{compiler} has no sanitizers' libraries")
+    return {"CXX": f"{compiler} {BUILT_IN}", "ASAN_OPTIONS": "detect_leaks=0:exitcode=66", "PYTHONMALLOC": "malloc",
+            "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=66", "PYTHONPATH": os.pathsep.join(
+                [str(PROGRAMS.parent), os.environ.get("PYTHONPATH", "")])}, f"LD_PRELOAD={':'.join(libraries)}"
+
+
+def sanitized(environment, ranks, *words):
+    variables, preload = environment
+    command = ["env", preload, sys.executable, *words]  # the launcher itself is left alone
+    return launch(ranks, *command, timeout=900, env=variables) if ranks else run_job(command, 2400, variables)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_the_extension(environment, ranks):
+    job = sanitized(environment, ranks, PROGRAMS, "--calls", "6000", "--executors", "shared,any")
+    assert job.returncode == 0, job.stdout + job.stderr
+
+
+def test_the_emulated_device(environment):
+    job = sanitized(environment, 0, PROGRAMS, "--calls", "3000", "--executors", "nccl,peer", "--ranks", "1,2,3,4")
+    assert job.returncode == 0, job.stdout + job.stderr
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("sum[BLOCK]", "sum[BLOCK / 2]", "AddressSanitizer"), ("nbytes / sizeof(T)", "nbytes / (sizeof(T) - sizeof(T))",
+                                                           "division by zero")])
+def test_what_is_wrong_is_seen(environment, old, new, said):
+    job = sanitized(environment, 4, "-c", PLANT, PROGRAMS, old, new, "--calls", "2000", "--executors", "any")
+    assert job.returncode != 0
+    assert said in job.stderr + job.stdout
