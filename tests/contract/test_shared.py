@@ -1,7 +1,6 @@
 """The executor shared in each of the ways in which it reaches memory, and calls that follow each other closely."""
 
 import contextlib
-import itertools
 from unittest import mock
 
 import numpy
@@ -44,30 +43,13 @@ def test_ways_into_memory(name):
                                                   for count in counts], executor="shared")
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("collective", [*REDUCTIONS, *MOVEMENTS])
-def test_ways_into_memory_of_the_whole_grid(name, collective):
-    for algorithm, size in itertools.product(programs.algorithms(collective), (1, 2, 3, 4, 5, 7, 8)):
-        if algorithm != "native":
-            with way(name):
-                body = programs.copies if collective in MOVEMENTS else programs.every_count
-                on_threads(size, body, collective, algorithm, executor="shared")
-
-
 @pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("size", sampled((2, 3, 8), keep=1, seed=13))
-def test_the_bits_are_those_of_messages(name, size):
+def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
     with way(name):
         found = on_threads(size, programs.rounded, "float16", executor="shared")
-    assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
-
-
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("size", sampled((2, 3, 8), keep=1, seed=14))
-def test_calls_one_after_the_other(name, size):
-    with way(name):
         on_threads(size, mixture.run, mixture.draw(f"mixture/{name}", size), executor="shared")
+    assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
 
 
 def many_broadcasts(comm, count):
