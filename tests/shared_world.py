@@ -9,7 +9,7 @@ import random
 from gpucoll.algorithms import schedule
 from gpucoll.analysis.replay import replay
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.executors.shared.order import Arranger, Form, Land, Message, Post, Source, Tell, Wait
+from gpucoll.executors.shared.order import Arranger, Form, Land, Source, Tell, Wait
 from gpucoll.schedule import Copy, RecvReduce, Reduce, Send
 
 GONE = ("gone",)
@@ -55,24 +55,20 @@ class Stuck(Exception):
 
 
 class World:
-    """All ranks of one collective; `aliases` are the ranks that work in place, `nodes` the node of each."""
+    """All ranks of one collective on one node; `aliases` are the ranks that work in place."""
 
-    def __init__(self, collective, algorithm, size, *, root=0, segments=1, aliases=(), nodes=None, fused=False,
-                 arranger=Arranger):
+    def __init__(self, collective, algorithm, size, *, root=0, segments=1, aliases=(), fused=False, arranger=Arranger):
         self.row, self.size, self.root, self.aliases = COLLECTIVES[collective], size, root, aliases
-        self.schedules = [schedule(collective, algorithm, rank=rank, size=size, root=root, segments=segments,
-                                   nodes=nodes) for rank in range(size)]
-        nodes = nodes or [0] * size
-        arrangers = [arranger(rank, self.schedules.__getitem__, [peer for peer in range(size)
-                                                                  if nodes[peer] == nodes[rank]], rank in aliases)
+        self.schedules = [schedule(collective, algorithm, rank=rank, size=size, root=root, segments=segments)
+                          for rank in range(size)]
+        arrangers = [arranger(rank, self.schedules.__getitem__, [*range(size)], rank in aliases)
                      for rank in range(size)]
         self.orders = [one.fused() if fused else one.order() for one in arrangers]
 
     def fresh(self):
-        count = self.schedules[0].chunks
-        count = {rank: count if self.row.input.blocks or not self.row.blocks else count // self.size
-                 for rank in range(self.size)}
-        return [inputs(self.row, rank, self.root, count[rank]) for rank in range(self.size)]
+        chunks = self.schedules[0].chunks
+        count = chunks if self.row.input.blocks or not self.row.blocks else chunks // self.size
+        return [inputs(self.row, rank, self.root, count) for rank in range(self.size)]
 
     def expected(self):
         """The outputs by message passing."""
@@ -86,8 +82,6 @@ class World:
                          for rank, memory in enumerate(self.fresh())]
         self.marks = [-1] * self.size
         self.aside = [{} for _ in range(self.size)]
-        self.posted = {}  # by sender and receiver: what has been posted at either end
-        self.ended = [set() for _ in range(self.size)]
         self.results = [None] * self.size
         programs = [self.program(rank) for rank in range(self.size)]
         waiting = {rank: next(programs[rank]) for rank in range(self.size)}
@@ -110,13 +104,10 @@ class World:
             yield lambda peer=peer: self.marks[peer] >= 0
         ends = [Wait(peer, mark) for readers in order.readers.values() for peer, mark in readers.items()]
         for one in (*order.instructions, *ends):
-            yield lambda one=one: not isinstance(one, Wait) or self.has_come(rank, one)
+            yield lambda one=one: not isinstance(one, Wait) or self.marks[one.peer] >= one.mark
             self.carry_out(rank, one)
         self.results[rank] = outputs(self.memories[rank])
         self.memories[rank] = dict.fromkeys(self.memories[rank], GONE)
-
-    def has_come(self, rank, wait):
-        return self.marks[wait.peer] >= wait.mark if wait.peer >= 0 else -1 - wait.peer in self.ended[rank]
 
     def carry_out(self, rank, one):
         memory = self.memories[rank]
@@ -135,22 +126,8 @@ class World:
                     self.memories[copy.peer].update(zip(self.parts(copy.peer, copy.part), values, strict=True))
             case Land(dst):
                 memory.update(zip(chunks(dst), self.aside[rank].pop(dst), strict=True))
-            case Post(number, peer, part, sends):
-                ends = (rank, peer) if sends else (peer, rank)
-                sent, received = self.posted.setdefault(ends, ([], []))
-                (sent if sends else received).append((number, part))
-                while sent and received:
-                    self.deliver(*ends, sent.pop(0), received.pop(0))
-
-    def deliver(self, sender, receiver, sent, received):
-        """The message moves at the last moment that is allowed: when both ends are there."""
-        self.aside[receiver][Message(received[0])] = [self.memories[sender][chunk] for chunk in chunks(sent[1])]
-        self.ended[sender].add(sent[0])
-        self.ended[receiver].add(received[0])
 
     def values(self, rank, part):
-        if isinstance(part, Message):
-            return self.aside[rank].pop(part)
         peer, part = part if isinstance(part, Source) else (rank, part)
         return [self.memories[peer].get(chunk, GONE) for chunk in self.parts(peer, part)]
 

@@ -7,9 +7,9 @@ import pytest
 from gpucoll.algorithms import algorithms, registry
 from gpucoll.chunks import Layout
 from gpucoll.executors import Layouts, resolve
-from gpucoll.executors.shared.order import Arranger, Tell
+from gpucoll.executors.shared.order import Arranger
 from grids import generator, naming
-from shared_world import Stuck, World, agrees
+from shared_world import World, agrees
 
 SIZES = (2, 3, 4, 5, 7, 8)
 SAME_SHAPE = ("all_reduce", "reduce", "all_to_all", "scan", "exscan", "broadcast")
@@ -48,13 +48,6 @@ def test_in_place_on_all_ranks_and_on_some(cases):
             check(*case, segments=2, aliases=aliases)
 
 
-@drawn(9, 25, [case for case in CASES if case[2] > 3])
-def test_messages_between_nodes(cases):
-    for *case, size in cases:
-        for nodes in ([rank % 2 for rank in range(size)], [rank * 2 // size for rank in range(size)]):
-            check(*case, size, segments=2, nodes=nodes)
-
-
 def test_all_reduce_in_one_pass():
     for size in SIZES:
         for aliases in ((), range(size), range(0, size, 2)):
@@ -72,42 +65,16 @@ class NoWaitForReaders(Arranger):
         return iter(())
 
 
-class NothingLate(Arranger):
-    def _round(self, number, steps):
-        super()._round(number, steps)
-        self._out = [one._replace(aside=False) if hasattr(one, "aside") else one for one in self._out
-                     if type(one).__name__ != "Land"]
-
-
-class ReadsNotTold(Arranger):
-    def order(self):
-        found = super().order()
-        return found._replace(instructions=tuple(one for one in found.instructions
-                                                 if not (isinstance(one, Tell) and one.mark % 2)))
-
-
 class NoEnd(Arranger):
     def order(self):
         return super().order()._replace(readers={})
 
 
-class PassWithoutEnd(Arranger):
-    def fused(self):
-        found = super().fused()
-        return found._replace(instructions=found.instructions[:2], readers={})
-
-
-IN_PLACE = {"aliases": range(4)}
-MUTANTS = [(NoWaitForSenders, "all_reduce", "ring", {}), (NoWaitForReaders, "all_to_all", "bruck", {}),
-           (NoWaitForReaders, "all_reduce", "one_shot", IN_PLACE), (NothingLate, "all_reduce", "one_shot", IN_PLACE),
-           (ReadsNotTold, "all_reduce", "one_shot", IN_PLACE), (NoEnd, "all_gather", "direct", {}),
-           (PassWithoutEnd, "all_reduce", "two_shot", {"fused": True})]
+MUTANTS = [(NoWaitForSenders, "all_reduce", "ring"), (NoWaitForReaders, "all_to_all", "bruck"),
+           (NoEnd, "all_gather", "direct")]
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize(("mutant", "collective", "algorithm", "options"), MUTANTS)
-def test_a_wait_left_out_is_found(mutant, collective, algorithm, options):
-    try:
-        assert not agrees(World(collective, algorithm, 4, arranger=mutant, **options), seeds=10)
-    except Stuck:
-        assert mutant is ReadsNotTold
+@pytest.mark.parametrize(("mutant", "collective", "algorithm"), MUTANTS)
+def test_a_wait_left_out_is_found(mutant, collective, algorithm):
+    assert not agrees(World(collective, algorithm, 4, arranger=mutant), seeds=10)
