@@ -12,7 +12,7 @@ from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Layouts, resolve
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send, Slice, relabel
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send, Slice
 from grids import SEED, naming, sampled
 from schedule_faults import FAULTS, NEED_REDUCTIONS
 from shared_world import Messages
@@ -161,11 +161,6 @@ def test_an_executor_keeps_aside_what_a_round_still_reads():
     assert len(plan(RecvReduce(ONE, 1), Reduce(ONE, ONE)).snapshots) == 1
     assert plan(Send(ONE, 1), Recv(ONE, 1)).hold
     assert not plan(Send(Slice("input", 0), 1), Recv(ONE, 1)).hold
-
-
-def test_relabel_renames_peers_only():
-    rounds = [(Send(ONE, 1), Copy(Slice("input", 0), ONE), RecvReduce(ONE, 2))]
-    assert list(relabel(rounds, lambda peer: peer + 10)) == [(Send(ONE, 11), rounds[0][1], RecvReduce(ONE, 12))]
 
 
 def test_names_that_are_returned_work_and_others_are_refused():
