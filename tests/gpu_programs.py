@@ -66,9 +66,6 @@ def native(comm, collective):
     return served
 
 
-# Messages, and what ranks must tell each other
-
-
 def points(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     for name in ("bool", "float16", "complex128", *NATIVE):
@@ -102,9 +99,6 @@ def split(comm):
     assert half.device == comm.device
     same(half.all_reduce(cupy.ones(3)), numpy.full(3, float(half.size)))
     half.close()
-
-
-# What is accepted and what is refused
 
 
 class Foreign:
@@ -195,9 +189,6 @@ def torch_like():
     backend = dist.get_backend()
     dist.destroy_process_group()
     return backend
-
-
-# Failures
 
 
 def aborted(comm):

@@ -49,9 +49,6 @@ def gpu_count():
     return cupy.cuda.runtime.getDeviceCount()
 
 
-# Kernels against NumPy, bit for bit
-
-
 @functools.cache
 def kernels():
     import mirror
@@ -111,9 +108,6 @@ def sanitized():
                     "checks.check_pack(k); checks.check_unpack(k)"], 120)
 
 
-# NCCL's binding, on one rank
-
-
 @contextlib.contextmanager
 def lone():
     """The adapter of a rank that is alone, a stream, and two arrays."""
@@ -161,9 +155,6 @@ def refusal():
 
     with lone() as (transport, stream, x, _):
         assert refused("GC-NCCL", transport.broadcast, x.data.ptr, x.data.ptr, x.nbytes, 7, stream)
-
-
-# Programs on several ranks
 
 
 ALONE = [("streams", "ring"), ("asynchronous", "ring"), ("captured", "ring"), ("captured", "native"),

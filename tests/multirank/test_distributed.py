@@ -141,9 +141,6 @@ def test_on_the_emulated_device(ranks, emulated_kernels, program, arguments):
     ranks(program, 3, *arguments, env={"GPUCOLL_DEVICE": "emulated"})
 
 
-# ---------------------------------------------------------------- objects
-
-
 class Stubborn:
     def __reduce__(self):
         raise ValueError("not me")
@@ -189,9 +186,6 @@ def refused_objects(mpi):
             dist.scatter_object_list(room, [5] * size if rank == 0 else None)
         dist.all_gather_object(kept, rank)
         assert kept == list(range(size))
-
-
-# ---------------------------------------------------------------- wrong arguments
 
 
 def wrong_arguments(mpi):

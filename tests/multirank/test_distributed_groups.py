@@ -12,8 +12,6 @@ from distributed_world import data, same, world
 from gpucoll.distributed import monitored
 from pace import seconds
 
-# ---------------------------------------------------------------- groups
-
 
 def in_groups(mpi):
     """`src` and `dst` are ranks of the world; who is not in the group is warned and does nothing."""
@@ -99,9 +97,6 @@ def many_groups(mpi):
             dist.new_group([0, 1] if rank == 0 else [0, 1, 2])
 
 
-# ---------------------------------------------------------------- messages
-
-
 def messages(mpi):
     with world(mpi) as (rank, size):
         right, left = (rank + 1) % size, (rank - 1) % size
@@ -158,9 +153,6 @@ def from_anybody(mpi):
             work.wait()
 
 
-# ---------------------------------------------------------------- monitored_barrier
-
-
 def missing_ranks(mpi):
     """Who does not come is named by all who do, and the group goes on."""
     with world(mpi) as (rank, _):
@@ -200,8 +192,6 @@ def early_messages(mpi):
         assert group.heard == []
         dist.barrier()
 
-
-# ---------------------------------------------------------------- start and end, in jobs of their own
 
 START = """
 import os, datetime

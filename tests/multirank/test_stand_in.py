@@ -52,8 +52,6 @@ def named(programs, slow):
     return [pytest.param(one, id="-".join(one), marks=SLOW if one[0] in slow.split() else ()) for one in programs]
 
 
-# ---------------------------------------------------------------- programs on CuPy arrays
-
 ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack",), ("refusals",), ("elementwise",),
             ("mirrored", "shapes_and_strides", "ring"), ("mirrored", "segmented", "all_reduce", "tree"),
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
@@ -102,9 +100,6 @@ SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8
 @pytest.mark.parametrize("collective", ["all_reduce", pytest.param("reduce", marks=SLOW), "reduce_scatter"])
 def test_native_reductions(gpus, collective):
     assert gpus("native", SIZE, collective) == [SERVED] * SIZE
-
-
-# ---------------------------------------------------------------- jobs of their own
 
 
 def job(ranks, code, **variables):
@@ -165,8 +160,6 @@ def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
     result = launch(2, sys.executable, TRAIN, "--device=cuda", env=environment(STAND_IN_GPUS="0"), timeout=seconds(60))
     assert (result.returncode, "--device cuda" in result.stderr) == (2, True)
 
-
-# ---------------------------------------------------------------- threads that share a GPU
 
 THREADS = [*ANYWHERE, ("split",)]
 PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("planned",), ("captured", "ring"),

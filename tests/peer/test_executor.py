@@ -83,9 +83,6 @@ def test_a_rank_that_never_comes_is_a_timeout(algorithm):
     on_threads(2, program)
 
 
-# ---------------------------------------------------------------- memory that ranks share
-
-
 def test_arrays_that_all_ranks_pass_are_read_where_they_are():
     assert on_threads(3, processes.shared) == [True] * 3
 

@@ -37,9 +37,6 @@ def test_a_mutant_is_noticed(changed, name):
     assert mutants.is_noticed(mutants.MUTANTS[name])
 
 
-# ---------------------------------------------------------------- data races
-
-
 def sanitizer():
     """What makes a process one that ThreadSanitizer looks at: its library, at addresses that it can bear."""
     command = [os.environ.get("CXX", "g++"), "-print-file-name=libtsan.so"]
@@ -70,8 +67,6 @@ def test_a_data_race_is_noticed(race):
     assert "data race" in job.stderr
 
 
-# ---------------------------------------------------------------- models of the protocols
-
 # Which model, and whether it holds.
 MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
           ("packets.pml -DONE_WAY -DBUFFERS=3", False), ("credits.pml", True), ("credits.pml -DDEPTH=1", True),
@@ -93,8 +88,6 @@ def test_a_model_holds_or_is_violated(words, holds, tmp_path):
     assert f"errors: {0 if holds else 1}" in job.stdout, job.stdout
     assert "max search depth too small" not in job.stdout
 
-
-# ---------------------------------------------------------------- GPUs' compilers: needs NVRTC, and no GPU
 
 MAKERS = (functools.partial(sources.shots, "one_shot"), functools.partial(sources.shots, "two_shot"), sources.packets,
           sources.steps)

@@ -60,9 +60,6 @@ def test_every_order_gives_numpys_bits(made, check):
             check(libraries, seed)
 
 
-# ---------------------------------------------------------------- direct all-reduces
-
-
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_direct_operations_back_to_back(both, seeds):
     run = functools.partial(direct.run, both, mutants.OP, mutants.NAME)
@@ -84,8 +81,6 @@ def test_ops_and_dtypes(made):
             for algorithm in ("ring", "one_shot", "recursive_doubling"):
                 schedules.run(libraries, Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
 
-
-# ---------------------------------------------------------------- schedules
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
 SHAPES = [(1, 1, 2, 0), (1, 100, 1, 1), (2, 67, 2, 2), (3, 200, 3, 0)]  # segments, elements, blocks, seed
@@ -115,9 +110,6 @@ def test_schedules_back_to_back(both, seeds):
     """What is left in the slots, and the counters, go on from one to the next."""
     for size in SIZES:
         in_turns(seeds, functools.partial(back_to_back, both), size=size)
-
-
-# ---------------------------------------------------------------- waits that come to no good end
 
 
 # In a ring, one that waits for the missing rank keeps the next one waiting.

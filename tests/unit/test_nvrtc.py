@@ -14,9 +14,6 @@ WRONG = "\nunknown x;"
 KERNEL = EXTERN + "__global__ void kernel(float* x) { *x += 1; }"
 
 
-# ---------------------------------------------------------------- what compilers say
-
-
 @pytest.mark.parametrize(("log", "place", "line"), [
     ('k.cu(7): error: identifier "x" is undefined\n  x;\n  ^\n\n1 error detected\n', " at k.cu:7",
      'identifier "x" is undefined'),
@@ -35,9 +32,6 @@ def test_compile_error_survives_pickling():
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is compilers.CompileError
     assert (str(copy), copy.log, copy.line) == ("[GC-COMPILE] g++ at k.cu:3: no", "k.cu:3:9: error: no", "no")
-
-
-# ---------------------------------------------------------------- g++
 
 
 ARITHMETIC = EXTERN + """float fused(float a, float b, float c) { return a * b + c; }
@@ -66,9 +60,6 @@ def test_gxx_says_what_is_wrong(monkeypatch):
     for call in (gxx.recipe, lambda: gxx.compile_shared("")):
         with pytest.raises(BackendError, match=r"no-such-compiler cannot be run .*; install g\+\+, or name .* CXX"):
             call()
-
-
-# ---------------------------------------------------------------- NVRTC
 
 
 @pytest.fixture

@@ -218,9 +218,6 @@ for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.m
     operators(_name, _function)
 
 
-# Functions
-
-
 def array(obj, dtype=None, copy=True):
     if isinstance(obj, ndarray):
         check_elements(obj)

@@ -58,9 +58,6 @@ def memcpyAsync(target, source, nbytes, kind, stream):
     MACHINE.submit(queue, lambda: lambda: numpy.copyto(to, begun) is None)
 
 
-# Streams
-
-
 def streamCreateWithFlags(flags):
     return MACHINE.new_queue(blocking=not flags & streamNonBlocking)
 
@@ -107,9 +104,6 @@ def streamEndCapture(stream):
 
 def streamIsCapturing(stream):
     return MACHINE.queue(stream).capture is not None
-
-
-# Events
 
 
 def eventCreateWithFlags(flags):
