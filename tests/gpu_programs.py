@@ -1,6 +1,11 @@
-"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU where there is one."""
+"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU where there is one.
+
+    mpiexec -n 2 python gpu_programs.py '[["streams", "ring"], ["threads", 3, "points"]]'   # one after the other
+"""
 
 import itertools
+import json
+import sys
 import types
 
 import cupy
@@ -163,16 +168,6 @@ def refusals(comm):
     assert (comm.all_reduce(host) == comm.size).all()  # the same communicator
 
 
-def elementwise(comm):
-    """Ops of the user's own are compiled for the GPU."""
-    first, *others = everyone = [one / 4096 for one in ranges(comm, 500)]
-    for other in others:
-        first = first + other - first * other
-    x = cupy.asarray(everyone[comm.rank])
-    same(comm.all_reduce(x, op=gc.elementwise_op("a + b - a*b"), algorithm="star"), first)
-    same(comm.all_reduce(x, op=gc.premul_sum(0.5), algorithm="tree"), sum(numpy.float32(0.5) * one for one in everyone))
-
-
 def torch_like():
     """`gpucoll.distributed` on CuPy arrays, in place, as torch.distributed has it."""
     import gpucoll.distributed as dist
@@ -245,3 +240,22 @@ def kept_from_the_collector(comm):
     other, handle = begun()
     other.close()
     assert not handle.comm
+
+
+def main(text):
+    """An error of one rank ends all of them, named by its program."""
+    for name, *arguments in json.loads(text):
+        try:
+            if name == "threads":
+                threads(*arguments)
+            else:
+                from mpi4py import MPI
+
+                on_mpi(MPI.COMM_WORLD, name, *arguments)
+        except BaseException as error:
+            error.add_note(f"in {name} {arguments}")
+            raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

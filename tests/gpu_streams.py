@@ -3,7 +3,7 @@
 import cupy
 import numpy
 
-from gpu_helpers import held, ramp, ranges, replaced, same
+from gpu_helpers import held, ramp, ranges, same
 
 
 def streams(comm, algorithm):
@@ -41,23 +41,6 @@ class Address:
 
     def __cuda_stream__(self):
         return 0, self._stream.ptr
-
-
-def unordered(comm, name):
-    """How many of some results are right where CUDA's call `name` does nothing: streams go on without their events."""
-    pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    count, found = (1 << 18) + 5, []
-    total = sum(ranges(comm, count))
-    with replaced(cupy.cuda.runtime, name, lambda *_: None):
-        for turn in range(12):
-            with pool[turn % 3]:
-                x = ramp(comm, count)
-                found.append(comm.all_reduce(x, algorithm="ring", async_op=turn % 2 == 0))
-                if turn % 2 == 0:
-                    found[-1] = found[-1].wait()
-                found[-1] = found[-1] + numpy.float32(0)
-    cupy.cuda.Device(comm.device).synchronize()
-    return sum(bool((one.get() == total).all()) for one in found)
 
 
 def asynchronous(comm, algorithm):

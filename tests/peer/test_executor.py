@@ -83,10 +83,6 @@ def test_a_rank_that_never_comes_is_a_timeout(algorithm):
     on_threads(2, program)
 
 
-def test_arrays_that_all_ranks_pass_are_read_where_they_are():
-    assert on_threads(3, processes.shared) == [True] * 3
-
-
 def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():
     def program(comm):
         comm.barrier()
