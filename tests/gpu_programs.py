@@ -7,6 +7,7 @@ import itertools
 import json
 import sys
 import types
+from unittest.mock import patch
 
 import cupy
 import numpy
@@ -17,7 +18,7 @@ import gpucoll as gc
 import oracle
 import programs
 import thread_ranks
-from gpu_helpers import PATIENCE, held, raising, ramp, ranges, refused, replaced, same
+from gpu_helpers import PATIENCE, held, raising, ramp, ranges, refused, same
 from mirrored import NATIVE, Mirrored
 
 
@@ -207,15 +208,15 @@ def broken(comm):
     from cupy.cuda import nccl
 
     for error in (nccl.NcclError(2), KeyError(8), cupy.cuda.runtime.CUDARuntimeError(2)):
-        with replaced(nccl, "NcclCommunicator", raising(error)), \
+        with patch.object(nccl, "NcclCommunicator", raising(error)), \
                 gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
             assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
             assert (other.all_reduce(numpy.ones(3)) == comm.size).all()  # the host needs no NCCL
         with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
             other.all_reduce(cupy.ones(3))
-            with replaced(nccl, "groupEnd", raising(error, nccl.groupEnd)):
+            with patch.object(nccl, "groupEnd", raising(error, nccl.groupEnd)):
                 assert comm.size == 1 or refused("GC-NCCL", other.all_reduce, cupy.ones(3), algorithm="ring")
-    with replaced(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
+    with patch.object(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
             gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
 

@@ -102,9 +102,8 @@ def serve(channel, world):
 def dump_stacks_on_signal(path, bell):
     """SIGUSR2 writes the stacks of all threads to this file, then a byte to the bell, even inside a blocked MPI call.
 
-    The byte comes from Python's own handler, which faulthandler calls last (`chain`): it is written inside the signal
-    handler and waits for no bytecode. Not SIGUSR1: MPICH's launcher sends that to the ranks itself when one of them
-    ends, at the worst of times.
+    The byte comes from Python's own handler, which faulthandler calls last (`chain`) and which waits for no bytecode.
+    Not SIGUSR1: MPICH's launcher sends that to the ranks itself when one of them ends.
     """
     os.set_blocking(bell.fileno(), False)
     signal.signal(signal.SIGUSR2, lambda *_: None)

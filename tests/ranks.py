@@ -3,10 +3,9 @@
     pool = RankPool()
     pool.run(program, 4, 10, timeout=5)     # [program(comm, 10) of rank 0, ..., of rank 3]
 
-Starting ranks costs a second, a program on ranks that are already there a millisecond, so one pool serves a whole test
-session. Every run ends: a program that hangs, dies or raises ends with an error that says where each rank was, and the
-next run gets new ranks where these are spoilt. Timeouts are scaled by the machine's pace. This process never imports
-mpi4py; `rank_worker.py` is what ranks run.
+One pool serves a whole test session, since ranks take a second to start. A program that hangs, dies or raises ends with
+an error that says where each rank was, and the next run gets new ranks where these are spoilt. Timeouts are scaled by
+the machine's pace. This process never imports mpi4py; `rank_worker.py` is what ranks run.
 """
 
 import contextlib
@@ -24,15 +23,11 @@ from pathlib import Path
 
 from jobs import (  # noqa: F401 (whoever uses ranks may find jobs here)
     INSTALL_HINT,
-    JOB_MARK,
-    JobTimeout,
     StartFailed,
     end_job,
     ends_within,
     find_launcher,
-    kill_marked,
     launch,
-    marked,
     require_launcher,
     run_job,
     same_gpucoll,

@@ -9,7 +9,7 @@ import pytest
 import mixture
 import programs
 from gpucoll.arrays.segments import Copier
-from gpucoll.executors.shared import calls, neighbours
+from gpucoll.executors.shared import calls
 from grids import generator, sampled
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
@@ -63,15 +63,3 @@ def many_broadcasts(comm, count):
 @pytest.mark.parametrize("count", [7, 5000])
 def test_a_root_that_runs_ahead(count):
     on_threads(4, many_broadcasts, count, executor="shared")
-
-
-def test_other_processors_have_fences(monkeypatch):
-    """As on another processor: every mark is told after a fence, and every wait followed by one."""
-    monkeypatch.setattr(neighbours.platform, "machine", lambda: "x86_64")
-    assert neighbours.make_fence(threads=False) is None
-    monkeypatch.setattr(neighbours.platform, "machine", lambda: "aarch64")
-    assert neighbours.make_fence(threads=True) is None
-    fences = []
-    monkeypatch.setattr("gpucoll.executors.shared.make_fence", lambda threads: lambda: fences.append(threads))
-    assert on_threads(3, lambda comm: comm.all_reduce(numpy.ones(3), algorithm="ring")[0], executor="shared") == [3] * 3
-    assert len(fences) >= 6

@@ -166,7 +166,7 @@ THREADS = [program for program in TOGETHER if "native" not in program and progra
 
 def run(command, seconds, variables=None):
     """What a command says, stopped with all that it started after so many seconds."""
-    from ranks import JobTimeout, find_launcher, run_job
+    from jobs import JobTimeout, find_launcher, run_job
 
     path = os.pathsep.join([*map(str, (TESTS, TESTS / "gpu", TESTS / "kernels", ROOT)),
                             *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs import JOB_MARK, JobTimeout, marked
 from pace import seconds
-from ranks import JOB_MARK, JobTimeout, RankDied, RankError, RankPool, RanksHung, marked
+from ranks import RankDied, RankError, RankPool, RanksHung
 
 
 class Picky(Exception):

@@ -7,13 +7,11 @@ import pytest
 
 import oracle
 from compiled import compile_all
-from gpucoll.algorithms import algorithms
-from gpucoll.collectives import COLLECTIVES
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
-from grids import batches, in_pairs, naming
+from grids import batches, naming
 from peer import direct, mutants, schedules
 from peer.schedules import Case
 from peer.world import ALL, Fault, World, library
@@ -80,36 +78,6 @@ def test_ops_and_dtypes(made):
             direct.run(libraries, op, name, ranks=4, count=131, threads=8, misaligned=step)
             for algorithm in ("ring", "one_shot", "recursive_doubling"):
                 schedules.run(libraries, Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
-
-
-ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
-SHAPES = [(1, 1, 2, 0), (1, 100, 1, 1), (2, 67, 2, 2), (3, 200, 3, 0)]  # segments, elements, blocks, seed
-IN_PLACE = ("all_reduce", "scan", "exscan", "broadcast")
-WALKS = [(*case, size, shape, False) for case in ALIKE for size in (1, 2, 3, 4, 5, 8) for shape in SHAPES]
-WALKS += [(*walk[:4], True) for walk in WALKS if walk[0] in IN_PLACE]
-
-
-@pytest.mark.parametrize("walks", batches(in_pairs(WALKS, 3), 40, keep=80, seed=3))
-def test_every_schedule(both, walks):
-    for walk in walks:
-        collective, algorithm, size, (segments, count, channels, seed), in_place = walk
-        case = Case(collective, algorithm, size, count, segments=segments, root=size // 2, in_place=in_place)
-        with naming(walk):
-            schedules.run(both, case, channels=channels, seed=seed)
-
-
-def back_to_back(libraries, size, seed, residency):
-    cases = [Case("all_reduce", "ring", size, 67, segments=2), Case("broadcast", "chain", size, 40, root=1, segments=3),
-             Case("reduce", "tree", size, 33), Case("all_to_all", "direct", size, 21),
-             Case("broadcast", "binomial", size, 50), Case("all_reduce", "recursive_doubling", size, 29)]
-    schedules.run(libraries, *cases, channels=3, depth=1 + seed % 3, seed=seed, residency=residency)
-
-
-@pytest.mark.parametrize("seeds", SEEDS)
-def test_schedules_back_to_back(both, seeds):
-    """What is left in the slots, and the counters, go on from one to the next."""
-    for size in SIZES:
-        in_turns(seeds, functools.partial(back_to_back, both), size=size)
 
 
 # In a ring, one that waits for the missing rank keeps the next one waiting.
