@@ -1,6 +1,7 @@
 """The kernels for memory that ranks share: in every order of their threads NumPy's bits, and no wait without an end."""
 
 import functools
+import itertools
 
 import numpy
 import pytest
@@ -41,14 +42,6 @@ def both(made):
     return made["once"]
 
 
-def in_turns(seeds, run, **options):
-    """Run with all blocks under way at once, or with one of each rank: in turns."""
-    for number, (seed,) in enumerate(seeds):
-        residency = (ALL, 1)[number % 2]
-        with naming((seed, residency)):
-            run(seed=seed, residency=residency, **options)
-
-
 @pytest.mark.parametrize("check", mutants.NEEDED, ids=lambda check: check.__name__)
 def test_every_order_gives_numpys_bits(made, check):
     """Every fault in `mutants.MUTANTS` makes one of these fail."""
@@ -60,10 +53,11 @@ def test_every_order_gives_numpys_bits(made, check):
 
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_direct_operations_back_to_back(both, seeds):
+    """All blocks under way at once, or one of each rank; what ranks do not share is staged section by section."""
     run = functools.partial(direct.run, both, mutants.OP, mutants.NAME)
-    for size in SIZES:
-        in_turns(seeds, run, ranks=size, blocks=3)
-        for (seed,) in seeds:  # what the ranks do not share is staged section by section
+    for size, (seed,) in itertools.product(SIZES, seeds):
+        with naming((size, seed)):
+            run(ranks=size, seed=seed, blocks=3, residency=(ALL, 1)[seed % 2])
             run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3)
     run(ranks=4, count=20_000, blocks=4, threads=128)
 
