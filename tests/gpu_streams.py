@@ -1,5 +1,7 @@
 """Programs on streams: what follows what, and what the host does not wait for."""
 
+import types
+
 import cupy
 import numpy
 
@@ -27,20 +29,11 @@ def streams(comm, algorithm):
         z = comm.all_reduce(y, algorithm=algorithm)  # another stream: it follows the call before
         same(z, (total + 1) * comm.size)
     third = cupy.cuda.Stream(non_blocking=True)
+    foreign = types.SimpleNamespace(__cuda_stream__=lambda: (0, third.ptr))  # another library's stream
     with third:
-        same(comm.all_reduce(ramp(comm, 3000, 4), stream=Address(third), algorithm=algorithm), total)
+        same(comm.all_reduce(ramp(comm, 3000, 4), stream=foreign, algorithm=algorithm), total)
         same(comm.all_reduce(ramp(comm, 3000, 4), stream=third.ptr, algorithm=algorithm), total)
     comm.barrier()
-
-
-class Address:
-    """Another library's stream."""
-
-    def __init__(self, stream):
-        self._stream = stream
-
-    def __cuda_stream__(self):
-        return 0, self._stream.ptr
 
 
 def asynchronous(comm, algorithm):
