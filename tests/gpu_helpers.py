@@ -52,7 +52,6 @@ def ramp(comm, count, factor=1):
 
 
 def raising(error, before=lambda: None):
-    """A function that raises `error`."""
     def call(*_):
         before()
         raise error

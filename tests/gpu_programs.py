@@ -23,7 +23,6 @@ from mirrored import NATIVE, Mirrored
 
 
 def on_mpi(mpi, name, *arguments, **options):
-    """Run one of the programs below on a communicator of its own."""
     with gc.Communicator.from_mpi(mpi, timeout=PATIENCE) as comm:
         return on_gpu(comm, name, *arguments, **options)
 
@@ -46,13 +45,11 @@ def threads(size, name, *arguments):
 
 
 def many(comm, which):
-    """Run these programs one after the other."""
     for name, *arguments in which:
         on_gpu(comm, name, *arguments)
 
 
 def mirrored(comm, name, *arguments):
-    """Run a program of `programs` on mirrors of its arrays."""
     return getattr(programs, name).__wrapped__(Mirrored(comm), *arguments)
 
 

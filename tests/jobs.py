@@ -99,7 +99,6 @@ def end_job(process, token):
 
 
 def kill_marked(name, value):
-    """No process is left that has this variable in its environment."""
     while members := marked(name, value):
         for member in members:
             with contextlib.suppress(ProcessLookupError):

@@ -64,7 +64,6 @@ def communicator_for(world, size, generation, made):
 
 
 def perform(order, world, made):
-    """The pickled value of the ordered program on this rank."""
     sys.path[:] = [os.path.abspath(place) for place in order["path"]]
     program = operator.attrgetter(order["program"])(load_module(order["module"], order["file"]))
     args, kwargs = pickle.loads(order["arguments"])

@@ -65,7 +65,6 @@ def check(*calls):
 
 
 def reduces(name):
-    """Every op of a dtype, every alignment of it."""
     from gpucoll.ops import OPS
     from oracle import OPS as NAMES
     from oracle import legal
@@ -91,7 +90,6 @@ CASTS = [("cast", *pair) for name in NARROW for other in ("float32", "float64", 
 
 
 def memcheck(command, seconds, variables=None):
-    """compute-sanitizer's memcheck on what a command runs."""
     program = next(filter(None, map(shutil.which, SANITIZER)), None)
     if program is None:
         raise Skipped("compute-sanitizer is not installed")
@@ -218,7 +216,6 @@ def peer_sanitized():
 
 
 def alone():
-    """One rank with NCCL: streams, graphs, refusals."""
     needs("mpi4py")
     programs([], ALONE, 2 * LIMIT)
 
@@ -230,7 +227,6 @@ def shared(ranks):
 
 
 def across(which, minutes, variables=None):
-    """A rank on every GPU."""
     if gpu_count() < 2:
         raise Skipped("there is one GPU")
     programs(mpiexec(gpu_count()), which, minutes * LIMIT, variables)

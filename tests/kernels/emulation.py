@@ -30,14 +30,12 @@ def library(source, *flags):
 
 
 def libraries(sources):
-    """All of them, a compiler on every core."""
     sources = list(sources)
     compile_all(sources)
     return [library(source) for source in sources]
 
 
 def run(made, entry, blocks, threads, arguments):
-    """Launch one kernel; raise its first fault."""
     function = getattr(made, entry)
     function.restype = ctypes.c_char_p
     fault = function(blocks, threads, ctypes.c_void_p(arguments.ctypes.data))

@@ -52,7 +52,6 @@ def complaints(log, entries):
 
 
 def check(some, arch):
-    """These kernels compile for the architecture, and ptxas has nothing to say."""
     _, log = nvrtc.compile_cubin(sources.text(*some), arch)
     with naming(arch):
         assert list(complaints(log, [instance.entry for instance in some])) == []

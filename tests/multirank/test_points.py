@@ -117,5 +117,4 @@ def on_processes(mpi):
 
 @pytest.mark.parametrize("size", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_points_between_processes(ranks_anywhere, size):
-    """On the host, and on the emulated device."""
     ranks_anywhere(on_processes, size, timeout=seconds(60))

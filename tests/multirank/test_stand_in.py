@@ -164,7 +164,6 @@ PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("pla
     (THREADS, 3, {}), pytest.param(THREADS, 1, {}, marks=SLOW), pytest.param(PEER_THREADS, 1, PEER, marks=SLOW)],
     ids=["GPUs", "one GPU", "peer"])
 def test_threads(emulated_kernels, programs, gpus, variables):
-    """One process runs all programs, and names the one that fails."""
     which = json.dumps([("threads", 3, *program) for program in programs])
     result = run_job([sys.executable, HERE / "gpu_programs.py", which], seconds(200),
                      environment(STAND_IN_GPUS=str(gpus), **variables))

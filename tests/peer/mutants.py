@@ -174,7 +174,6 @@ def changed(mutant):
 
 
 def is_noticed(mutant):
-    """Whether one of the orders shows it."""
     made = library(changed(mutant))
     for seed in SEEDS:
         try:

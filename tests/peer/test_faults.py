@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
 
 @pytest.fixture(scope="module")
 def changed():
-    """All mutants compiled."""
     compile_all(map(mutants.changed, mutants.MUTANTS.values()))
 
 

@@ -78,7 +78,6 @@ def test_ops_and_dtypes(made):
 @pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("one_shot", "where 1, peer 1,"),
                                               ("ring", "where 3,")])
 def test_a_rank_that_never_comes_is_told(both, kernel, told):
-    """Every wait ends, and the control block says what was missing."""
     world = World(Room(3, 2, packets=64, slot=32, staging=64), both, patience=1e-2)
     case = Case("all_reduce", "ring", 3, 16)
     for rank, own in enumerate(schedules.ranks_of(case, 2)):

@@ -49,7 +49,6 @@ class World:
         self._kept = []
 
     def launch(self, rank, entry, arguments, blocks, threads):
-        """Let a kernel follow what `rank` has been given."""
         self._kept.append(arguments)
         self._scheduler.gc_launch(self._world, rank, getattr(self._kernels, f"{entry}_thread"),
                                   ctypes.c_void_p(arguments.ctypes.data), blocks, threads)

@@ -19,7 +19,6 @@ CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments,
 
 
 def plans(collective, algorithm, size, segments, elements, in_place=False):
-    """The plans of all ranks."""
     for rank in range(size):
         made = schedule(collective, algorithm, rank=rank, size=size, segments=segments)
         per_block = made.chunks // size if COLLECTIVES[collective].blocks else made.chunks
@@ -76,7 +75,6 @@ class Lengths:
 
 
 def exchanges(nodes):
-    """The groups of messages, as rounds of a schedule."""
     for node in nodes:
         if isinstance(node.work, Exchange):
             yield (*(Send(Slice("input", 0, m.span.stop - m.span.start), m.peer) for m in node.work.sends),

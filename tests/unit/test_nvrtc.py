@@ -27,7 +27,6 @@ def test_first_error(log, place, line):
 
 
 def test_compile_error_survives_pickling():
-    """So does every error of the library: it may be another rank's."""
     error = compilers.CompileError.of("g++", "k.cu:3:9: error: no")
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is compilers.CompileError

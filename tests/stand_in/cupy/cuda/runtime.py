@@ -154,7 +154,6 @@ class _Graph:
         self.nodes, self.last = nodes, ()
 
     def launch(self, queue):
-        """Enqueue all nodes."""
         check(queue.capture is None, 900, "a graph inside a graph")
         MACHINE.submit(queue, lambda: _nothing, after=self.last)
         for begin in self.nodes:
