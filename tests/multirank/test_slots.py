@@ -46,6 +46,7 @@ def every_op_and_dtype(comm, algorithm):
             for _ in range(2):
                 found = comm.all_reduce(x, out, op=op, algorithm=algorithm)
                 assert oracle.same_bits(found, oracle.reduced(op, name, everyone)), (name, op, count)
+    assert comm._slots.calls  # which did these
 
 
 @on_shared
