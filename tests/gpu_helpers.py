@@ -51,19 +51,7 @@ def ramp(comm, count, factor=1):
     return cupy.arange(count, dtype=numpy.float32) * numpy.float32(factor) + numpy.float32(comm.rank)
 
 
-@contextlib.contextmanager
-def replaced(module, name, value):
-    """Inside, `value` stands in the place of a module's function."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
 def raising(error, before=lambda: None):
-    """A function that raises `error`."""
     def call(*_):
         before()
         raise error

@@ -1,12 +1,13 @@
 """Programs on CuPy arrays in memory that the ranks share, and planned calls: for any executor, mostly `peer`."""
 
 import gc as collector
+from unittest.mock import patch
 
 import cupy
 import numpy
 
 import gpucoll as gc
-from gpu_helpers import PATIENCE, raising, ramp, ranges, refused, replaced, same
+from gpu_helpers import PATIENCE, raising, ramp, ranges, refused, same
 
 LARGE = 1_100_000  # elements of four bytes: more than the peer executor stages at a time
 
@@ -41,7 +42,8 @@ def blocks(comm):
     assert refused("GC-DTYPE", comm.empty, 3, "float8_e5m2", device="cuda")
     runtime = cupy.cuda.runtime
     if comm.mpi is not None and comm.size > 1:
-        with replaced(runtime, "malloc", raising(runtime.CUDARuntimeError(2)) if comm.rank == 1 else runtime.malloc):
+        full = raising(runtime.CUDARuntimeError(2)) if comm.rank == 1 else runtime.malloc
+        with patch.object(runtime, "malloc", full):
             code = "GC-MEMORY" if comm.rank == 1 else "GC-PEER"
             assert refused(code, comm.empty, 1 << 27, "uint8", device="cuda")
     x = comm.empty(1 << 27, "uint8", device="cuda")
@@ -58,7 +60,7 @@ def planned(comm):
             plan = comm.plan("all_reduce", x, out, algorithm=algorithm, stream=stream)
             same(plan(), sum(ranges(comm, 3000)))
             device = comm._gpus["cuda"].device
-            with replaced(device, "empty", raising(AssertionError("a planned call allocates"))):
+            with patch.object(device, "empty", raising(AssertionError("a planned call allocates"))):
                 for _ in range(3):
                     x += 1
                     plan()
@@ -82,7 +84,7 @@ def unreachable(comm):
     """Where CUDA lets one rank map nothing, no rank uses such memory, and every one says who cannot."""
     runtime = cupy.cuda.runtime
     opened = raising(runtime.CUDARuntimeError(201)) if comm.rank == 1 else runtime.ipcOpenMemHandle
-    with replaced(runtime, "ipcOpenMemHandle", opened), \
+    with patch.object(runtime, "ipcOpenMemHandle", opened), \
             gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         said = refused("GC-ALGO", other.all_reduce, cupy.ones(3), algorithm="ring")
         assert f"{'this rank' if comm.rank == 1 else 'rank 1'} cannot reach" in said, said

@@ -1,7 +1,13 @@
-"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU where there is one."""
+"""Programs on CuPy arrays: run by ranks on the stand-in, and by the same ranks on a GPU where there is one.
+
+    mpiexec -n 2 python gpu_programs.py '[["streams", "ring"], ["threads", 3, "points"]]'   # one after the other
+"""
 
 import itertools
+import json
+import sys
 import types
+from unittest.mock import patch
 
 import cupy
 import numpy
@@ -12,12 +18,11 @@ import gpucoll as gc
 import oracle
 import programs
 import thread_ranks
-from gpu_helpers import PATIENCE, held, raising, ramp, ranges, refused, replaced, same
+from gpu_helpers import PATIENCE, held, raising, ramp, ranges, refused, same
 from mirrored import NATIVE, Mirrored
 
 
 def on_mpi(mpi, name, *arguments, **options):
-    """Run one of the programs below on a communicator of its own."""
     with gc.Communicator.from_mpi(mpi, timeout=PATIENCE) as comm:
         return on_gpu(comm, name, *arguments, **options)
 
@@ -40,13 +45,11 @@ def threads(size, name, *arguments):
 
 
 def many(comm, which):
-    """Run these programs one after the other."""
     for name, *arguments in which:
         on_gpu(comm, name, *arguments)
 
 
 def mirrored(comm, name, *arguments):
-    """Run a program of `programs` on mirrors of its arrays."""
     return getattr(programs, name).__wrapped__(Mirrored(comm), *arguments)
 
 
@@ -64,9 +67,6 @@ def native(comm, collective):
                 told = "GC-ALGO", True
             assert told == ("GC-ALGO", True), (op, name)
     return served
-
-
-# Messages, and what ranks must tell each other
 
 
 def points(comm):
@@ -102,9 +102,6 @@ def split(comm):
     assert half.device == comm.device
     same(half.all_reduce(cupy.ones(3)), numpy.full(3, float(half.size)))
     half.close()
-
-
-# What is accepted and what is refused
 
 
 class Foreign:
@@ -169,16 +166,6 @@ def refusals(comm):
     assert (comm.all_reduce(host) == comm.size).all()  # the same communicator
 
 
-def elementwise(comm):
-    """Ops of the user's own are compiled for the GPU."""
-    first, *others = everyone = [one / 4096 for one in ranges(comm, 500)]
-    for other in others:
-        first = first + other - first * other
-    x = cupy.asarray(everyone[comm.rank])
-    same(comm.all_reduce(x, op=gc.elementwise_op("a + b - a*b"), algorithm="star"), first)
-    same(comm.all_reduce(x, op=gc.premul_sum(0.5), algorithm="tree"), sum(numpy.float32(0.5) * one for one in everyone))
-
-
 def torch_like():
     """`gpucoll.distributed` on CuPy arrays, in place, as torch.distributed has it."""
     import gpucoll.distributed as dist
@@ -195,9 +182,6 @@ def torch_like():
     backend = dist.get_backend()
     dist.destroy_process_group()
     return backend
-
-
-# Failures
 
 
 def aborted(comm):
@@ -221,15 +205,15 @@ def broken(comm):
     from cupy.cuda import nccl
 
     for error in (nccl.NcclError(2), KeyError(8), cupy.cuda.runtime.CUDARuntimeError(2)):
-        with replaced(nccl, "NcclCommunicator", raising(error)), \
+        with patch.object(nccl, "NcclCommunicator", raising(error)), \
                 gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
             assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
             assert (other.all_reduce(numpy.ones(3)) == comm.size).all()  # the host needs no NCCL
         with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
             other.all_reduce(cupy.ones(3))
-            with replaced(nccl, "groupEnd", raising(error, nccl.groupEnd)):
+            with patch.object(nccl, "groupEnd", raising(error, nccl.groupEnd)):
                 assert comm.size == 1 or refused("GC-NCCL", other.all_reduce, cupy.ones(3), algorithm="ring")
-    with replaced(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
+    with patch.object(nccl, "get_unique_id", raising(nccl.NcclError(3))), \
             gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))
 
@@ -254,3 +238,22 @@ def kept_from_the_collector(comm):
     other, handle = begun()
     other.close()
     assert not handle.comm
+
+
+def main(text):
+    """An error of one rank ends all of them, named by its program."""
+    for name, *arguments in json.loads(text):
+        try:
+            if name == "threads":
+                threads(*arguments)
+            else:
+                from mpi4py import MPI
+
+                on_mpi(MPI.COMM_WORLD, name, *arguments)
+        except BaseException as error:
+            error.add_note(f"in {name} {arguments}")
+            raise
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

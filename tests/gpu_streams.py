@@ -1,9 +1,11 @@
 """Programs on streams: what follows what, and what the host does not wait for."""
 
+import types
+
 import cupy
 import numpy
 
-from gpu_helpers import held, ramp, ranges, replaced, same
+from gpu_helpers import held, ramp, ranges, same
 
 
 def streams(comm, algorithm):
@@ -27,37 +29,11 @@ def streams(comm, algorithm):
         z = comm.all_reduce(y, algorithm=algorithm)  # another stream: it follows the call before
         same(z, (total + 1) * comm.size)
     third = cupy.cuda.Stream(non_blocking=True)
+    foreign = types.SimpleNamespace(__cuda_stream__=lambda: (0, third.ptr))  # another library's stream
     with third:
-        same(comm.all_reduce(ramp(comm, 3000, 4), stream=Address(third), algorithm=algorithm), total)
+        same(comm.all_reduce(ramp(comm, 3000, 4), stream=foreign, algorithm=algorithm), total)
         same(comm.all_reduce(ramp(comm, 3000, 4), stream=third.ptr, algorithm=algorithm), total)
     comm.barrier()
-
-
-class Address:
-    """Another library's stream."""
-
-    def __init__(self, stream):
-        self._stream = stream
-
-    def __cuda_stream__(self):
-        return 0, self._stream.ptr
-
-
-def unordered(comm, name):
-    """How many of some results are right where CUDA's call `name` does nothing: streams go on without their events."""
-    pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(3)]
-    count, found = (1 << 18) + 5, []
-    total = sum(ranges(comm, count))
-    with replaced(cupy.cuda.runtime, name, lambda *_: None):
-        for turn in range(12):
-            with pool[turn % 3]:
-                x = ramp(comm, count)
-                found.append(comm.all_reduce(x, algorithm="ring", async_op=turn % 2 == 0))
-                if turn % 2 == 0:
-                    found[-1] = found[-1].wait()
-                found[-1] = found[-1] + numpy.float32(0)
-    cupy.cuda.Device(comm.device).synchronize()
-    return sum(bool((one.get() == total).all()) for one in found)
 
 
 def asynchronous(comm, algorithm):

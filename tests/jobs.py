@@ -13,10 +13,8 @@ import signal
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from pace import Patience, seconds
@@ -36,20 +34,19 @@ class JobTimeout(Exception):
 
 
 class Vendor(NamedTuple):
-    """How one kind of mpiexec wants to be called; `mark` occurs in its `--version`."""
+    """How one kind of mpiexec wants to be called."""
 
-    mark: str
-    options: tuple = ()
-    keep_survivors: tuple = ()  # without these, ranks are killed with the first that dies and show no stacks
-    environment: Mapping = MappingProxyType({})  # waiting ranks yield: there are more of them than cores
+    mark: str  # occurs in its `--version`
+    options: tuple
+    keep_survivors: tuple  # without these, ranks are killed with the first that dies and show no stacks
+    environment: dict  # waiting ranks yield: there are more of them than cores
 
 
 VENDORS = (
     Vendor("Open MPI", ("--oversubscribe", "--allow-run-as-root"), ("--continuous",),
            {"OMPI_MCA_mpi_yield_when_idle": "1"}),
-    # MPICH; by the variable 8 ranks on 2 cores take 3 ms for an allreduce instead of 7.
-    Vendor("HYDRA", (), ("-disable-auto-cleanup",), {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}),
-    Vendor(""),
+    Vendor("HYDRA", (), ("-disable-auto-cleanup",), {"MPIR_CVAR_ENABLE_HEAVY_YIELD": "1"}),  # MPICH
+    Vendor("", (), (), {}),
 )
 
 
@@ -102,7 +99,6 @@ def end_job(process, token):
 
 
 def kill_marked(name, value):
-    """No process is left that has this variable in its environment."""
     while members := marked(name, value):
         for member in members:
             with contextlib.suppress(ProcessLookupError):

@@ -20,42 +20,36 @@ import traceback
 from multiprocessing.connection import Client
 
 
-def is_file(module, file):
-    """Whether this module or module specification comes from this file."""
-    place = getattr(module, "__file__", None) or getattr(module, "origin", None)
-    return place is not None and os.path.exists(place) and os.path.samefile(place, file)
-
-
 def load_module(name, file):
-    """The module of this name and file, imported at most once, and in `sys.modules` so that pickles can refer to it.
-
-    By name where that finds the file, so that packages and relative imports work; else straight from the file, which is
-    what pytest's "importlib" mode does, and what two test files of one name need.
-    """
-    if is_file(sys.modules.get(name), file):
-        return sys.modules[name]
-    with contextlib.suppress(ImportError, ValueError):
-        if name not in sys.modules and is_file(importlib.util.find_spec(name), file):
-            return importlib.import_module(name)
-    specification = importlib.util.spec_from_file_location(name, file)
-    sys.modules[name] = module = importlib.util.module_from_spec(specification)
-    try:
-        specification.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]  # half a module must not satisfy the next order
-        raise
-    return module
+    """The module of this name, by name where that finds it, else from its file, as pytest's "importlib" mode does."""
+    if name not in sys.modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            specification = importlib.util.spec_from_file_location(name, file)
+            sys.modules[name] = module = importlib.util.module_from_spec(specification)
+            try:
+                specification.loader.exec_module(module)
+            except BaseException:
+                del sys.modules[name]  # half a module must not satisfy the next order
+                raise
+    return sys.modules[name]
 
 
-def set_variables(values):
-    """Give the environment these variables (None: take it away); what was there before."""
-    before = {name: os.environ.get(name) for name in values}
+@contextlib.contextmanager
+def variables(values):
+    """The environment has these variables for a while; None takes one away."""
+    before = dict(os.environ)
     for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if value is not None:
             os.environ[name] = value
-    return before
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update({name: before[name] for name in values if name in before})
 
 
 def communicator_for(world, size, generation, made):
@@ -70,16 +64,12 @@ def communicator_for(world, size, generation, made):
 
 
 def perform(order, world, made):
-    """The pickled value of the ordered program on this rank."""
     sys.path[:] = [os.path.abspath(place) for place in order["path"]]
     program = operator.attrgetter(order["program"])(load_module(order["module"], order["file"]))
     args, kwargs = pickle.loads(order["arguments"])
     communicator = communicator_for(world, order["size"], order["generation"], made)
-    before = set_variables(order["environment"])
-    try:
+    with variables(order["environment"]):
         return pickle.dumps(program(communicator, *args, **kwargs))
-    finally:
-        set_variables(before)
 
 
 def portable(error):
@@ -111,9 +101,8 @@ def serve(channel, world):
 def dump_stacks_on_signal(path, bell):
     """SIGUSR2 writes the stacks of all threads to this file, then a byte to the bell, even inside a blocked MPI call.
 
-    The byte comes from Python's own handler, which faulthandler calls last (`chain`): it is written inside the signal
-    handler and waits for no bytecode. Not SIGUSR1: MPICH's launcher sends that to the ranks itself when one of them
-    ends, at the worst of times.
+    The byte comes from Python's own handler, which faulthandler calls last (`chain`) and which waits for no bytecode.
+    Not SIGUSR1: MPICH's launcher sends that to the ranks itself when one of them ends.
     """
     os.set_blocking(bell.fileno(), False)
     signal.signal(signal.SIGUSR2, lambda *_: None)

@@ -3,10 +3,9 @@
     pool = RankPool()
     pool.run(program, 4, 10, timeout=5)     # [program(comm, 10) of rank 0, ..., of rank 3]
 
-Starting ranks costs a second, a program on ranks that are already there a millisecond, so one pool serves a whole test
-session. Every run ends: a program that hangs, dies or raises ends with an error that says where each rank was, and the
-next run gets new ranks where these are spoilt. Timeouts are scaled by the machine's pace. This process never imports
-mpi4py; `rank_worker.py` is what ranks run.
+One pool serves a whole test session, since ranks take a second to start. A program that hangs, dies or raises ends with
+an error that says where each rank was, and the next run gets new ranks where these are spoilt. Timeouts are scaled by
+the machine's pace. This process never imports mpi4py; `rank_worker.py` is what ranks run.
 """
 
 import contextlib
@@ -24,15 +23,11 @@ from pathlib import Path
 
 from jobs import (  # noqa: F401 (whoever uses ranks may find jobs here)
     INSTALL_HINT,
-    JOB_MARK,
-    JobTimeout,
     StartFailed,
     end_job,
     ends_within,
     find_launcher,
-    kill_marked,
     launch,
-    marked,
     require_launcher,
     run_job,
     same_gpucoll,
@@ -44,7 +39,6 @@ from pace import Patience
 WORKER = Path(__file__).with_name("rank_worker.py")
 START_SECONDS = 120.0
 STACK_SECONDS = 5.0  # for all ranks to write their stacks; a stopped process never does
-GENERATIONS = 200  # a failed run costs a communicator that is never freed, and MPICH has 2,048 of them
 
 
 class PoolError(Exception):
@@ -65,9 +59,6 @@ class RanksHung(PoolError):
 
 class RankDied(PoolError):
     """The processes of `ranks` ended while the program ran, the first one first."""
-
-
-# The ranks of the pool
 
 
 class Rank:
@@ -157,7 +148,7 @@ class Run:
 
     def __init__(self, job, name, size):
         self.job, self.name, self.ranks = job, name, job.ranks[:size]
-        self.answers = {}  # rank number: ("ok" or "error", pickled value, or exception and its text)
+        self.answers = {}  # rank number: ("ok" or "error", value, or exception and its text), unpickled
         self.dead = []  # rank numbers, the first to die first
 
     def send(self, order):
@@ -180,7 +171,8 @@ class Run:
                    if rank.number not in self.answers and rank.number not in self.dead}
         for channel in wait(waiting, timeout):
             try:
-                self.answers[waiting[channel]] = channel.recv()
+                state, pickled = channel.recv()
+                self.answers[waiting[channel]] = state, pickle.loads(pickled)
             except (EOFError, ConnectionError):
                 self.dead.append(waiting[channel])
 
@@ -192,25 +184,21 @@ class Run:
 
     def outcomes(self):
         """For each rank ("ok", value) or ("error", exception)."""
-        found = [(self.answers[rank.number][0], pickle.loads(self.answers[rank.number][1])) for rank in self.ranks]
-        for state, value in found:
-            if state == "error":
-                value[0].rank_traceback = value[1]
+        found = [self.answers[rank.number] for rank in self.ranks]
         return [(state, value[0] if state == "error" else value) for state, value in found]
 
-    # How it failed. An error is made while the job still lives: stacks and output are in it.
-
     def failure(self, timeout, allow_errors):
-        """The error to raise, None if there is none. A death explains what others raised, so it comes first."""
+        """The error to raise, None if there is none. A death explains what others raised, so it comes first.
+
+        It is made while the job still lives: stacks and output are in it.
+        """
         late, raised = self.unanswered(), self.raised()
         if late:
             self.job.write_stacks([rank for rank in self.ranks if rank.number not in self.dead])
         if self.dead:
             self.receive(0)  # who died with it, as all do after MPI_Abort
-            first, *others = self.dead
-            with_it = f"; {spoken(others)} died with it" if others else ""
-            return self.error(RankDied, self.dead, f"rank {first} died in {self.name}: it ended without a Python "
-                              f"exception, as by os._exit, a signal or a crash{with_it}")
+            return self.error(RankDied, self.dead, f"rank {self.dead[0]} died in {self.name}, without a Python "
+                              f"exception, as by os._exit, a signal or a crash; dead now: {spoken(self.dead)}")
         if raised and not allow_errors:
             after = f"; {spoken(late)} did not end after that" if late else ""
             return self.error(RankError, raised, f"{self.name} raised on {spoken(raised)} of {len(self.ranks)}{after}")
@@ -220,7 +208,7 @@ class Run:
 
     def error(self, kind, ranks, headline):
         """The headline, then tracebacks, stacks where ranks did not end, and what was printed; the same text once."""
-        parts = {f"rank {number} raised": pickle.loads(self.answers[number][1])[1] for number in self.raised()}
+        parts = {f"rank {number} raised": self.answers[number][1][1] for number in self.raised()}
         if self.unanswered():
             parts |= {f"rank {rank.number}: {'ended' if rank.number in self.answers else 'running'}": rank.stack()
                       for rank in self.ranks if rank.number not in self.dead}
@@ -236,9 +224,6 @@ def spoken(ranks):
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-# The pool
-
-
 class RankPool:
     """`size` rank processes that run one program after another, started by the first run, and anew when spoilt."""
 
@@ -249,20 +234,17 @@ class RankPool:
         """`program(comm, *args, **kwargs)` has run on ranks 0 to `size` - 1; its results, one per rank.
 
         comm is an mpi4py communicator of exactly these ranks, the same object for one size until a program fails.
-        `program` is a function at the top level of a module; ranks import it, arguments and results are pickled. `env`
-        holds for the run, None removes a variable.
+        `program` is a function at the top level of a module; arguments and results are pickled. `env` holds for the
+        run, None removes a variable.
 
         RankError where it raises; ranks that then do not end within `grace` seconds count as hung. RanksHung at the
-        timeout, RankDied as soon as a rank's process is gone. With `allow_errors` an exception is a result like others:
-        the list has ("ok", value) or ("error", exception) for each rank, and no grace applies. Its `rank_traceback` is
-        what the rank saw; a RuntimeError stands for one that cannot be pickled.
+        timeout, RankDied as soon as a rank's process is gone. With `allow_errors` an exception is a result: the list
+        has ("ok", value) or ("error", exception) for each rank, a RuntimeError for one that cannot be pickled.
         """
         __tracebackhide__ = True
         if not 1 <= size <= self.size:
             raise ValueError(f"the pool has {self.size} ranks, not {size}")
         where = reference(program)
-        if self.job is not None and self.job.generation >= GENERATIONS:
-            self.close()
         job = self.job = self.job or Job(self.size)
         run = Run(job, f"{where['module']}.{where['program']}", size)
         try:

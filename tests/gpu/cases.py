@@ -49,9 +49,6 @@ def gpu_count():
     return cupy.cuda.runtime.getDeviceCount()
 
 
-# Kernels against NumPy, bit for bit
-
-
 @functools.cache
 def kernels():
     import mirror
@@ -68,7 +65,6 @@ def check(*calls):
 
 
 def reduces(name):
-    """Every op of a dtype, every alignment of it."""
     from gpucoll.ops import OPS
     from oracle import OPS as NAMES
     from oracle import legal
@@ -94,7 +90,6 @@ CASTS = [("cast", *pair) for name in NARROW for other in ("float32", "float64", 
 
 
 def memcheck(command, seconds, variables=None):
-    """compute-sanitizer's memcheck on what a command runs."""
     program = next(filter(None, map(shutil.which, SANITIZER)), None)
     if program is None:
         raise Skipped("compute-sanitizer is not installed")
@@ -111,70 +106,47 @@ def sanitized():
                     "checks.check_pack(k); checks.check_unpack(k)"], 120)
 
 
-# NCCL's binding, on one rank
-
-
-@contextlib.contextmanager
-def lone():
-    """The adapter of a rank that is alone, a stream, and two arrays."""
+def binding():
+    """Every call of the adapter on one rank, where all of them copy; NCCL's own words are in our error."""
     import cupy
     from cupy.cuda import nccl as library
 
+    from gpu_helpers import refused
     from gpucoll.device import nccl
     from gpucoll.device.cuda import CudaDevice
 
     device = CudaDevice(0)
     device.use()
-    transport = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
-    try:
-        with cupy.cuda.Stream(non_blocking=True) as stream:
-            yield transport, stream, cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
-    finally:
-        transport.close()
-
-
-def binding():
-    """Every call of the adapter, where all of them copy."""
-    from gpucoll.device import nccl
-
-    with lone() as (transport, stream, x, out):
+    own = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
+    with contextlib.closing(own), cupy.cuda.Stream(non_blocking=True) as stream:
+        x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
         source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
-        calls = [lambda: transport.all_reduce(source, target, count, "ncclFloat32", "ncclSum", stream),
-                 lambda: transport.reduce(source, target, count, "ncclFloat32", "ncclMax", 0, stream),
-                 lambda: transport.reduce_scatter(source, target, count, "ncclFloat32", "ncclAvg", stream),
-                 lambda: transport.broadcast(source, target, nbytes, 0, stream),
-                 lambda: transport.all_gather(source, target, nbytes, stream)]
+        calls = [lambda: own.all_reduce(source, target, count, "ncclFloat32", "ncclSum", stream),
+                 lambda: own.reduce(source, target, count, "ncclFloat32", "ncclMax", 0, stream),
+                 lambda: own.reduce_scatter(source, target, count, "ncclFloat32", "ncclAvg", stream),
+                 lambda: own.broadcast(source, target, nbytes, 0, stream),
+                 lambda: own.all_gather(source, target, nbytes, stream)]
         if nccl.lacks("ncclAlltoAll") is None:
-            calls += [lambda: transport.all_to_all(source, target, nbytes, stream),
-                      lambda: transport.gather(source, target, nbytes, 0, stream),
-                      lambda: transport.scatter(source, target, nbytes, 0, stream)]
+            calls += [lambda: own.all_to_all(source, target, nbytes, stream),
+                      lambda: own.gather(source, target, nbytes, 0, stream),
+                      lambda: own.scatter(source, target, nbytes, 0, stream)]
         for number, call in enumerate(calls):
             out.fill(0)
             call()
             assert (out.get() == x.get()).all(), number
-        transport.check()
-
-
-def refusal():
-    """NCCL's own words are in our error."""
-    from gpu_helpers import refused
-
-    with lone() as (transport, stream, x, _):
-        assert refused("GC-NCCL", transport.broadcast, x.data.ptr, x.data.ptr, x.nbytes, 7, stream)
-
-
-# Programs on several ranks
+        own.check()
+        assert refused("GC-NCCL", own.broadcast, source, source, nbytes, 7, stream)
 
 
 ALONE = [("streams", "ring"), ("asynchronous", "ring"), ("captured", "ring"), ("captured", "native"),
-         ("replayed", "ring"), ("points",), ("split",), ("dlpack",), ("refusals",), ("elementwise",),
+         ("replayed", "ring"), ("points",), ("split",), ("dlpack",), ("refusals",),
          ("mirrored", "carriers", "tree")]
 TOGETHER = [*ALONE[:8], ("native", "all_reduce"),
             ("mirrored", "every_op_and_dtype", "all_reduce", "ring"), ("mirrored", "every_count", "all_reduce", "tree"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "all_gather", "native"),
             ("mirrored", "segmented", "all_reduce", "ring"), ("mirrored", "shapes_and_strides", "tree")]
 # What the peer executor runs: schedules, not NCCL's own collectives. Threads share the null stream, ranks must not.
-PEER = [("streams", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",), ("elementwise",),
+PEER = [("streams", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",),
         ("captured", "one_shot"), ("captured", "two_shot"), ("captured", "ring"), ("planned",), ("symmetric",),
         ("blocks",),
         *(("mirrored", "every_op_and_dtype", "all_reduce", name) for name in ("one_shot", "two_shot", "ring")),
@@ -192,7 +164,7 @@ THREADS = [program for program in TOGETHER if "native" not in program and progra
 
 def run(command, seconds, variables=None):
     """What a command says, stopped with all that it started after so many seconds."""
-    from ranks import JobTimeout, find_launcher, run_job
+    from jobs import JobTimeout, find_launcher, run_job
 
     path = os.pathsep.join([*map(str, (TESTS, TESTS / "gpu", TESTS / "kernels", ROOT)),
                             *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -208,7 +180,7 @@ def run(command, seconds, variables=None):
 
 def programs(command, which, seconds, variables=None):
     """Run programs in processes of their own; the error of the first that fails."""
-    job = run([*command, sys.executable, TESTS / "gpu" / "runner.py", json.dumps(which)], seconds, variables)
+    job = run([*command, sys.executable, TESTS / "gpu_programs.py", json.dumps(which)], seconds, variables)
     assert job.returncode == 0, (job.stdout + job.stderr)[-4000:]
 
 
@@ -240,11 +212,10 @@ def taken(ranks):
 def peer_sanitized():
     """The peer kernels: two threads, arrays in symmetric memory and beside it."""
     which = json.dumps([("threads", 2, "planned"), ("threads", 2, "mirrored", "every_count", "all_reduce", "two_shot")])
-    memcheck([TESTS / "gpu" / "runner.py", which], 240, {**ON_PEER, **CONNECTIONS})
+    memcheck([TESTS / "gpu_programs.py", which], 240, {**ON_PEER, **CONNECTIONS})
 
 
 def alone():
-    """One rank with NCCL: streams, graphs, refusals."""
     needs("mpi4py")
     programs([], ALONE, 2 * LIMIT)
 
@@ -256,7 +227,6 @@ def shared(ranks):
 
 
 def across(which, minutes, variables=None):
-    """A rank on every GPU."""
     if gpu_count() < 2:
         raise Skipped("there is one GPU")
     programs(mpiexec(gpu_count()), which, minutes * LIMIT, variables)
@@ -295,7 +265,7 @@ CASES = {
     "copy, pack, unpack": functools.partial(check, ("copy",), ("pack",), ("unpack",)),
     "scale": functools.partial(check, *SCALES),
     "cast": functools.partial(check, *CASTS, *(("conversions", name) for name in NARROW)),
-    "memcheck": sanitized, "NCCL's binding": binding, "NCCL's refusals": refusal,
+    "memcheck": sanitized, "NCCL's binding": binding,
     "threads on one GPU": threads, "one rank": alone,
     **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)},
     "a rank on every GPU": functools.partial(across, TOGETHER, 2),

@@ -15,5 +15,5 @@ def device():
     import emulation
     import grid
 
-    emulation.shared_objects(emulation.text(*unit) for unit in grid.CORE)
+    emulation.libraries(emulation.text(*unit) for unit in grid.CORE)
     return emulation.device(grid.UNITS)

@@ -20,23 +20,23 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class Fault(Exception):
-    """What a kernel did that no GPU would let pass."""
+    """What a kernel did that no GPU would let pass, or a wait that came to its deadline."""
 
 
-def shared_object(source):
-    path = user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe())
-    return ctypes.CDLL(str(path))
+def library(source, *flags):
+    """The shared object of `source`, made once; `flags` are the compiler's beside the library's own."""
+    build = functools.partial(compile_shared, source, *flags)
+    return ctypes.CDLL(str(user_store().path(source, ".so", build, flags=recipe() + " ".join(flags))))
 
 
-def shared_objects(sources):
-    """All of them, a compiler on every core."""
+def libraries(sources):
+    sources = list(sources)
     compile_all(sources)
-    return [shared_object(source) for source in sources]
+    return [library(source) for source in sources]
 
 
-def run(library, entry, blocks, threads, arguments):
-    """Launch one kernel; raise its first fault."""
-    function = getattr(library, entry)
+def run(made, entry, blocks, threads, arguments):
+    function = getattr(made, entry)
     function.restype = ctypes.c_char_p
     fault = function(blocks, threads, ctypes.c_void_p(arguments.ctypes.data))
     if fault is not None:
@@ -48,12 +48,12 @@ def device(units, change=lambda source: source, processors=PROCESSORS, threads=T
     unit_of = {instance: number for number in reversed(range(len(units))) for instance in units[number]}
 
     @functools.cache
-    def library(number):
-        return shared_object(change(text(*units[number])))
+    def made(number):
+        return library(change(text(*units[number])))
 
     def load(instance):
         def launch(blocks, threads, arguments, stream):
-            run(library(unit_of[instance]), instance.entry, min(blocks, MOST_BLOCKS), threads, arguments)
+            run(made(unit_of[instance]), instance.entry, min(blocks, MOST_BLOCKS), threads, arguments)
 
         return launch
 

@@ -4,7 +4,7 @@ import itertools
 
 import numpy
 import pytest
-from emulation import Fault, Memory, address, run, shared_objects
+from emulation import Fault, address, libraries, run
 
 from gpucoll.device.sources import Instance, text
 
@@ -56,7 +56,7 @@ SOURCES = {name: f"{define}{text(Instance('', 'dialect.h', ''))}{KERNELS}"
 @pytest.fixture(scope="module", params=SOURCES)
 def library(request):
     """Fibers by a switch of our own, and by the C library's."""
-    return shared_objects(SOURCES.values())[list(SOURCES).index(request.param)]
+    return libraries(SOURCES.values())[list(SOURCES).index(request.param)]
 
 
 def launch(library, kernel, blocks, threads, choice=1 << 30):
@@ -85,12 +85,3 @@ def test_what_a_gpu_would_not_let_pass_is_a_fault(library):
         launch(library, "misaligned", 2, 64)
     with pytest.raises(Fault, match="shared memory"):
         launch(library, "greedy", 1, 1)
-
-
-def test_memory_notices_what_is_written_beside_it():
-    memory = Memory()
-    array = memory.place(numpy.dtype("f4"), 5, 4)
-    array[:] = 1
-    assert (address(array) % 16, memory.is_clean()) == (4, True)
-    memory.bytes[memory.stop] = 0
-    assert not memory.is_clean()

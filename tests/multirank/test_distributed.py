@@ -124,25 +124,14 @@ def in_parts(mpi, async_op):
 
 
 DTYPES = ("int8", "int64", "uint16", "float16", "float32", "float64", "complex64")
+CASES = [(program, (*dtype, flag), size) for program, dtypes in (
+    (reductions, [(name,) for name in DTYPES]), (movements, [(name,) for name in ("bool", *DTYPES)]),
+    (into_tensors, [()]), (in_parts, [()])) for dtype in dtypes for flag in (False, True) for size in SIZES]
 
 
-@pytest.mark.parametrize(("size", "dtype", "async_op"), sampled(
-    [(size, dtype, async_op) for size in SIZES for dtype in DTYPES for async_op in (False, True)], keep=7, seed=1))
-def test_reductions(ranks, size, dtype, async_op):
-    ranks(reductions, size, dtype, async_op)
-
-
-@pytest.mark.parametrize(("size", "dtype", "async_op"), sampled(
-    [(size, dtype, flag) for size in SIZES for dtype in ("bool", *DTYPES) for flag in (False, True)], keep=8, seed=2))
-def test_movements(ranks, size, dtype, async_op):
-    ranks(movements, size, dtype, async_op)
-
-
-@pytest.mark.parametrize(("program", "size", "async_op"), sampled(
-    [(program, size, async_op) for program in (into_tensors, in_parts)
-     for size in SIZES for async_op in (False, True)], keep=7, seed=3))
-def test_shapes(ranks, program, size, async_op):
-    ranks(program, size, async_op)
+@pytest.mark.parametrize(("program", "arguments", "size"), sampled(CASES, keep=24, seed=1))
+def test_values(ranks, program, arguments, size):
+    ranks(program, size, *arguments)
 
 
 @pytest.mark.emulated
@@ -150,9 +139,6 @@ def test_shapes(ranks, program, size, async_op):
     (reductions, ("float32", False)), (movements, ("int64", True)), (into_tensors, (True,)), (in_parts, (False,))])
 def test_on_the_emulated_device(ranks, emulated_kernels, program, arguments):
     ranks(program, 3, *arguments, env={"GPUCOLL_DEVICE": "emulated"})
-
-
-# ---------------------------------------------------------------- objects
 
 
 class Stubborn:
@@ -164,8 +150,7 @@ def objects(mpi):
     with world(mpi) as (rank, size):
         found, root = [None] * (size + 1), size // 2
         dist.all_gather_object(found, {"rank": rank, "data": data(rank)})
-        assert [one["rank"] for one in found[:size]] == list(range(size))
-        assert found[size] is None
+        assert [one and one["rank"] for one in found] == [*range(size), None]
         same(found[0]["data"], data(0))
         found = [None] * size if rank == root else None
         dist.gather_object("x" * rank, found, root)
@@ -173,9 +158,8 @@ def objects(mpi):
         found, empty, mine = ["a", (1, 2), None] if rank == root else [0, 0, 0], [], [0, "stays"]
         dist.broadcast_object_list(found, root)
         dist.broadcast_object_list(empty, 0)
-        assert (found, empty) == (["a", (1, 2), None], [])
         dist.scatter_object_list(mine, list(range(10, 10 + size)) if rank == root else None, root)
-        assert mine == [10 + rank, "stays"]
+        assert (found, empty, mine) == (["a", (1, 2), None], [], [10 + rank, "stays"])
 
 
 def refused_objects(mpi):
@@ -202,9 +186,6 @@ def refused_objects(mpi):
             dist.scatter_object_list(room, [5] * size if rank == 0 else None)
         dist.all_gather_object(kept, rank)
         assert kept == list(range(size))
-
-
-# ---------------------------------------------------------------- wrong arguments
 
 
 def wrong_arguments(mpi):

@@ -32,8 +32,6 @@ def kernels(emulated_kernels):
         thread_ranks.on_threads(2, program, timeout=seconds(100), executor="peer")
 
 
-# ---------------------------------------------------------------- memory that ranks map
-
 LARGE = 1_100_000  # elements of four bytes: more than are staged at a time
 
 
@@ -70,8 +68,6 @@ def between_processes(mpi):
 def test_arrays_that_all_ranks_pass_are_read_where_they_are(rank_pool, kernels, size):
     assert rank_pool.run(between_processes, size, env=PEER, timeout=seconds(100)) == [True] * size
 
-
-# ---------------------------------------------------------------- ranks that die
 
 KILLED = """
 import os, signal, sys, numpy, gpucoll as gc

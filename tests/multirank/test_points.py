@@ -6,7 +6,6 @@ import pytest
 import gpucoll as gc
 import oracle
 from pace import seconds
-from thread_ranks import on_threads
 
 
 def messages(comm):
@@ -111,17 +110,11 @@ def all_programs(comm):
         program(comm)
 
 
-@pytest.mark.parametrize("size", [1, 2, 8])
-def test_points_between_threads(size):
-    on_threads(size, all_programs, timeout=seconds(60))
-
-
 def on_processes(mpi):
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60), check="off") as comm:
         all_programs(comm)
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_points_between_processes(ranks_anywhere, size):
-    """On the host, and on the emulated device."""
     ranks_anywhere(on_processes, size, timeout=seconds(60))

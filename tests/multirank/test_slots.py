@@ -1,8 +1,7 @@
-"""Calls by slots: their results and bits, whoever comes when and changes what; and nobody waits for ever."""
+"""The shortest way between processes of a node: its results and bits, whoever comes when and changes what."""
 
 import functools
 import itertools
-import re
 import threading
 
 import numpy
@@ -12,14 +11,13 @@ import gpucoll as gc
 import oracle
 import programs
 import slots_mutants
-from gpucoll.device.sources import inlined
-from gpucoll.executors.shared.slots import KINDS, SLOT, library
+from gpucoll.executors.shared.slots import KINDS, SLOT, WHATS, library
+from gpucoll.tuner.model import SLOTS
 from pace import seconds
 from ranks import RankError
 
 SHOTS = ("one_shot", "two_shot")
-LONG, MAPPED = (1 << int(re.search(rf" {name} = 1 << (\d+);", inlined("slots.cc", set()))[1])
-                for name in ("LONG", "SEGMENT"))  # bytes
+LONG, MAPPED = 1 << 14, 1 << 22  # bytes from which on arrays are not copied, and of symmetric ones that go by at once
 
 
 @pytest.fixture
@@ -38,26 +36,17 @@ def on_shared(test):
     return run
 
 
-def exchanges(comm):
-    """How many segments of arrays this rank has shown to the others."""
-    return 0 if comm._slots is None else comm._slots.calls
-
-
 @on_shared
 def every_op_and_dtype(comm, algorithm):
-    calls = 0
-    for name, op in itertools.product(KINDS, ("sum", "prod", "min", "max", "avg")):
+    """Each twice: as an operation, then at once."""
+    for name, op in itertools.product((*KINDS, "uint8"), ("sum", "prod", "min", "max", "avg")):
         for count in (1, 3, 17, SLOT // numpy.dtype(name).itemsize) if oracle.legal(op, name) else ():
             everyone = programs.inputs(op, name, comm.size, (count,))
             x, out = everyone[comm.rank], numpy.empty_like(everyone[0])
-            for _ in range(2):  # the first as an operation, the other at once
+            for _ in range(2):
                 found = comm.all_reduce(x, out, op=op, algorithm=algorithm)
                 assert oracle.same_bits(found, oracle.reduced(op, name, everyone)), (name, op, count)
-                calls += 1
-    assert exchanges(comm) == calls
-    comm.all_reduce(numpy.ones(5, numpy.uint8), algorithm=algorithm)
-    comm.all_reduce(numpy.ones(5), op="max", algorithm="ring")
-    assert exchanges(comm) == calls
+    assert comm._slots.calls  # which did these
 
 
 @on_shared
@@ -67,12 +56,12 @@ def long_arrays(comm, algorithm):
         room = (numpy if kind == "ordinary" else comm).zeros(count, numpy.int64)
         return numpy.zeros_like(room) if kind == "mixed" and alone else room
 
-    for count in (LONG // 8 - 1, LONG // 8, SLOT // 8, SLOT // 8 + 1, 3 * SLOT // 8 + 7, MAPPED // 8 + 9):
+    for count in (LONG // 8 - 1, LONG // 8, SLOT // 8 + 1, 3 * SLOT // 8 + 7, MAPPED // 8 + 9):
         everyone = [numpy.arange(count, dtype=numpy.int64) * (other + 1) + other for other in range(comm.size)]
         expected = sum(everyone)
         for here, there in itertools.product(("ordinary", "symmetric", "mixed"), repeat=2):
             x, out = memory(here, comm.rank % 2), memory(there, comm.rank == 0)
-            for turn in range(2):  # at first as an operation, then at once
+            for turn in range(2):
                 x[:] = everyone[comm.rank]
                 comm.all_reduce(x, out, algorithm=algorithm)
                 assert oracle.same_bits(out, expected), (count, here, there, turn)
@@ -83,15 +72,47 @@ def long_arrays(comm, algorithm):
 
 
 @on_shared
-def results_change_at_once(comm):
-    """Whoever is first overwrites what others have just read: nobody may still be reading then."""
-    x, out = comm.zeros(LONG, numpy.int64), comm.zeros(LONG, numpy.int64)
-    for turn in range(200):
-        x[:] = comm.rank + turn
-        comm.all_reduce(x, out, algorithm="two_shot")
-        expected = comm.size * turn + comm.size * (comm.size - 1) // 2
-        assert (out == expected).all(), turn
-        out[:] = -turn
+def movements(comm):
+    """Every collective with blocks or a root, of any dtype, in segments, in place and not."""
+    rank, size = comm.rank, comm.size
+    for count, name, memory in itertools.product(
+            (1, 7, LONG // 2, SLOT + 3), ("int16", "complex128"), (numpy.zeros, comm.zeros)):
+        def values(*key, count=count, name=name):
+            return (numpy.arange(count) * 3 + sum(1000 ** place * one for place, one in enumerate(key))).astype(name)
+
+        x, blocks, root = memory(count, name), memory((size, count), name), size - 1
+        out, into = memory((size, count), name), memory((size, count), name)
+        for turn in range(3):
+            x[:] = values(rank, turn)
+            everyone = numpy.stack([values(other, turn) for other in range(size)])
+            assert oracle.same_bits(comm.all_gather(x, out, algorithm="direct"), everyone), (count, name, turn)
+            assert comm.broadcast(x, root, algorithm="linear") is x
+            assert oracle.same_bits(x, values(root, turn)), (count, name, turn)
+            blocks[:] = [values(rank, other, turn) for other in range(size)]
+            swapped = numpy.stack([values(other, rank, turn) for other in range(size)])
+            for target in (into, blocks):
+                found = comm.all_to_all(blocks, target, algorithm="direct")
+                assert oracle.same_bits(found, swapped), (count, name, turn)
+
+
+@on_shared
+def memory_changes_at_once(comm):
+    """Whoever is first overwrites its results or inputs, or makes its next call, while others still read."""
+    everyone = numpy.arange(comm.size)[:, None]
+    for count, memory in itertools.product((3, LONG), (numpy.zeros, comm.zeros)):
+        x, out, blocks = (memory(shape, numpy.int64) for shape in (count, count, (comm.size, count)))
+        for turn in range(50):
+            x[:], blocks[:] = comm.rank + turn, comm.rank - turn
+            total = (everyone + turn).sum()
+            for algorithm in SHOTS:
+                assert (comm.all_reduce(x, out, algorithm=algorithm) == total).all(), (count, turn)
+                out[:] = -turn
+            gathered = comm.all_gather(x, algorithm="direct")
+            x[:] = -1
+            assert (gathered == everyone + turn).all(), (count, turn)
+            swapped = comm.all_to_all(blocks, algorithm="direct")
+            blocks[:] = -1
+            assert (swapped == everyone - turn).all(), (count, turn)
 
 
 @on_shared
@@ -118,10 +139,10 @@ def the_bits_of_messages(comm):
 
 
 @on_shared
-def each_in_its_own_way(comm, seed):
-    """Ranks that repeat a call, that make it anew, in place, beside others: all in one exchange."""
-    random = numpy.random.default_rng((seed, comm.rank))
-    x, kept = numpy.zeros(9, numpy.int64), numpy.zeros(9, numpy.int64)
+def each_in_its_own_way(comm):
+    """Ranks that repeat a call, make it anew, in place, or beside others meet all the same."""
+    random = numpy.random.default_rng(comm.rank)
+    x, kept, large = numpy.zeros(9, numpy.int64), numpy.zeros(9, numpy.int64), numpy.full(1 << 20, 1)
     plan = comm.plan("all_reduce", x, kept, algorithm="one_shot")
 
     def in_group():
@@ -131,46 +152,31 @@ def each_in_its_own_way(comm, seed):
     ways = (plan, in_group, lambda: comm.all_reduce(x, kept, algorithm="one_shot"),
             lambda: comm.all_reduce(x.copy(), algorithm="one_shot"),
             lambda: comm.all_reduce(x, algorithm="one_shot", async_op=True).wait())
-    for turn in range(40):
+    for turn in range(80):
         x[:] = turn + comm.rank
-        expected = numpy.full(9, turn * comm.size + comm.size * (comm.size - 1) // 2)
+        beside = comm.all_reduce(large, async_op=True) if turn % 8 == 0 else None
+        expected = numpy.full(9, turn * comm.size + sum(range(comm.size)))
         assert oracle.same_bits(ways[random.integers(len(ways))](), expected), turn
-    assert exchanges(comm) == 40
+        assert beside is None or beside.wait()[-1] == comm.size
 
 
 @on_shared
 def calls_that_look_alike(comm):
-    """Once a call is known, others of its shape, dtype and options are the same; whatever differs is not mistaken."""
-    def total(values):
-        return [comm.size * value for value in values]
-
+    """Once a call is known, whatever differs from it is not mistaken for it."""
     x, out = numpy.arange(6.0), numpy.empty(6)
-    for _ in range(2):
-        assert comm.all_reduce(x, out, algorithm="one_shot").tolist() == total(range(6))
-    assert comm.all_reduce(x + 1, algorithm="one_shot").tolist() == total(range(1, 7))
+    for values in (x, x, x + 1):
+        assert (comm.all_reduce(values, out, algorithm="one_shot") == values * comm.size).all()
     first, second = (comm.all_reduce(x, algorithm="one_shot") for _ in range(2))
     assert not numpy.shares_memory(first, second)
-    assert comm.all_reduce(x, x, algorithm="one_shot") is x
-    assert x.tolist() == total(range(6))
-    y = numpy.arange(6.0)
-    assert comm.all_reduce(y, out, op="max", algorithm="one_shot").tolist() == list(range(6))
-    assert comm.all_reduce(y, out, algorithm="".join(["one", "_shot"])).tolist() == total(range(6))  # another object
-    for other in (y.astype("f4"), y.astype("i8"), y.reshape(2, 3), y[:5].copy(), numpy.arange(12.0)[::2],
-                  numpy.asfortranarray(y.reshape(2, 3)), y.view(numpy.uint64)):
-        found = comm.all_reduce(other, algorithm="one_shot")
-        assert numpy.array_equal(found, other * other.dtype.type(comm.size)), other
-    with pytest.raises(gc.DtypeError):
-        comm.all_reduce(y.astype(y.dtype.newbyteorder()), algorithm="one_shot")
+    assert comm.all_reduce(x, out, op="max", algorithm="one_shot").tolist() == x.tolist()
     crooked = numpy.frombuffer(bytearray(1 + x.nbytes), numpy.uint8)[1:].view(numpy.float64)  # not at a multiple of 8
-    for algorithm in SHOTS:
-        crooked[:] = range(6)
-        assert comm.all_reduce(crooked, crooked, algorithm=algorithm).tolist() == total(range(6))
-    assert len(set(comm.all_gather(numpy.array([exchanges(comm)])).flat)) == 1
-    x[:], large = comm.rank, numpy.full(1 << 20, 1)
-    for _ in range(10):  # what runs beside comes before the calls after it
-        work = comm.all_reduce(large, async_op=True)
-        assert comm.all_reduce(x, out, algorithm="one_shot").tolist() == [sum(range(comm.size))] * 6
-        assert work.wait()[-1] == comm.size
+    crooked[:] = x
+    for other in (x.astype("f4"), x.astype("i8"), x.reshape(2, 3), x[:5].copy(), numpy.arange(12.0)[::2],
+                  numpy.asfortranarray(x.reshape(2, 3)), x.view(numpy.uint64), crooked):
+        expected = other * other.dtype.type(comm.size)
+        assert numpy.array_equal(comm.all_reduce(other, algorithm="one_shot"), expected), other
+        assert comm.all_reduce(other, other, algorithm="two_shot") is other
+        assert numpy.array_equal(other, expected)
 
 
 @on_shared
@@ -180,17 +186,22 @@ def refusals_of_known_calls(comm):
     x, out = memory[:6], numpy.full(6, 7.0)
     for _ in range(2):
         comm.all_reduce(x, out, algorithm="one_shot")
-    before, sealed = exchanges(comm), numpy.full(6, 7.0)
+        comm.broadcast(x, 0, algorithm="linear")
+    sealed = numpy.full(6, 7.0)
     sealed.flags.writeable = False
     for wrong in (sealed, memory[3:9], numpy.empty(5), numpy.empty((6, 1)), numpy.empty(6, "f4"), [0.0] * 6):
         with pytest.raises((gc.ArgumentError, gc.DtypeError)):
             comm.all_reduce(x, wrong, algorithm="one_shot")
-    assert exchanges(comm) == before
+    if comm.rank == 0:
+        with pytest.raises(gc.ArgumentError):
+            comm.broadcast(sealed, 1, algorithm="linear")
     assert sealed.tolist() == [7.0] * 6
+    x.flags.writeable = comm.rank != 0  # a root's is only read
+    assert comm.broadcast(x, 0, algorithm="linear") is x
     assert comm.all_reduce(x, memory[6:12], algorithm="one_shot").tolist() == [0.0] * 6  # its neighbour in memory
     plan = comm.plan("all_reduce", x, out, algorithm="one_shot")
     comm.close()
-    for call in (plan, lambda: comm.all_reduce(x, out, algorithm="one_shot"), plan):
+    for call in (plan, lambda: comm.all_reduce(x, out, algorithm="one_shot")):
         with pytest.raises(gc.ClosedError):
             call()
 
@@ -212,70 +223,11 @@ def threads_share_a_rank(mpi):
         assert found == ([sum(range(mpi.size + 1))] * 300,) * 2
 
 
-@on_shared
-def inputs_change_at_once(comm):
-    """Whoever is first changes its input, or makes its next call, while others still take what it gave."""
-    for count in (3, LONG):
-        for memory in (numpy.zeros, comm.zeros):
-            x, blocks = memory(count, numpy.int64), memory((comm.size, count), numpy.int64)
-            for turn in range(12):
-                x[:], blocks[:] = comm.rank + turn, comm.rank - turn
-                total = comm.size * turn + comm.size * (comm.size - 1) // 2
-                assert (comm.all_reduce(x, algorithm="one_shot") == total).all()
-                gathered = comm.all_gather(x, algorithm="direct")
-                x[:] = -1
-                assert (gathered == turn + numpy.arange(comm.size)[:, None]).all(), (count, turn)
-                swapped = comm.all_to_all(blocks, algorithm="direct")
-                blocks[:] = -1
-                assert (swapped == numpy.arange(comm.size)[:, None] - turn).all(), (count, turn)
-
-
-@on_shared
-def movements(comm):
-    """Every call of slots that has blocks or a root, of any dtype, in segments, in place, into arrays that it makes."""
-    rank, size = comm.rank, comm.size
-    for count, name, memory in itertools.product(
-            (1, 7, LONG // 2, SLOT + 3), ("int16", "complex128"), (numpy.zeros, comm.zeros)):
-        def values(*key, count=count, name=name):
-            return (numpy.arange(count) * 3 + sum(1000 ** place * one for place, one in enumerate(key))).astype(name)
-
-        x, blocks, root = memory(count, name), memory((size, count), name), size - 1
-        out, into = memory((size, count), name), memory((size, count), name)
-        for turn in range(3):
-            x[:] = values(rank, turn)
-            everyone = numpy.stack([values(other, turn) for other in range(size)])
-            assert oracle.same_bits(comm.all_gather(x, out, algorithm="direct"), everyone), (count, name, turn)
-            assert comm.broadcast(x, root, algorithm="linear") is x
-            assert oracle.same_bits(x, values(root, turn)), (count, name, turn)
-            blocks[:] = [values(rank, other, turn) for other in range(size)]
-            swapped = numpy.stack([values(other, rank, turn) for other in range(size)])
-            for found in (comm.all_to_all(blocks, into, algorithm="direct"),
-                          comm.all_to_all(blocks, blocks, algorithm="direct")):
-                assert oracle.same_bits(found, swapped), (count, name, turn)
-    sealed = numpy.arange(5.0)  # a root's read-only array is left alone, others' are refused
-    sealed.flags.writeable = rank != 0
-    for _ in range(3):
-        assert comm.broadcast(sealed, 0, algorithm="linear").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
-    before = exchanges(comm)
-    if rank == 0:
-        with pytest.raises(gc.ArgumentError):
-            comm.broadcast(sealed, 1, algorithm="linear")
-    assert exchanges(comm) == before > 0
-
-
-def on_mutant(mpi, changes, body, arguments):
-    with slots_mutants.planted(changes):
-        return globals()[body](mpi, *arguments)
-
-
 CASES = [  # a program, its arguments, and numbers of ranks: the first always, the others where all tests run
-    *((every_op_and_dtype, (shot,), (3, 2, 8)) for shot in SHOTS),
-    *((long_arrays, (shot,), (3, 2, 8)) for shot in SHOTS),
-    *((each_in_its_own_way, (seed,), (4,)) for seed in (0, 1)),
-    *((body, (), sizes) for body, sizes in (
-        (movements, (3, 2, 8)), (results_change_at_once, (3, 5)), (inputs_change_at_once, (4,)),
-        (the_bits_of_messages, (5,)), (calls_that_look_alike, (3,)), (refusals_of_known_calls, (3,)),
-        (threads_share_a_rank, (2,))))]
+    *((body, (shot,), (3, 2, 8)) for body in (every_op_and_dtype, long_arrays) for shot in SHOTS),
+    (movements, (), (3, 2, 8)), (memory_changes_at_once, (), (3, 5)), (the_bits_of_messages, (), (5,)),
+    *((body, (), (3,)) for body in (each_in_its_own_way, calls_that_look_alike, refusals_of_known_calls)),
+    (threads_share_a_rank, (), (2,))]
 
 
 @pytest.mark.parametrize(("body", "arguments", "size"), [
@@ -285,16 +237,24 @@ def test_slots(ranks, body, arguments, size):
     ranks(body, size, *arguments)
 
 
+def test_the_tuner_prices_what_slots_do():
+    assert set(SLOTS) == set(WHATS)
+
+
+def on_mutant(mpi, changes, body, arguments):
+    with slots_mutants.planted(changes):
+        return globals()[body](mpi, *arguments)
+
+
 @pytest.mark.nightly
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", slots_mutants.MUTANTS)
 def test_mutants_are_caught(ranks, name):
-    changes, body, arguments, size = slots_mutants.MUTANTS[name]
+    changes, body, arguments = slots_mutants.MUTANTS[name]
     with pytest.raises(RankError):
-        ranks(on_mutant, size, changes, body, arguments)
+        ranks(on_mutant, 3, changes, body, arguments)
 
 
 @pytest.mark.nightly
 def test_late_ranks_are_harmless(ranks):
-    for body in ("results_change_at_once", "inputs_change_at_once"):
-        ranks(on_mutant, 3, slots_mutants.SOUND.changes, body, ())
+    ranks(on_mutant, 3, slots_mutants.LATE, "memory_changes_at_once", ())

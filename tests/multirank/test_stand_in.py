@@ -52,9 +52,7 @@ def named(programs, slow):
     return [pytest.param(one, id="-".join(one), marks=SLOW if one[0] in slow.split() else ()) for one in programs]
 
 
-# ---------------------------------------------------------------- programs on CuPy arrays
-
-ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack",), ("refusals",), ("elementwise",),
+ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack",), ("refusals",),
             ("mirrored", "shapes_and_strides", "ring"), ("mirrored", "segmented", "all_reduce", "tree"),
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto")]
@@ -88,12 +86,6 @@ def test_calls_that_repeat_become_graphs(gpus, algorithm):
     assert min(gpus("replayed", SIZE, algorithm)) >= 3
 
 
-@pytest.mark.mutant
-def test_results_are_wrong_where_streams_do_not_wait_for_each_other(gpus):
-    assert gpus("unordered", SIZE, "streamQuery") == [12] * SIZE
-    assert min(gpus("unordered", SIZE, "streamWaitEvent")) < 12
-
-
 # By NCCL's documentation: four ops of six integers, three of six floats (its min and max need not let NaN win), sums
 # and averages of two complex dtypes, and of bool what a byte can be in the place of.
 SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8
@@ -102,9 +94,6 @@ SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8
 @pytest.mark.parametrize("collective", ["all_reduce", pytest.param("reduce", marks=SLOW), "reduce_scatter"])
 def test_native_reductions(gpus, collective):
     assert gpus("native", SIZE, collective) == [SERVED] * SIZE
-
-
-# ---------------------------------------------------------------- jobs of their own
 
 
 def job(ranks, code, **variables):
@@ -166,8 +155,6 @@ def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
     assert (result.returncode, "--device cuda" in result.stderr) == (2, True)
 
 
-# ---------------------------------------------------------------- threads that share a GPU
-
 THREADS = [*ANYWHERE, ("split",)]
 PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("planned",), ("captured", "ring"),
                 ("blocks",)]
@@ -177,8 +164,7 @@ PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("pla
     (THREADS, 3, {}), pytest.param(THREADS, 1, {}, marks=SLOW), pytest.param(PEER_THREADS, 1, PEER, marks=SLOW)],
     ids=["GPUs", "one GPU", "peer"])
 def test_threads(emulated_kernels, programs, gpus, variables):
-    """One process runs all programs, and names the one that fails."""
     which = json.dumps([("threads", 3, *program) for program in programs])
-    result = run_job([sys.executable, HERE / "gpu" / "runner.py", which], seconds(200),
+    result = run_job([sys.executable, HERE / "gpu_programs.py", which], seconds(200),
                      environment(STAND_IN_GPUS=str(gpus), **variables))
     assert result.returncode == 0, result.stdout + result.stderr

@@ -83,7 +83,6 @@ class Mutant(NamedTuple):
 
 
 MEET = "store_release(address_of(&line_of(heap, peer, channel, heap.rank)->met), wanted);"
-POST = "store_release(address_of(&there->consumed), number)"
 FROM_RANK_0 = """    for (u32 rank = 0; rank < a.heap.ranks; ++rank) {
         Word units[1] = {own};
         if (rank != a.heap.rank && !pull(a.heap, rank, epoch, index, units[0])) return false;
@@ -175,7 +174,6 @@ def changed(mutant):
 
 
 def is_noticed(mutant):
-    """Whether one of the orders shows it."""
     made = library(changed(mutant))
     for seed in SEEDS:
         try:

@@ -1,4 +1,4 @@
-"""Schedules of all ranks walked by the step kernel, and what NumPy makes of them."""
+"""Schedules of all ranks walked by the step kernel, and what NumPy makes of those that are run."""
 
 import functools
 
@@ -61,23 +61,16 @@ class Case:
 
     def output(self, rank):
         """What `rank` must have in the end, None where that is nothing; by the words of the contract."""
-        if not self.row.output.exists(rank, self.root) or (self.row.name == "exscan" and rank == 0):
+        if not self.row.output.exists(rank, self.root):
             return None
-        everyone, blocks = self.inputs, slice(rank * self.count, (rank + 1) * self.count)
         match self.row.name:
-            case "all_reduce" | "reduce" | "reduce_scatter" | "scan" | "exscan":
-                last = {"scan": rank + 1, "exscan": rank}.get(self.row.name, self.size)
-                # The division of an average is the executor's.
-                total = oracle.reduced("sum" if self.op == "avg" else self.op, self.name, everyone[:last])
-                return total[blocks] if self.row.input.blocks else total
+            case "all_reduce":  # the division of an average is the executor's
+                return oracle.reduced("sum" if self.op == "avg" else self.op, self.name, self.inputs)
             case "all_gather" | "gather":
-                return numpy.concatenate(everyone)
+                return numpy.concatenate(self.inputs)
             case "broadcast":
-                return everyone[self.root]
-            case "scatter":
-                return everyone[self.root][blocks]
-            case "all_to_all":
-                return numpy.concatenate([x[blocks] for x in everyone])
+                return self.inputs[self.root]
+        raise NotImplementedError(self.row.name)
 
     def instance(self):
         return sources.steps(OPS[self.op] if self.row.reduces else None, DTYPES[self.name])
@@ -111,10 +104,7 @@ class Rank:
         self.tables, self.region = tables(made.steps), made.region * case.width
         source, dtype = case.inputs[rank], oracle.kind(case.name)
         self.output = unwritten(dtype, case.length(case.row.output))
-        if case.in_place and source is not None:
-            self.output[:source.size] = source
-        apart = source is not None and (plan.copy_input or not case.in_place)
-        self.input = placed(source) if apart else self.output[:source.size] if source is not None else None
+        self.input = None if source is None else placed(source)
         rows = [self.input, self.output, unwritten(dtype, plan.scratch), unwritten(dtype, made.region * channels)]
         assert len(rows) == len(BUFFERS)
         self.kept, self.buffers = rows, [0 if row is None else row.ctypes.data for row in rows]
@@ -149,5 +139,5 @@ def run(libraries, *cases, channels=2, depth=2, slot=32, threads=4, **world):
         for rank in range(size):
             expected, found = case.output(rank), own[rank].output
             assert expected is None or oracle.same_bits(found, expected), (case.row.name, case.algorithm, rank)
-            if own[rank].input is not None and not case.in_place:
+            if own[rank].input is not None:
                 assert own[rank].input.tobytes() == case.inputs[rank].tobytes()

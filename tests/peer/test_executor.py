@@ -37,22 +37,6 @@ def values(comm, count):
     return [numpy.arange(count, dtype=numpy.float32) % 1000 + rank for rank in range(comm.size)]
 
 
-# ---------------------------------------------------------------- calls
-
-
-def test_all_reduce_of_every_length():
-    """Packets, one section and several, words that are not full, in place or not."""
-    def program(comm):
-        for algorithm in ("one_shot", "two_shot", "ring", "recursive_doubling"):
-            for count in (0, 1, 3, 16384, 16385, 1_100_000 if algorithm in ("one_shot", "two_shot") else 1000):
-                everyone = values(comm, count)
-                x = everyone[comm.rank].copy()
-                assert (comm.all_reduce(x, algorithm=algorithm) == sum(everyone)).all(), (algorithm, count)
-                assert (comm.all_reduce(x, x, algorithm=algorithm) == sum(everyone)).all(), (algorithm, count)
-
-    on_threads(3, program)
-
-
 def test_copies_of_complex_numbers_that_are_aligned_as_reals_only():
     def program(comm):
         x = (values(comm, 333)[comm.rank] * 1j).astype(numpy.complex64)
@@ -97,13 +81,6 @@ def test_a_rank_that_never_comes_is_a_timeout(algorithm):
             over.set()
 
     on_threads(2, program)
-
-
-# ---------------------------------------------------------------- memory that ranks share
-
-
-def test_arrays_that_all_ranks_pass_are_read_where_they_are():
-    assert on_threads(3, processes.shared) == [True] * 3
 
 
 def test_a_slab_that_one_rank_cannot_reach_is_read_by_none():

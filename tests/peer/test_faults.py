@@ -27,7 +27,6 @@ pytestmark = [pytest.mark.kernel, pytest.mark.nightly]
 
 @pytest.fixture(scope="module")
 def changed():
-    """All mutants compiled."""
     compile_all(map(mutants.changed, mutants.MUTANTS.values()))
 
 
@@ -35,9 +34,6 @@ def changed():
 @pytest.mark.parametrize("name", mutants.MUTANTS)
 def test_a_mutant_is_noticed(changed, name):
     assert mutants.is_noticed(mutants.MUTANTS[name])
-
-
-# ---------------------------------------------------------------- data races
 
 
 def sanitizer():
@@ -70,8 +66,6 @@ def test_a_data_race_is_noticed(race):
     assert "data race" in job.stderr
 
 
-# ---------------------------------------------------------------- models of the protocols
-
 # Which model, and whether it holds.
 MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
           ("packets.pml -DONE_WAY -DBUFFERS=3", False), ("credits.pml", True), ("credits.pml -DDEPTH=1", True),
@@ -94,8 +88,6 @@ def test_a_model_holds_or_is_violated(words, holds, tmp_path):
     assert "max search depth too small" not in job.stdout
 
 
-# ---------------------------------------------------------------- GPUs' compilers: needs NVRTC, and no GPU
-
 MAKERS = (functools.partial(sources.shots, "one_shot"), functools.partial(sources.shots, "two_shot"), sources.packets,
           sources.steps)
 PAIRS = [(op, dtype) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds]
@@ -110,4 +102,5 @@ def test_kernels_compile():
         pytest.skip(str(error))
     pairs = generator(44).sample(PAIRS, 24)
     kernels = [*MOVES, *(MAKERS[number % len(MAKERS)](*pair) for number, pair in enumerate(pairs))]
-    gate.check_all([kernels[first::len(archs)] for first in range(len(archs))], archs)
+    for first, arch in enumerate(archs):
+        gate.check(kernels[first::len(archs)], arch)

@@ -1,19 +1,18 @@
 """The kernels for memory that ranks share: in every order of their threads NumPy's bits, and no wait without an end."""
 
 import functools
+import itertools
 
 import numpy
 import pytest
 
 import oracle
 from compiled import compile_all
-from gpucoll.algorithms import algorithms
-from gpucoll.collectives import COLLECTIVES
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
-from grids import batches, in_pairs, naming
+from grids import batches, naming
 from peer import direct, mutants, schedules
 from peer.schedules import Case
 from peer.world import ALL, Fault, World, library
@@ -43,14 +42,6 @@ def both(made):
     return made["once"]
 
 
-def in_turns(seeds, run, **options):
-    """Run with all blocks under way at once, or with one of each rank: in turns."""
-    for number, (seed,) in enumerate(seeds):
-        residency = (ALL, 1)[number % 2]
-        with naming((seed, residency)):
-            run(seed=seed, residency=residency, **options)
-
-
 @pytest.mark.parametrize("check", mutants.NEEDED, ids=lambda check: check.__name__)
 def test_every_order_gives_numpys_bits(made, check):
     """Every fault in `mutants.MUTANTS` makes one of these fail."""
@@ -60,15 +51,13 @@ def test_every_order_gives_numpys_bits(made, check):
             check(libraries, seed)
 
 
-# ---------------------------------------------------------------- direct all-reduces
-
-
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_direct_operations_back_to_back(both, seeds):
+    """All blocks under way at once, or one of each rank; what ranks do not share is staged section by section."""
     run = functools.partial(direct.run, both, mutants.OP, mutants.NAME)
-    for size in SIZES:
-        in_turns(seeds, run, ranks=size, blocks=3)
-        for (seed,) in seeds:  # what the ranks do not share is staged section by section
+    for size, (seed,) in itertools.product(SIZES, seeds):
+        with naming((size, seed)):
+            run(ranks=size, seed=seed, blocks=3, residency=(ALL, 1)[seed % 2])
             run(ranks=size, seed=seed, count=(33, 100)[seed % 2], sections=2 + seed % 3)
     run(ranks=4, count=20_000, blocks=4, threads=128)
 
@@ -85,46 +74,10 @@ def test_ops_and_dtypes(made):
                 schedules.run(libraries, Case("all_reduce", algorithm, 3, 100, op=op, name=name), slot=64, threads=16)
 
 
-# ---------------------------------------------------------------- schedules
-
-ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
-SHAPES = [(1, 1, 2, 0), (1, 100, 1, 1), (2, 67, 2, 2), (3, 200, 3, 0)]  # segments, elements, blocks, seed
-IN_PLACE = ("all_reduce", "scan", "exscan", "broadcast")
-WALKS = [(*case, size, shape, False) for case in ALIKE for size in (1, 2, 3, 4, 5, 8) for shape in SHAPES]
-WALKS += [(*walk[:4], True) for walk in WALKS if walk[0] in IN_PLACE]
-
-
-@pytest.mark.parametrize("walks", batches(in_pairs(WALKS, 3), 40, keep=80, seed=3))
-def test_every_schedule(both, walks):
-    for walk in walks:
-        collective, algorithm, size, (segments, count, channels, seed), in_place = walk
-        case = Case(collective, algorithm, size, count, segments=segments, root=size // 2, in_place=in_place)
-        with naming(walk):
-            schedules.run(both, case, channels=channels, seed=seed)
-
-
-def back_to_back(libraries, size, seed, residency):
-    cases = [Case("all_reduce", "ring", size, 67, segments=2), Case("broadcast", "chain", size, 40, root=1, segments=3),
-             Case("reduce", "tree", size, 33), Case("all_to_all", "direct", size, 21),
-             Case("broadcast", "binomial", size, 50), Case("all_reduce", "recursive_doubling", size, 29)]
-    schedules.run(libraries, *cases, channels=3, depth=1 + seed % 3, seed=seed, residency=residency)
-
-
-@pytest.mark.parametrize("seeds", SEEDS)
-def test_schedules_back_to_back(both, seeds):
-    """What is left in the slots, and the counters, go on from one to the next."""
-    for size in SIZES:
-        in_turns(seeds, functools.partial(back_to_back, both), size=size)
-
-
-# ---------------------------------------------------------------- waits that come to no good end
-
-
 # In a ring, one that waits for the missing rank keeps the next one waiting.
 @pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("one_shot", "where 1, peer 1,"),
                                               ("ring", "where 3,")])
 def test_a_rank_that_never_comes_is_told(both, kernel, told):
-    """Every wait ends, and the control block says what was missing."""
     world = World(Room(3, 2, packets=64, slot=32, staging=64), both, patience=1e-2)
     case = Case("all_reduce", "ring", 3, 16)
     for rank, own in enumerate(schedules.ranks_of(case, 2)):

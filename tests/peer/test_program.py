@@ -23,21 +23,15 @@ def test_every_schedule_ends_on_a_single_slot_of_one_element(cases):
             check(Case(collective, algorithm, size, count, segments=segments).programs(channels), channels, 1, 1)
 
 
-def without(program, number):
-    """The same program without its step `number`."""
-    return program._replace(steps=program.steps[:number] + program.steps[number + 1:])
-
-
 @pytest.mark.parametrize(("collective", "algorithm"), [("all_reduce", "ring"), ("broadcast", "tree"),
                                                        ("all_to_all", "direct"), ("scan", "linear")])
 def test_a_missing_step_is_noticed(collective, algorithm):
     programs = Case(collective, algorithm, 4, 40, segments=2).programs(2)
     for rank, one in enumerate(programs):
-        for number in range(len(one.steps)):
-            if one.steps[number].lanes:
-                mutant = [*programs[:rank], without(one, number), *programs[rank + 1:]]
-                with pytest.raises(ScheduleError):
-                    check(mutant, 2, 2, 8)
+        for number in (number for number, step in enumerate(one.steps) if step.lanes):
+            mutant = one._replace(steps=one.steps[:number] + one.steps[number + 1:])
+            with pytest.raises(ScheduleError):
+                check([*programs[:rank], mutant, *programs[rank + 1:]], 2, 2, 8)
 
 
 def test_a_message_of_another_length_is_noticed():

@@ -1,7 +1,6 @@
 """Ranks as fibers of one thread: the peer kernels of all of them in one world, in turns or by chance."""
 
 import ctypes
-import functools
 import os
 import sys
 from pathlib import Path
@@ -9,30 +8,18 @@ from pathlib import Path
 import numpy
 
 from gpucoll.device import sources
-from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.peer import CONTROL, Heap
-from gpucoll.device.store import user_store
 
 KERNELS = str(Path(__file__).parents[1] / "kernels")
 if KERNELS not in sys.path:
     sys.path.append(KERNELS)
 
-import expected  # noqa: E402, F401 (the path comes first; others take it from here)
+import expected  # noqa: E402, F401 (the path comes first; others take these from here)
+from emulation import Fault, library  # noqa: E402
 
 PATIENCE = 2e-1  # seconds by a clock of which a turn takes 100 ns
 ALL = 1 << 30  # blocks of a rank under way at once
 LINE = 128
-
-
-class Fault(Exception):
-    """What a kernel did that no GPU would let pass, or a wait that came to its deadline."""
-
-
-def library(source, *flags):
-    """The shared object of `source`, made once; `flags` are the compiler's beside the library's own."""
-    build = functools.partial(compile_shared, source, *flags)
-    path = user_store().path(source, ".so", build, flags=recipe() + " ".join(flags))
-    return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL)
 
 
 def watched(source):
@@ -62,7 +49,6 @@ class World:
         self._kept = []
 
     def launch(self, rank, entry, arguments, blocks, threads):
-        """Let a kernel follow what `rank` has been given."""
         self._kept.append(arguments)
         self._scheduler.gc_launch(self._world, rank, getattr(self._kernels, f"{entry}_thread"),
                                   ctypes.c_void_p(arguments.ctypes.data), blocks, threads)

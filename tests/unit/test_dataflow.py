@@ -1,6 +1,5 @@
 """The program of a plan for two streams: what conflicts is ordered, on every rank messages still meet."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -20,7 +19,6 @@ CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments,
 
 
 def plans(collective, algorithm, size, segments, elements, in_place=False):
-    """The plans of all ranks."""
     for rank in range(size):
         made = schedule(collective, algorithm, rank=rank, size=size, segments=segments)
         per_block = made.chunks // size if COLLECTIVES[collective].blocks else made.chunks
@@ -60,21 +58,6 @@ def faults(nodes):
     return wrong or lost or silent
 
 
-@pytest.mark.mutant
-def test_every_wait_between_the_streams_is_needed():
-    """Of three segments, one is combined on the second stream while the next is under way."""
-    tried = 0
-    for plan in [*plans("all_reduce", "ring", 4, 3, 640), *plans("reduce_scatter", "ring", 4, 3, 640)]:
-        nodes = program(plan).nodes
-        assert sum(node.side for node in nodes) >= 6
-        for number, node in enumerate(nodes):
-            if node.after is not None:
-                mutant = [*nodes[:number], dataclasses.replace(node, after=None), *nodes[number + 1:]]
-                assert faults(mutant), (number, node)
-                tried += 1
-    assert tried > 20
-
-
 class Lengths:
     """Watches a replay: the two ends of a message are equally long."""
 
@@ -92,7 +75,6 @@ class Lengths:
 
 
 def exchanges(nodes):
-    """The groups of messages, as rounds of a schedule."""
     for node in nodes:
         if isinstance(node.work, Exchange):
             yield (*(Send(Slice("input", 0, m.span.stop - m.span.start), m.peer) for m in node.work.sends),

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from gpucoll.arrays import address
-from gpucoll.arrays.segments import Copier, Segment, at, attach
+from gpucoll.arrays.segments import Segment, at, attach
 from gpucoll.arrays.symmetric import LINE, SLAB, Heap
 
 BYTE = numpy.dtype("uint8")
@@ -91,14 +91,3 @@ def test_a_segment_is_mapped_by_its_key():
     segment.close()
     with pytest.raises(OSError, match="No such file"):
         attach(os.getpid(), segment.key)
-
-
-def test_the_system_copies_between_processes():
-    copier, source, target = Copier(), numpy.arange(1000), numpy.zeros(1000, int)
-    copier.read(os.getpid(), address(source), address(target), source.nbytes)
-    assert (target == source).all()
-    copier.write(os.getpid(), address(target), address(source[::-1].copy()), 0)
-    copier.write(os.getpid(), address(target), address(numpy.full(10, 5)), 80)
-    assert target[:11].tolist() == [5] * 10 + [10]
-    with pytest.raises(OSError, match="Bad address"):
-        copier.read(os.getpid(), 8, address(target), 8)

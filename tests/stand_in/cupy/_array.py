@@ -148,7 +148,6 @@ class ndarray:
 
 
 def supported(dtype):
-    """The dtype, if CuPy has arrays of it: NumPy's numbers, and bfloat16."""
     dtype = numpy.dtype(dtype)
     if dtype.name.startswith("float8") or (dtype.kind not in "biufc" and (OLD or dtype.name != "bfloat16")):
         raise ValueError(f"Unsupported dtype {dtype}")
@@ -187,7 +186,6 @@ def call(function, *operands):
 
 
 def write(target, function, *operands):
-    """Enqueue `function` on the target's elements and the operands."""
     given = hosts((target, *operands))
     enqueue(lambda: function(*given), target)
 
@@ -216,9 +214,6 @@ def operators(name, function):
 for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.true_divide,
                          "eq": numpy.equal, "ne": numpy.not_equal, "lt": numpy.less, "gt": numpy.greater}.items():
     operators(_name, _function)
-
-
-# Functions
 
 
 def array(obj, dtype=None, copy=True):

@@ -25,7 +25,6 @@ class CUDARuntimeError(RuntimeError):
 
 
 def check(condition, status, words=""):
-    """CUDARuntimeError unless the condition holds."""
     if not condition:
         raise CUDARuntimeError(status, words)
 

@@ -70,8 +70,6 @@ class UnownedMemory:
 
 
 class MemoryPointer:
-    """A place in device memory."""
-
     def __init__(self, mem, offset):
         self.mem, self.device_id = mem, mem.device_id
         self.ptr = mem.ptr + offset if mem.ptr else 0

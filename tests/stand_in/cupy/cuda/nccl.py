@@ -42,7 +42,6 @@ class NcclError(RuntimeError):
 
 
 def _refuse(status, words):
-    """Raise NCCL's error; its words are in `ncclGetLastError`."""
     global _last_error
     _last_error = words
     raise NcclError(status)
@@ -106,8 +105,6 @@ class _Group:
 
 
 class _Message:
-    """A send or a receive."""
-
     def __init__(self, comm, sends, address, nbytes, kind, peer, stream):
         self.comm, self.sends, self.peer, self.kind, self.stream = comm, sends, peer, kind, stream
         self.place = comm._place(address, nbytes)
@@ -153,8 +150,6 @@ def _reduced(kind, op, rooms):
 
 
 class NcclCommunicator:
-    """One rank's communicator."""
-
     _collected = 0  # how many the garbage collector has destroyed
 
     def __init__(self, ndev, commId, rank):

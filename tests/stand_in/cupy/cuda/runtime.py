@@ -58,9 +58,6 @@ def memcpyAsync(target, source, nbytes, kind, stream):
     MACHINE.submit(queue, lambda: lambda: numpy.copyto(to, begun) is None)
 
 
-# Streams
-
-
 def streamCreateWithFlags(flags):
     return MACHINE.new_queue(blocking=not flags & streamNonBlocking)
 
@@ -107,9 +104,6 @@ def streamEndCapture(stream):
 
 def streamIsCapturing(stream):
     return MACHINE.queue(stream).capture is not None
-
-
-# Events
 
 
 def eventCreateWithFlags(flags):
@@ -160,7 +154,6 @@ class _Graph:
         self.nodes, self.last = nodes, ()
 
     def launch(self, queue):
-        """Enqueue all nodes."""
         check(queue.capture is None, 900, "a graph inside a graph")
         MACHINE.submit(queue, lambda: _nothing, after=self.last)
         for begin in self.nodes:
