@@ -51,30 +51,6 @@ def with_news(cases, order):
         seen |= values
 
 
-def in_pairs(cases, seed):
-    """So few of the cases, in order, that every two values that are together in one of all are so in one of these.
-
-    >>> 16 <= len(in_pairs(list(itertools.product("abcd", (1, 2, 3, 4), (True, False))), seed=1)) < 24
-    True
-    """
-    left = {index: pairs(cases[index]) for index in generator(seed).sample(range(len(cases)), len(cases))}
-    chosen = []
-    while left:
-        best = max(left, key=lambda index: len(left[index]))
-        news = left.pop(best)
-        if not news:
-            break
-        chosen.append(best)
-        for others in left.values():
-            others -= news
-    return [cases[index] for index in sorted(chosen)]
-
-
-def pairs(case):
-    """All pairs of the values of a case, with their places in it."""
-    return set(itertools.combinations(enumerate(map(repr, case)), 2))
-
-
 def batches(cases, size, keep, seed):
     """Lists of up to `size` cases, one list for one test: `keep` cases always run, lists of the others are nightly.
 

@@ -36,6 +36,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "kernel": ["tests/kernels", "tests/contract"],
     "peer": ["tests/peer", "tests/contract"],
     "race": ["tests/peer", "tests/contract"],
+    "guard": ["tests/multirank/test_edges.py", "tests/multirank/test_points.py"],
+    "cache": ["tests/unit/test_store.py"],
     "slots": ["tests/contract", "tests/multirank/test_slots.py"],
 }
 UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly

@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 import grids
-from grids import batches, in_pairs, naming, sampled
+from grids import batches, naming, sampled
 
 GRID = list(itertools.product(range(8), "abc", (True, False)))
 
@@ -27,20 +27,6 @@ def test_a_sample_has_the_stated_size_and_every_value_and_is_the_same_each_time(
 
 def test_a_small_grid_is_kept_whole():
     assert not any(case.marks for case in sampled([1, 2, 3], keep=60, seed=1))
-
-
-def together(cases, *places):
-    return {tuple(case[place] for place in places) for case in cases}
-
-
-def test_every_pair_of_values_is_kept_and_few_cases():
-    """Of a grid with holes, as where an algorithm is of one collective only."""
-    holed = [case for case in GRID if case[0] % 3 or case[1] == "a"]
-    kept = in_pairs(holed, seed=1)
-    assert kept == [case for case in holed if case in kept] == in_pairs(holed, seed=1)
-    assert len(kept) < len(holed) * 3 // 4
-    for places in itertools.combinations(range(3), 2):
-        assert together(kept, *places) == together(holed, *places)
 
 
 def test_batches_hold_every_case_once():
