@@ -6,7 +6,6 @@ The header of a run prints the seed; given again, it draws the same sample.
 
 import contextlib
 import datetime
-import itertools
 import os
 import random
 

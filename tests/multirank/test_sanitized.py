@@ -34,8 +34,9 @@ runpy.run_path(path, run_name="__main__")
 def environment():
     """Variables of a process in which both sanitizers look at all that is compiled; its kernels are kept apart."""
     compiler = os.environ.get("CXX", "g++")
-    libraries = [subprocess.run([compiler, f"-print-file-name={name}.so"], capture_output=True, text=True).stdout.strip()
-                 for name in ("libasan", "libubsan")]
+    asked = [subprocess.run([compiler, f"-print-file-name={name}.so"], capture_output=True, text=True)
+             for name in ("libasan", "libubsan")]
+    libraries = [job.stdout.strip() for job in asked]
     if not all(map(os.path.isabs, libraries)):
         pytest.skip(f"{compiler} has no sanitizers' libraries")
     return {"CXX": f"{compiler} {BUILT_IN}", "ASAN_OPTIONS": "detect_leaks=0:exitcode=66", "PYTHONMALLOC": "malloc",
