@@ -1,7 +1,6 @@
 """bench's page and pictures: figures, tables and words say what the record says; nothing comes from elsewhere."""
 
 import base64
-import doctest
 import hashlib
 import html.parser
 import json
@@ -29,29 +28,28 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.text, self.tables, self.scripts, self._inside = [], "", [], [], []
+        self.elements, self.text, self.tables, self.scripts, self._cell = [], "", [], [], False
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        self._inside = [*self._inside[-20:], tag]
         if tag == "table":
             self.tables.append([])
         elif tag == "tr":
             self.tables[-1].append([])
         elif tag in ("td", "th"):
             self.tables[-1][-1].append("")
+            self._cell = True
 
     def handle_endtag(self, tag):
-        if tag in self._inside:
-            del self._inside[len(self._inside) - 1 - self._inside[::-1].index(tag):]
+        self._cell = self._cell and tag not in ("td", "th")
 
     def handle_data(self, data):
-        if self._inside[-1:] == ["script"]:
+        if self.cdata_elem == "script":
             self.scripts.append(data)
-        elif self._inside[-1:] != ["style"]:
+        elif self.cdata_elem != "style":
             self.text += data
-            if {"td", "th"} & set(self._inside):
+            if self._cell:
                 self.tables[-1][-1][-1] += data
 
     def rows(self, first):
@@ -82,10 +80,6 @@ def drawn(record, placement="out_of_place"):
     return [{line.name: dict(zip(line.x, line.y, strict=True)) for line in chart.data} for chart in charts], charts
 
 
-def test_doctests():
-    assert doctest.testmod(figures).failed == 0
-
-
 @pytest.mark.parametrize("placement", ["out_of_place", "in_place"])
 def test_figures_hold_what_was_measured(placement):
     record = made.sweep(["ring", "tree", "<b>star"], against={"mpi": 5.0})
@@ -101,11 +95,11 @@ def test_figures_hold_what_was_measured(placement):
     assert len({(line.marker.symbol, line.line.color) for line in chart.data}) == 25, "each has a look of its own"
 
 
-def test_a_record_without_bounds_sizes_or_bandwidth_is_drawn():
+def test_a_record_of_one_rank_or_one_size_is_drawn():
     bare = made.record([made.result("ring", size, size / 100, ranks=1) for size in (64, 128)])
     assert drawn(bare)[0] == [{"ring": {64: 0, 128: 0}}, {"ring": {64: pytest.approx(0.64e-6), 128: 1.28e-6}}]
     single = page(made.record([made.result("ring", 64, 1.0)]))
-    assert not [tag for tag, _ in single.elements if tag == "figure"], "a single size is no line"
+    assert not [tag for tag, _ in single.elements if tag == "figure"]
 
 
 def test_every_pair_has_a_square_and_the_slow_one_a_frame():
@@ -153,9 +147,6 @@ def test_the_lead_and_the_tiles_are_right():
     assert "all correct" in text
     rows = page(made.links(3, slow=(2, 0))).rows("from rank")
     assert [*rows[0].values()][::-1] == ["2", "0", "2,097", "0.500", "12", "slow"]
-    overlap = {"collective": "all_reduce", "algorithm": "ring", "size": 1024, "overall_us": 12.0, "compute_us": 10.0,
-               "pure_us": 8.0, "overlap_pct": 75.0}
-    assert page(made.record([], overlap=[overlap])).rows("size")[0]["overlap %"] == "75.0"
 
 
 def verdicts(found):
@@ -175,19 +166,15 @@ def test_runs_are_compared_beyond_chance_and_peers_are_a_control():
     slower = made.sweep()
     slower["results"] = [one if one["algorithm"] == "ring" else made.result("tree", one["size"], 1e5)
                          for one in slower["results"]]
-    rows = verdicts(page(made.sweep(), slower))
-    assert {row[4] for (_, name), row in rows.items() if name == "tree"} == {"slower"}
-    assert {row[4] for (_, name), row in rows.items() if name == "ring"} == {"no clear difference"}
+    assert {(name, row[4]) for (_, name), row in verdicts(page(made.sweep(), slower)).items()} == {
+        ("tree", "slower"), ("ring", "no clear difference")}
     few = verdicts(page(made.sweep(times=[10.0, 11.0]), made.sweep(times=[1.0, 1.1], speed=2.0)))
     assert {(row[3], row[4]) for row in few.values()} == {(NOTHING, "too few repetitions")}
-    noisy = [made.sweep(["ring"], sizes=(64,), times=[first + step for step in range(7)]) for first in (10.0, 9.0)]
-    (row,) = verdicts(page(*noisy)).values()
-    low, high = map(float, row[3].split(" … "))
-    assert float(row[2]) == pytest.approx(13 / 12, abs=1e-3)
-    assert low < 13 / 12 < high
-    noisy[0]["results"][0]["out_of_place_per_iter"] = {"skipped_iterations": 8, "times_us": [1e3] * 8 + [10.0] * 6}
-    noisy[1]["results"][0]["out_of_place_per_iter"] = {"times_us": [10.0] * 6}
-    assert next(iter(verdicts(page(*noisy)).values()))[3] == "1.000 … 1.000", "skipped repetitions do not count"
+    skipping, plain = (made.sweep(["ring"], sizes=(64,)) for _ in range(2))
+    skipping["results"][0]["out_of_place_per_iter"] = {"skipped_iterations": 8, "times_us": [1e3] * 8 + [10.0] * 6}
+    plain["results"][0]["out_of_place_per_iter"] = {"times_us": [10.0] * 6}
+    (row,) = verdicts(page(skipping, plain)).values()
+    assert row[3] == "1.000 … 1.000"
     assert "B against A" not in page(made.sweep(["ring"]), made.sweep(["tree"])).text
 
 
@@ -201,10 +188,8 @@ def test_a_panel_for_each_kind_and_a_file_of_several_runs(tmp_path):
     links = [attributes["href"][1:] for tag, attributes in found.elements if tag == "a"]
     assert set(links) <= set(ids)
     assert len(ids) == len(set(ids))
-    assert len(links) == 1 + 3, "and the one that skips to the results"
     for said in ("every pair of ranks", "all_reduce float", "broadcast float", "ring, symmetric"):
         assert said in found.text
-    assert found.text.count("all correct") == 1
 
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' onmouseover=alert(3) &amp;"
@@ -245,8 +230,6 @@ def test_the_command_writes_a_page_and_refuses_in_one_line(tmp_path, capsys, mon
     assert report.main(["a.json", "b.json"]) == 0
     assert capsys.readouterr().out == "report.html\n"
     assert Path("report.html").read_text(encoding="utf-8") == report.made(["a.json", "b.json"])
-    assert report.main(["a.json", "-o", "-"]) == 0
-    assert capsys.readouterr().out == report.made(["a.json"])
     for arguments, said in [(["none.json"], "cannot read"), (["bad.json"], "another shape"), ([], "required"),
                             (["--unknown"], ""), (["a.json", "-o", "no/p.html"], "cannot write")]:
         with pytest.raises(SystemExit) as end:
@@ -263,17 +246,15 @@ def test_pictures_hold_every_line_and_the_same_record_makes_the_same_file(tmp_pa
     pytest.importorskip("matplotlib", reason="pictures need matplotlib: pip install gpucoll[plot]")
     record = made.sweep(sizes=(8, 1024), against={"mpi": 5.0})
     record["gpucoll"]["pairs"] = made.links(3)["gpucoll"]["pairs"]
-    for name in ("a.svg", "b.svg", "a.png"):
+    for name in ("a.svg", "b.svg"):
         plot.draw(record, str(tmp_path / name))
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     text = (tmp_path / "a.svg").read_text()
     assert {name: text.count(f'id="line {name}"') for name in ("ring", "tree", "mpi", "copy bound")} == {
         "ring": 2, "tree": 2, "mpi": 2, "copy bound": 2}
     assert text.count('id="slow 1 to 2"') == 1
-    for bad, path, error in [(made.record([]), "f.svg", ArgumentError), (record, "f.pdf", ArgumentError),
-                             (record, "no/f.svg", ArgumentError)]:
-        with pytest.raises(error, match="--plot"):
+    for bad, path in [(made.record([]), "f.svg"), (record, "f.pdf"), (record, "no/f.svg")]:
+        with pytest.raises(ArgumentError, match="--plot"):
             plot.draw(bad, str(tmp_path / path))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"pip install gpucoll\[plot\]"):
