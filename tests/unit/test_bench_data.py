@@ -44,17 +44,6 @@ def test_results_are_exact_in_every_order_and_every_rank_decides_some(ranks):
                 assert (combined(op, dtype, numpy.delete(rows, rank, axis=0)) != expected).any()
 
 
-def test_an_identity_changes_nothing():
-    for op, dtype in LEGAL:
-        with naming((op, dtype)):
-            row, neutral = operands.operands(dtype, op, 2)[0].astype(oracle.kind(dtype)), None
-            if op != "avg":
-                neutral = operands.identity(op, dtype)
-                assert neutral.dtype == oracle.kind(dtype)
-                alone = combined(op, dtype, [row])
-                assert combined(op, dtype, [row, numpy.broadcast_to(neutral, row.shape)]).tobytes() == alone.tobytes()
-
-
 def test_ranks_repetitions_and_aggregated_calls_have_different_data():
     for dtype in oracle.DTYPES:
         inputs = [Data(case("all_gather", 4, dtype), rank, 1000).arguments(Turn(0))[0] for rank in range(4)]
@@ -66,17 +55,10 @@ def test_ranks_repetitions_and_aggregated_calls_have_different_data():
     assert data.outs[0] is not data.outs[1]
 
 
-def test_unalign_shifts_every_array_and_fixed_inputs_stay_where_they_are():
+def test_unalign_shifts_every_array():
     places = [[array.ctypes.data - array.base.ctypes.data for array in each.arguments(Turn(0))]
               for each in (Data(case("all_reduce"), 0, 100), Data(case("all_reduce"), 0, 100, shift=3))]
     assert places == [[0, 0], [12, 12]]
-    data, seen = Data(case("all_reduce"), 0, 100, fixed=True), []
-    for repetition in range(2):
-        data.prepare(Turn(repetition), data.expected(Turn(repetition)))
-        x = data.arguments(Turn(repetition))[0]
-        seen.append((x.ctypes.data, x.copy()))
-    assert seen[0][0] == seen[1][0]
-    assert (seen[0][1] != seen[1][1]).any()
 
 
 # What a collective gives to one rank, of all ranks' arguments, made here by other means than in the bench.
@@ -88,24 +70,24 @@ def row_of_counts(given, rank, root):
     return sum(rows)[start:start + counts[rank]]
 
 
+def summed(given, rank, root):
+    return sum(each[0] for each in given)
+
+
 RESULTS = {
-    "all_reduce": lambda given, rank, root: sum(each[0] for each in given),
-    "reduce": lambda given, rank, root: sum(each[0] for each in given),
+    **dict.fromkeys(("all_reduce", "reduce"), summed),
+    **dict.fromkeys(("all_gather", "hypercube", "gather"),
+                    lambda given, rank, root: numpy.array([each[0] for each in given])),
+    **dict.fromkeys(("all_gather_v", "gather_v"), lambda given, rank, root: [each[0].copy() for each in given]),
+    **dict.fromkeys(("scatter", "scatter_v"), lambda given, rank, root: given[root][0][rank]),
     "broadcast": lambda given, rank, root: given[root][0],
-    "all_gather": lambda given, rank, root: numpy.array([each[0] for each in given]),
-    "hypercube": lambda given, rank, root: numpy.array([each[0] for each in given]),
-    "gather": lambda given, rank, root: numpy.array([each[0] for each in given]),
-    "scatter": lambda given, rank, root: given[root][0][rank],
-    "reduce_scatter": lambda given, rank, root: sum(each[0] for each in given)[rank],
+    "reduce_scatter": lambda given, rank, root: summed(given, rank, root)[rank],
+    "reduce_scatter_v": row_of_counts,
     "all_to_all": lambda given, rank, root: numpy.array([each[0][rank] for each in given]),
+    "all_to_all_v": lambda given, rank, root: [each[0][rank] for each in given],
     "scan": lambda given, rank, root: sum(each[0] for each in given[:rank + 1]),
     "exscan": lambda given, rank, root: sum((each[0] for each in given[:rank]), 0 * given[0][0]),
     "sendrecv": lambda given, rank, root: given[rank - 1][0],
-    "all_gather_v": lambda given, rank, root: [each[0].copy() for each in given],
-    "gather_v": lambda given, rank, root: [each[0].copy() for each in given],
-    "scatter_v": lambda given, rank, root: given[root][0][rank],
-    "reduce_scatter_v": row_of_counts,
-    "all_to_all_v": lambda given, rank, root: [each[0][rank] for each in given],
 }
 WITHOUT = {"reduce": [0, 2], "gather": [0, 2], "gather_v": [0, 2], "broadcast": [1]}  # ranks that get nothing
 
@@ -156,45 +138,16 @@ def test_the_check_accepts_what_is_right_and_finds_what_is_wrong(collective):
 
 
 @pytest.mark.mutant
-def test_the_check_finds_blocks_in_the_wrong_order_and_of_another_rank():
-    for collective in ("all_gather", "gather", "all_to_all", "hypercube", "all_to_all_v"):
-        ours, returned, expected = played(collective, count=120, root=0)
-        if ours[0].outs[0] is not None:
-            ours[0].outs[0][[0, 1]] = ours[0].outs[0][[1, 0]]
-        else:
-            returned[0][0], returned[0][1] = returned[0][1], returned[0][0]
-        assert wrong(ours, returned, expected)[0] > 100, collective
-    for collective in ("scatter", "reduce_scatter", "scan"):
-        ours, returned, expected = played(collective, root=0)
-        ours[0].outs[0][...] = expected[1][0]
-        assert wrong(ours, returned, expected)[0] > 50, collective
-
-
-@pytest.mark.mutant
-def test_the_check_finds_what_was_not_written():
-    for dtype in oracle.DTYPES:
-        data = Data(case("all_gather", 3, dtype), 0, 100)
-        expected = data.expected(Turn(0))
-        data.prepare(Turn(0), expected)
-        assert data.wrong(Turn(0), None, expected) == expected[0].size, dtype
+def test_the_check_finds_a_contribution_that_counts_twice_and_what_was_not_done_in_place():
+    for op, dtype in [("sum", "float32"), ("prod", "int8"), ("sum", "uint8")]:
+        ours = [Data(case("all_reduce", 4, dtype, op), rank, 1000) for rank in range(4)]
+        rows = [each.arguments(Turn(0))[0] for each in ours]
+        ours[0].outs[0][...] = combined(op, dtype, [*rows, rows[0]])
+        assert ours[0].wrong(Turn(0), None, ours[0].expected(Turn(0))) > 0, (op, dtype)
     data, turn = Data(case("all_reduce", 3), 1, 1000), Turn(0, 0, True)
-    x, out = data.arguments(turn)
-    assert x is out
     expected = data.expected(turn)
     data.prepare(turn, expected)
-    assert data.wrong(turn, None, expected) > 900, "nothing was done in place"
-
-
-@pytest.mark.mutant
-def test_the_check_finds_a_contribution_that_counts_twice_or_not_at_all():
-    for op, dtype in [("sum", "float32"), ("prod", "int8"), ("band", "uint8"), ("sum", "bool")]:
-        ours = [Data(case("all_reduce", 4, dtype, op), rank, 1000) for rank in range(4)]
-        rows, expected = [each.arguments(Turn(0))[0] for each in ours], ours[0].expected(Turn(0))
-        ours[0].outs[0][...] = combined(op, dtype, rows[:3])
-        assert ours[0].wrong(Turn(0), None, expected) > 0, (op, dtype)
-        if dtype == "float32":
-            ours[0].outs[0][...] = combined(op, dtype, [*rows, rows[0]])
-            assert ours[0].wrong(Turn(0), None, expected) > 0
+    assert data.wrong(turn, None, expected) > 900
 
 
 def test_look_up_goes_over_every_block():
