@@ -87,11 +87,11 @@ class Chromium:
         elif method == "Page.lifecycleEvent" and given["name"] == "load":
             self._loaded.add(given["loaderId"])
 
-    def show(self, path, width=1280, height=900, *, dark=False, scripts=True, scale=1):
+    def show(self, path, width=1280, height=900, *, dark=False, scripts=True):
         """Load a file in a window of that size."""
         self.errors.clear()
         self.requests.clear()
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                  mobile=width < 600)
         self.ask("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
@@ -109,18 +109,22 @@ class Chromium:
 
     def press(self, key):
         """Press and release a key."""
-        text = {"Enter": "\r", " ": " "}.get(key, "")
-        code = {"Tab": 9, "Enter": 13, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
+        code = {" ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
-                     text=text if kind == "keyDown" else "")
+                     text=" " if (kind, key) == ("keyDown", " ") else "")
 
     def move(self, x, y):
         """Move the pointer to a place in the window."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def picture(self, path, *, whole=False):
-        """Write what is seen, or where `whole` the page from top to bottom, as PNG."""
-        data = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+    def click(self, x, y):
+        """Press and release the left button at a place in the window."""
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def picture(self, path):
+        """Write what is seen as PNG."""
+        data = self.ask("Page.captureScreenshot", format="png")["data"]
         with open(path, "wb") as file:
             file.write(base64.b64decode(data))

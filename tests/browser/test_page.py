@@ -1,4 +1,4 @@
-"""The bench's page in a real browser: no complaint, nothing asked of the network; hover, zoom, legend, dark."""
+"""The bench's page in a real browser: no complaint, nothing asked of the network; hover, dark, no script."""
 
 import pytest
 
@@ -43,12 +43,6 @@ def wait(browser, selector):
     browser.ask("Runtime.evaluate", expression=DRAWN % selector, awaitPromise=True)
 
 
-def place(browser, selector):
-    """The middle of an element of the first figure, and its size."""
-    return browser.run(f"(() => {{ const p = {FIRST}.querySelector('{selector}').getBoundingClientRect(); "
-                       "return [p.left + p.width / 2, p.top + p.height / 2, p.width, p.height]; })()")
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 700, 1920])
 @pytest.mark.parametrize("name", ["one", "two", "links", "nccl"])
@@ -61,43 +55,27 @@ def test_no_complaints_no_requests_nothing_too_wide(browser, pages, name, width,
 
 
 @pytest.mark.mutant
-def test_complaints_and_requests_are_seen(browser, pages, tmp_path):
-    """Among them that the page's policy keeps a script out that is not its own."""
+def test_a_script_that_is_not_the_pages_own_is_kept_out_and_seen(browser, pages, tmp_path):
     text = (pages / "one.html").read_text(encoding="utf-8")
     (tmp_path / "false.html").write_text(text.replace('"use strict";\n//', '"use strict"; missing();\n//'),
                                          encoding="utf-8")
     browser.show(tmp_path / "false.html")
     assert any("Content Security Policy" in error for error in browser.errors)
-    (tmp_path / "false.html").write_text('<script>missing()</script><img src="no.png">')
-    browser.show(tmp_path / "false.html")
-    assert any("missing is not defined" in error for error in browser.errors)
-    assert any(address.endswith("no.png") for address in browser.requests)
 
 
-def test_hover_reads_values_a_drag_zooms_and_the_legend_hides_lines(browser, pages):
+def test_every_line_is_seen_and_hover_reads_its_values(browser, pages):
     show(browser, pages / "one.html")
     assert set(browser.run(SEEN)) == {"ring", "tree", "mpi", "copy bound"}
-    x, y, width, height = place(browser, ".nsewdrag")
-    browser.move(x - width * 0.45, y)
-    browser.move(x - width * 0.46, y)
+    left, top, width, height = browser.run(
+        f"(() => {{ const p = {FIRST}.querySelector('.nsewdrag').getBoundingClientRect(); "
+        "return [p.left, p.top, p.width, p.height]; })()")
+    browser.move(left + width * 0.05, top + height / 2)
+    browser.move(left + width * 0.04, top + height / 2)
     wait(browser, ".hoverlayer .legend")
     said = browser.run(f"{FIRST}.querySelector('.hoverlayer').textContent")
     assert "8 bytes" in said
     assert "ring" in said
     assert f"{1.5 * 8 / (10 + 8 / 1e3) / 1e3:.3g}" in said
-    before = browser.run(f"{FIRST}._fullLayout.xaxis.range")
-    for kind, right in (("mousePressed", -0.2), ("mouseMoved", 0.0), ("mouseMoved", 0.2), ("mouseReleased", 0.2)):
-        browser.ask("Input.dispatchMouseEvent", type=kind, x=x + width * right, y=y + height * right, button="left",
-                    buttons=1, clickCount=1)
-    low, high = browser.run(f"{FIRST}._fullLayout.xaxis.range")
-    assert before[0] < low < high < before[1]
-    x, y, *_ = place(browser, ".legendtoggle")
-    for kind in ("mousePressed", "mouseReleased"):
-        browser.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-    browser.ask("Runtime.evaluate", awaitPromise=True, expression=(
-        f"new Promise((done) => {{ const look = () => {FIRST}.data[0].visible === 'legendonly' ? done(true) "
-        ": requestAnimationFrame(look); look(); })"))
-    assert "ring" not in browser.run(SEEN)
     assert browser.errors == []
 
 
@@ -129,5 +107,4 @@ def test_in_place_and_tables_are_there_without_figures_too(browser, pages):
 def test_links_show_every_pair(browser, pages):
     show(browser, pages / "links.html")
     assert browser.run(f"{FIRST}.querySelectorAll('.heatmaplayer .hm').length") == 1
-    assert browser.run(f"{FIRST}.querySelectorAll('.heatmap-label').length") == 56
     assert browser.run(f"{FIRST}.querySelectorAll('.shapelayer path').length") == 1
