@@ -4,7 +4,6 @@ import contextlib
 import io
 import json
 import sys
-import tomllib
 import warnings
 from pathlib import Path
 
@@ -38,7 +37,7 @@ def at(folder):
 
 def read(folder):
     path, = Path(folder).glob("tune-*")  # no draft is left
-    return parse(str(path), path.read_bytes())
+    return parse(str(path), path.read_bytes()).shapes
 
 
 def tuned(mpi, *arguments):
@@ -56,9 +55,7 @@ def test_tune_writes_what_it_has_measured(ranks, tmp_path):
     first, second = ranks(tuned, 2, "--sweep", "--collective", "all_reduce,barrier", "--max-bytes", "8", "--json",
                           env={**at(tmp_path), "GPUCOLL_ALGO": "all_reduce:native"})
     assert (first[0], second) == (0, (0, "", ""))
-    path = next(tmp_path.glob("tune-*"))
-    assert set(tomllib.loads(path.read_text())["host"]) == {"name", "processor", "cores", "mpi", "numpy", "gpucoll"}
-    shape, = read(tmp_path).shapes
+    shape, = read(tmp_path)
     assert (shape.ranks, shape.nodes, shape.device) == (2, 1, "cpu")
     assert ("mpi", "node") in {link[:2] for link in shape.links}
     found = {curve[:3]: curve for curve in shape.curves}
@@ -70,14 +67,8 @@ def test_tune_writes_what_it_has_measured(ranks, tmp_path):
     assert len(json.loads(first[1])["curves"]) == len(shape.curves)
     assert ": 2 ranks on 1 node" in first[2]
     ranks(tuned, 3, "--collective", "barrier", env=at(tmp_path))
-    same, other = read(tmp_path).shapes
+    same, other = read(tmp_path)
     assert (same, [curve[:3] for curve in other.curves]) == (shape, [("barrier", "native", "native")])
-    path.write_text("format = 7\n")  # a bad one is replaced
-    ranks(tuned, 2, "--collective", "barrier", env=at(tmp_path))
-    assert [shape.ranks for shape in read(tmp_path).shapes] == [2]
-
-
-# ---------------------------------------------------------------- who goes by it
 
 
 def called(comm):
@@ -128,12 +119,11 @@ def parts(mpi, folder):
             next(Path(folder).glob("tune-*")).unlink()
         mpi.Barrier()
         with comm.split(comm.rank % 2) as half, half.split(0, key=-half.rank) as again:
-            return comm.explain("all_reduce", 1024)["basis"], *called(again)
+            return called(again)
 
 
 def test_parts_of_a_communicator_go_by_its_table(ranks, tmp_path):
-    for whole, one, ran in ranks(parts, 4, str(tmp_path), env=at(tmp_path)):
-        assert str(tmp_path) in whole
+    for one, ran in ranks(parts, 4, str(tmp_path), env=at(tmp_path)):
         assert (one["choice"], ran) == ("star", {("mpi", "star"): 1})
 
 
@@ -145,7 +135,6 @@ def test_a_bad_old_or_foreign_table_is_refused_once_with_the_reason(ranks, tmp_p
     (warning,), *others = [heard for heard, *_ in found]
     assert reason in warning
     assert str(tmp_path) in warning
-    assert warning.endswith("`gpucoll tune` makes a new one; until then the built-in table serves")
     assert others == [[], []]
     for _, one, ran in found:
         assert one["basis"].startswith("the table built-in: ")

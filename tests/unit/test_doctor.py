@@ -40,7 +40,7 @@ def test_versions_with_and_without_cupy(monkeypatch):
 
 
 def nvml():
-    """A stand-in for pynvml: two GPUs, of which the second has an NVLink down, and a third without, read by none."""
+    """A stand-in for pynvml: two GPUs, of which the second has an NVLink down and no memory to be read."""
     def absent():
         raise library.NVMLError_NotSupported
 
@@ -48,24 +48,21 @@ def nvml():
     library.NVMLError_NotSupported = type("NotSupported", (library.NVMLError,), {})
     library.NVMLError_InvalidArgument = type("InvalidArgument", (library.NVMLError,), {})
     library.nvmlInit, library.nvmlShutdown = lambda: library.started.append(True), lambda: library.started.pop()
-    library.nvmlDeviceGetCount, library.nvmlDeviceGetHandleByIndex = lambda: 3, lambda index: "abc"[index]
+    library.nvmlDeviceGetCount, library.nvmlDeviceGetHandleByIndex = lambda: 2, lambda index: "ab"[index]
     library.nvmlDeviceGetName = lambda handle: f"GPU {handle}"
     library.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="00000000:0A:00.0")
-    library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(free=GIB) if handle != "b" else absent()
-    library.nvmlDeviceGetNvLinkState = lambda handle, link: absent() if handle == "c" else (handle, link) != ("b", 1)
-    library.nvmlDeviceGetP2PStatus = lambda one, two, index: (
-        absent() if two == "c" else {2: int(one == "c"), 0: 0}[index])  # NVML's own numbers
+    library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(free=GIB) if handle == "a" else absent()
+    library.nvmlDeviceGetNvLinkState = lambda handle, link: (handle, link) != ("b", 1)
+    library.nvmlDeviceGetP2PStatus = lambda one, two, index: {2: int(one == "b"), 0: 0}[index]  # NVML's own numbers
     return library
 
 
 def test_gpus_their_links_and_what_they_reach(monkeypatch):
     library = nvml()
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    gpus = facts.host().facts["gpus"]
-    assert [(gpu["name"], gpu["free_bytes"], gpu["nvlinks"], gpu["reaches"]) for gpu in gpus] == [
-        ("GPU a", GIB, {"up": 4, "down": 0}, ["itself", "NVLink", "none"]),
-        ("GPU b", None, {"up": 3, "down": 1}, ["NVLink", "itself", "none"]),
-        ("GPU c", GIB, {"up": 0, "down": 0}, ["PCI", "PCI", "itself"])]
+    assert [(gpu["name"], gpu["free_bytes"], gpu["nvlinks"], gpu["reaches"]) for gpu in facts.host().facts["gpus"]] == [
+        ("GPU a", GIB, {"up": 4, "down": 0}, ["itself", "NVLink"]),
+        ("GPU b", None, {"up": 3, "down": 1}, ["PCI", "itself"])]
     assert library.started == []
     library.nvmlInit = lambda: {}["no driver"]
     assert facts.host().missing == {"gpus": "'no driver'"}
@@ -74,8 +71,7 @@ def test_gpus_their_links_and_what_they_reach(monkeypatch):
 @pytest.mark.parametrize(("library", "environment", "mpiexec", "mismatch"), [
     (MPICH, OTHER, None, "Open MPI's mpiexec started 2 ranks, but mpi4py uses MPICH 5.0.2"),
     (MPICH, {}, "Open MPI's, 5.0.11", "is Open MPI's, 5.0.11, but mpi4py uses MPICH 5.0.2: each rank would be alone"),
-    ("Intel(R) MPI Library 2021.19", MPIEXEC, None, None), ("Some MPI 1.0", MPIEXEC, None, None),
-    (OPEN_MPI, {**MPIEXEC, "SLURM_PROCID": "1"}, None, None)])  # srun --mpi=pmi2
+    ("Some MPI 1.0", MPIEXEC, None, None), (OPEN_MPI, {**MPIEXEC, "SLURM_PROCID": "1"}, None, None)])
 def test_a_launcher_of_another_mpi_is_one_sentence(monkeypatch, library, environment, mpiexec, mismatch):
     monkeypatch.setattr(facts, "mpi_module", lambda: SimpleNamespace(Get_library_version=lambda: library))
     monkeypatch.setattr(facts, "_mpiexec", lambda: mpiexec)
