@@ -5,10 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-import digits
 import gpucoll as gc
 import train
 
@@ -26,22 +24,13 @@ def script(mpiexec):
     return run
 
 
-def deviation(losses, expected):
-    assert len(losses) == len(expected)
-    return max(abs(loss / wanted - 1) for loss, wanted in zip(losses, expected, strict=True))
-
-
-def curves(mpi, algorithms, arguments, share=digits.share):
+def curves(mpi, algorithms, arguments):
     """For each algorithm the loss of every step of one training: a program for the pool of ranks."""
     options = [train.parse([*arguments, "--device", "cpu", "--algorithm", algorithm]) for algorithm in algorithms]
-    before, digits.share = digits.share, share
-    try:
-        with gc.Communicator.from_mpi(mpi) as comm:
-            trainings = [train.Training(comm, one) for one in options]
-            return {one.algorithm: [step.loss for epoch in range(one.epochs) for step in training.epoch(epoch)]
-                    for one, training in zip(options, trainings, strict=True)}
-    finally:
-        digits.share = before
+    with gc.Communicator.from_mpi(mpi) as comm:
+        trainings = [train.Training(comm, one) for one in options]
+        return {one.algorithm: [step.loss for epoch in range(one.epochs) for step in training.epoch(epoch)]
+                for one, training in zip(options, trainings, strict=True)}
 
 
 def assert_one_curve(ranks, algorithms, dtype, *arguments, sizes=(2, 4, 8)):
@@ -50,8 +39,8 @@ def assert_one_curve(ranks, algorithms, dtype, *arguments, sizes=(2, 4, 8)):
     for size in sizes:
         found = ranks(curves, size, algorithms, arguments, timeout=300)
         assert all(one == found[0] for one in found), "ranks hold different weights"
-        worst = {algorithm: deviation(losses, expected) for algorithm, losses in found[0].items()}
-        assert max(worst.values()) <= TOLERANCES[dtype], (size, worst)
+        for algorithm, losses in found[0].items():
+            assert losses == pytest.approx(expected, rel=TOLERANCES[dtype], abs=0), (size, algorithm)
 
 
 def test_ranks_and_algorithms_give_one_curve_even_without_samples(ranks):
@@ -68,27 +57,13 @@ def test_every_algorithm_gives_one_curve(ranks, dtype):
     assert_one_curve(ranks, ["ring", "tree", "star", "native"], dtype)
 
 
-def without_remainder(items, rank, size):
-    return np.array_split(items[: len(items) // size * size], size)[rank]
-
-
-@pytest.mark.mutant
-@pytest.mark.nightly
-def test_a_curve_of_fewer_samples_is_noticed(ranks):
-    arguments = ["--epochs", "1", "--dtype", "float32"]
-    right, wrong = (ranks(curves, 3, ["ring"], arguments, *more)[0] for more in ((), (without_remainder,)))
-    assert deviation(wrong["ring"], right["ring"]) > 100 * TOLERANCES["float32"]
-
-
 @pytest.mark.slow
 def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(ranks, script, tmp_path):
     path = tmp_path / "run.npz"
     for epochs, resume in (("1", ()), ("2", ("--resume", path))):
         done = script(2, "--epochs", epochs, "--save", path, "--log", path.with_suffix(".jsonl"), *resume)
         assert done.returncode == 0, done.stderr
-    last = done.stdout.splitlines()[-1].split(" ")
-    assert (last[:2], last[3:]) == (["test", "accuracy"], ["%"])
-    assert float(last[2]) >= 75
+    assert float(done.stdout.splitlines()[-1].removeprefix("test accuracy ").removesuffix(" %")) >= 75
     assert done.stderr.splitlines()[-1].startswith("epoch 2/2  loss ")
     log = [json.loads(line) for line in path.with_suffix(".jsonl").read_text().splitlines()]
     assert [line["loss"] for line in log] == ranks(curves, 2, ["auto"], ["--epochs", "2"])[0]["auto"]
