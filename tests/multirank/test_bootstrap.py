@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import types
+from unittest import mock
 
 import numpy
 import pytest
@@ -72,11 +73,8 @@ def test_an_uncaught_error_ends_all_ranks(mpiexec):
 def claim(mpi, same, share):
     """Claim GPUs that CuPy would describe; ranks on one GPU are refused, by name, on every rank."""
     bus = "0000:01:00.0" if same else f"0000:0{mpi.rank + 1}:00.0"
-    described, bootstrap.describe_gpu = bootstrap.describe_gpu, lambda ordinal: bootstrap.Gpu(ordinal, bus, "H200")
-    try:
+    with mock.patch.object(bootstrap, "describe_gpu", lambda ordinal: bootstrap.Gpu(ordinal, bus, "H200")):
         return bootstrap.claim_gpu(mpi, mpi.rank, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
-    finally:
-        bootstrap.describe_gpu = described
 
 
 def test_two_ranks_on_one_gpu_are_named(ranks):
@@ -93,22 +91,15 @@ def test_two_ranks_on_one_gpu_are_named(ranks):
 
 
 def exchange_id(mpi, fails):
-    """The id of rank 0's NCCL, whatever its type; here a stand-in for the library that needs a network and a driver."""
+    """The id of rank 0's NCCL, here of a stand-in for the library, which needs a network and a driver."""
     def get_unique_id():
         if fails:
             raise RuntimeError("no NCCL here")
         return bytes([mpi.rank]) * 128
 
-    stand_in = types.ModuleType("cupy.cuda")
-    stand_in.nccl = types.SimpleNamespace(get_unique_id=get_unique_id)
-    kept = {name: sys.modules.get(name) for name in ("cupy", "cupy.cuda")}
-    sys.modules["cupy"], sys.modules["cupy.cuda"] = types.ModuleType("cupy"), stand_in
-    try:
+    cuda = types.SimpleNamespace(nccl=types.SimpleNamespace(get_unique_id=get_unique_id))
+    with mock.patch.dict(sys.modules, {"cupy": types.SimpleNamespace(cuda=cuda), "cupy.cuda": cuda}):
         return bootstrap.nccl_id(mpi)
-    finally:
-        for name, module in kept.items():
-            sys.modules.pop(name)
-            sys.modules.update({name: module} if module else {})
 
 
 def test_the_nccl_id_is_rank_0s_everywhere(ranks):

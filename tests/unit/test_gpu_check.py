@@ -50,14 +50,9 @@ def test_facts_and_files_name_no_people_and_no_folders(tmp_path, monkeypatch):
     assert gpu_check._clean([text, 1]) == ["./bench on this host, in .../x.so and 3/4 of 10 GB/s", 1]
 
 
-def test_a_part_that_hangs_is_stopped_and_one_below_its_target_counts():
-    output, wrong = gpu_check.run([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"], 6.0)
-    assert "it did not end in its time" in wrong
-    assert output in ("1\n", "")
+def test_a_part_that_hangs_is_stopped():
+    assert "it did not end in its time" in gpu_check.run(["sleep", "600"], 1.0)[1]
     assert "exit code 3: " in gpu_check.run([sys.executable, "-c", "raise SystemExit(3)"], 600.0)[1]
-    one = gpu_check.Check(gpu_check._options([]))
-    one.part("more", 60, lambda left: [gpu_check.finding("cast", gpu_check.SHORT)])
-    assert one.summary() == "0 passed, 0 failed, 1 below target, 0 missing"
 
 
 def test_when_time_is_up_the_rest_is_missing(tmp_path):
@@ -66,10 +61,9 @@ def test_when_time_is_up_the_rest_is_missing(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_runs_is_measured_and_what_fails_is_named(tmp_path, emulated_kernels, launcher):
+def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     """Of the tests a few; the peer executor's part, in which every CUDA thread is a fiber here, by itself."""
-    (good := tmp_path / "good").mkdir()
-    code, printed, statuses, found = check(good, "--only", ",".join(PARTS[1:6]), "--megabytes", "1", "-k", "NCCL",
+    code, printed, statuses, found = check(tmp_path, "--only", ",".join(PARTS[1:6]), "--megabytes", "1", "-k", "NCCL",
                                            **ON_STAND_IN)
     assert statuses["tests"] == {"NCCL's binding": "passed", "NCCL's refusals": "passed"}
     assert found["training"]["train.py"]["accuracy"] > 80
@@ -79,12 +73,6 @@ def test_what_runs_is_measured_and_what_fails_is_named(tmp_path, emulated_kernel
     assert all(one["gigabytes_per_second"] > 0 for one in found["bandwidth"].values())
     assert set(found["host time"]) == {"all_reduce, native", "all_reduce, ring"}
     assert (code, " 0 failed" in printed) == (1, True)  # no processor copies as fast as it copies by one call
-
-    (bad := tmp_path / "bad").mkdir()
-    broken = {**ON_STAND_IN, "CXX": "false", "GPUCOLL_CACHE": str(tmp_path / "empty")}
-    code, printed, statuses, found = check(bad, "--only", "tests,bandwidth", "-k", "scale", **broken)
-    assert (code, statuses["bandwidth"], statuses["tests"]) == (1, {"bandwidth": "failed"}, {"scale": "failed"})
-    assert "CompileError" in found["tests"]["scale"]["reason"]
 
     quick = ("import json, gpu_parts as p; p.RANKS, p.SMALL, p.REPEATS, p.GRAPH = (2,), (8,), 1, 2; "
              "print(json.dumps([*p.peer_bandwidth('1'), *p.peer_latency('')]))")
