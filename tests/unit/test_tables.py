@@ -30,10 +30,8 @@ def test_the_dtypes_are_the_contracts():
     assert sorted(DTYPES) == sorted(CONTRACT)
     for name, row in DTYPES.items():
         dtype = numpy_dtype(name)
-        assert row_of(dtype) is row
-        assert row_of(name) is row
+        assert row_of(dtype) is row_of(name) is row
         assert dtype.itemsize == row.itemsize
-        assert row.wide is None or row.mpi is None
     assert row_of(numpy.longlong).name == "int64"
 
 
@@ -77,8 +75,6 @@ def test_every_op_on_every_dtype_is_pythons(op):
         fill_identity(OPS[op], identity)
         combiner(OPS[op], row)(result, values, [identity])
         assert result.tobytes() == values.tobytes(), dtype
-        if op in ("min", "max") and row.kind == "float" and dtype != "float8_e4m3fn":
-            assert numpy.isinf(identity.astype("f4")).all(), dtype
 
 
 def test_half_precision_is_rounded_once_per_reduction():
