@@ -56,12 +56,11 @@ class Chromium:
 
     def _until(self, wanted):
         deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        while True:
             message = self._message(deadline)
             self._note(message)
             if wanted(message):
                 return message
-        raise TimeoutError("the browser does not answer")
 
     def _message(self, deadline):
         while b"\0" not in self._rest:
@@ -106,6 +105,11 @@ class Chromium:
         if "exceptionDetails" in answer:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
+
+    def wait(self, selector):
+        """Go on when there is such an element."""
+        self.ask("Runtime.evaluate", awaitPromise=True, expression=f"""new Promise((done) => {{ const look = () =>
+            document.querySelector("{selector}") ? done(true) : requestAnimationFrame(look); look(); }})""")
 
     def press(self, key):
         """Press and release a key."""

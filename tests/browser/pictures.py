@@ -12,8 +12,6 @@ from gpucoll.bench import plot, records, report
 
 LARGEST = 150_000  # bytes of one picture
 VIEWS = {"page": (1200, 830, False), "page-dark": (1200, 830, True), "page-phone": (390, 1000, False)}
-DRAWN = """new Promise((done) => { const look = () => document.querySelectorAll(".js-plotly-plot .main-svg").length > 3
-    ? requestAnimationFrame(() => done(true)) : requestAnimationFrame(look); look(); })"""
 
 
 def main(run, pairs, folder=None):
@@ -25,7 +23,7 @@ def main(run, pairs, folder=None):
         browser = Chromium(f"{work}/profile")
         for name, (width, height, dark) in VIEWS.items():
             browser.show(page, width, height, dark=dark)
-            browser.ask("Runtime.evaluate", expression=DRAWN, awaitPromise=True)
+            browser.wait("figure + figure .main-svg")
             browser.picture(folder / f"{name}.png")
         browser.close()
     plot.draw(records.read(run)[0], str(folder / "plot.png"))

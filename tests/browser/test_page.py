@@ -12,8 +12,6 @@ from gpucoll.bench import report
 pytestmark = pytest.mark.nightly
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-DRAWN = """new Promise((done) => { const look = () => document.querySelector("%s") ? done(true)
-    : requestAnimationFrame(look); look(); })"""
 FIRST = "document.querySelector('.js-plotly-plot')"
 # Names of the lines that are seen: as paths with a length on the screen, in another colour than the paper's.
 SEEN = f"""[...{FIRST}.querySelectorAll(".scatterlayer .trace")].filter((line) => {{
@@ -36,11 +34,7 @@ def pages(tmp_path_factory):
 def show(browser, path, width=1280, **options):
     """Load a page and wait for its first figure."""
     browser.show(path, width, 1000, **options)
-    wait(browser, ".js-plotly-plot .main-svg")
-
-
-def wait(browser, selector):
-    browser.ask("Runtime.evaluate", expression=DRAWN % selector, awaitPromise=True)
+    browser.wait(".js-plotly-plot .main-svg")
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -71,7 +65,7 @@ def test_every_line_is_seen_and_hover_reads_its_values(browser, pages):
         "return [p.left, p.top, p.width, p.height]; })()")
     browser.move(left + width * 0.05, top + height / 2)
     browser.move(left + width * 0.04, top + height / 2)
-    wait(browser, ".hoverlayer .legend")
+    browser.wait(".hoverlayer .legend")
     said = browser.run(f"{FIRST}.querySelector('.hoverlayer').textContent")
     assert "8 bytes" in said
     assert "ring" in said
@@ -95,7 +89,7 @@ def test_light_and_dark_are_switched_in_page_and_figures(browser, pages, dark):
 def test_in_place_and_tables_are_there_without_figures_too(browser, pages):
     show(browser, pages / "one.html")
     browser.run("document.querySelector('details').open = true")
-    wait(browser, "details .js-plotly-plot .main-svg")
+    browser.wait("details .js-plotly-plot .main-svg")
     table = "document.querySelector('.panel table')"
     browser.show(pages / "one.html", scripts=False)
     assert browser.run(f"{table}.tBodies[0].rows.length") == 9

@@ -9,6 +9,7 @@ import pytest
 import oracle
 from gpucoll.errors import ArgumentError
 from grids import naming
+from refusals import refused
 
 pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
@@ -130,15 +131,10 @@ def test_wrong_arguments_end_in_one_line_and_code_2(capsys):
     pytest.importorskip("matplotlib", reason="--plot needs matplotlib")
     for line in (*OTHERS, *(f"all_reduce {line}" for line in WRONG.split("|"))):
         with naming(line):
-            with pytest.raises(SystemExit) as end:
-                arguments.parse(line.split())
-            output, errors = capsys.readouterr()
-            assert (end.value.code, output, errors.count("\n")) == (2, "", 1)
-            assert errors.startswith("gpucoll bench: ")
+            refused(capsys, arguments.parse, line.split(), "gpucoll bench")
     for line, nearest in (("-d flot", "float"), ("-o summ", "sum"), ("--algorithm rng", "ring")):
-        with pytest.raises(SystemExit):
-            arguments.parse(["all_reduce", *line.split()])
-        assert f"did you mean {nearest}?" in capsys.readouterr().err
+        assert f"did you mean {nearest}?" in refused(capsys, arguments.parse, ["all_reduce", *line.split()],
+                                                     "gpucoll bench")
 
 
 def test_statistics_are_those_of_nccl_tests_and_an_interval_holds_its_ratio():

@@ -13,6 +13,7 @@ import pytest
 
 from browser import made
 from gpucoll.errors import ArgumentError, UsageError
+from refusals import refused
 
 pytest.importorskip("gpucoll.bench.report", reason="gpucoll runs from a checkout here and is not installed")
 pytest.importorskip("plotly", reason="pages need plotly: pip install gpucoll[report]")
@@ -224,14 +225,9 @@ def test_the_command_writes_a_page_and_refuses_in_one_line(tmp_path, capsys, mon
     assert Path("report.html").read_text(encoding="utf-8") == report.made(["a.json", "b.json"])
     for arguments, said in [(["none.json"], "cannot read"), (["bad.json"], "another shape"), ([], "required"),
                             (["a.json", "-o", "no/p.html"], "cannot write")]:
-        with pytest.raises(SystemExit) as end:
-            report.main(arguments)
-        errors = capsys.readouterr().err
-        assert (end.value.code, errors.count("\n"), said in errors) == (2, 1, True), errors
+        assert said in refused(capsys, report.main, arguments, "gpucoll bench report")
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(SystemExit) as end:
-        report.main(["a.json"])
-    assert "pip install gpucoll[report]" in capsys.readouterr().err
+    assert "pip install gpucoll[report]" in refused(capsys, report.main, ["a.json"], "gpucoll bench report")
 
 
 def test_pictures_hold_every_line_and_the_same_record_makes_the_same_file(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from gpucoll.errors import ArgumentError
 from gpucoll.tuner import Tuner, built_in, host, rules, segments
 from gpucoll.tuner.model import TIE, Candidate, partners, ranked
 from gpucoll.tuner.table import Curve, Link, Shape, Table, as_toml, parse
+from refusals import refused
 
 BOTH = ("mpi", "native")
 MESSAGES = Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
@@ -198,10 +199,4 @@ def test_the_choices_for_8_ranks_differ_and_the_simulator_confirms_them(capsys):
 def test_wrong_arguments_are_one_line_and_exit_code_2(capsys, arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "bad.toml").write_text("[[level]]\nname = 'x'\nalpha = 'soon'\nbeta = 1")
-    with pytest.raises(SystemExit) as left:
-        main(arguments.split())
-    assert left.value.code == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("gpucoll")
-    assert words in err
+    assert words in refused(capsys, main, arguments.split())
