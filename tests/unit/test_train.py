@@ -98,11 +98,9 @@ def test_what_is_no_checkpoint_of_this_run_is_refused(tmp_path):
     records.write_checkpoint(path, some_state(), 1, settings)
     with pytest.raises(records.Refusal, match="its batch is 64, asked for is 65"):
         records.read_checkpoint(path, {**settings, "batch": 65})
-    np.savez(tmp_path / "foreign.npz", something=np.arange(3))
-    for content in (None, b"no archive", (tmp_path / "foreign.npz").read_bytes()):
-        path.unlink(missing_ok=True)
-        if content is not None:
-            path.write_bytes(content)
+    np.savez(path, something=np.arange(3))  # another's archive
+    for content in (path.read_bytes(), b"no archive"):
+        path.write_bytes(content)
         with pytest.raises(records.Refusal, match="cannot resume from"):
             records.read_checkpoint(path, settings)
 
