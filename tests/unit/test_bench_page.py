@@ -172,19 +172,6 @@ def test_runs_are_compared_beyond_chance_and_peers_are_a_control():
     assert "B against A" not in page(made.sweep(["ring"]), made.sweep(["tree"])).text
 
 
-def test_a_panel_for_each_kind_and_a_file_of_several_runs(tmp_path):
-    runs = [made.sweep(["ring"]), made.sweep(["ring"], collective="broadcast"), made.links()]
-    runs[0]["results"] += [one | {"memory": "symmetric"} for one in runs[0]["results"]]
-    path = tmp_path / "suite.json"
-    path.write_text(json.dumps({"suite": "2026-11-21", "host": "h", "runs": runs}))
-    found = Page(report.made([str(path)]))
-    ids = [attributes["id"] for _, attributes in found.elements if "id" in attributes]
-    assert len(ids) == len(set(ids))
-    assert {attributes["href"][1:] for tag, attributes in found.elements if tag == "a"} <= set(ids)
-    for said in ("every pair of ranks", "all_reduce float", "broadcast float", "ring, symmetric"):
-        assert said in found.text
-
-
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' onmouseover=alert(3) &amp;"
 SAMPLES = Path(made.__file__).parents[1] / "samples"
 KEYS = {key for path in SAMPLES.glob("*.json") for key in re.findall(r'"(\w+)": ', path.read_text())}
