@@ -35,7 +35,6 @@ class Chromium:
         self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def close(self):
-        """End the browser."""
         self._session = None
         self.ask("Browser.close")
         self._process.wait(PATIENCE)
@@ -87,7 +86,6 @@ class Chromium:
             self._loaded.add(given["loaderId"])
 
     def show(self, path, width=1280, height=900, *, dark=False, scripts=True):
-        """Load a file in a window of that size."""
         self.errors.clear()
         self.requests.clear()
         self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
@@ -112,23 +110,19 @@ class Chromium:
             document.querySelector("{selector}") ? done(true) : requestAnimationFrame(look); look(); }})""")
 
     def press(self, key):
-        """Press and release a key."""
         code = {" ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
                      text=" " if (kind, key) == ("keyDown", " ") else "")
 
     def move(self, x, y):
-        """Move the pointer to a place in the window."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, x, y):
-        """Press and release the left button at a place in the window."""
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def picture(self, path):
-        """Write what is seen as PNG."""
         data = self.ask("Page.captureScreenshot", format="png")["data"]
         with open(path, "wb") as file:
             file.write(base64.b64decode(data))

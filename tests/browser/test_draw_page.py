@@ -16,17 +16,10 @@ COMPLETE = "nodes.map((node) => [Number(node.dataset.complete), Number(node.data
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    """A function that returns the file of a page."""
-    folder = tmp_path_factory.mktemp("pages")
-
-    def page(collective, name, size, **options):
-        path = folder / f"{collective}-{name}-{size}{len(options)}.html"
-        path.write_text(draw(name, collective, size=size, **options), encoding="utf-8")
-        return path
-
-    return page
+def page(folder, collective, name, size, **options):
+    path = folder / "page.html"
+    path.write_text(draw(name, collective, size=size, **options), encoding="utf-8")
+    return path
 
 
 def show(browser, path, width=1280, *, calm=True, **options):
@@ -37,8 +30,8 @@ def show(browser, path, width=1280, *, calm=True, **options):
 
 
 @pytest.mark.parametrize(("collective", "name", "size", "options"), STEPPED, ids=str)
-def test_stepping_to_the_end_completes_every_chunk(browser, pages, collective, name, size, options):
-    path = pages(collective, name, size, **options)
+def test_stepping_to_the_end_completes_every_chunk(browser, tmp_path, collective, name, size, options):
+    path = page(tmp_path, collective, name, size, **options)
     show(browser, path)
     last = browser.run(LAST)
     for step in range(last):
@@ -54,17 +47,17 @@ def test_stepping_to_the_end_completes_every_chunk(browser, pages, collective, n
 
 
 @pytest.mark.parametrize("width", [360, 700, 1920])
-def test_every_algorithm_opens_ends_complete_and_is_not_too_wide(browser, pages, width):
+def test_every_algorithm_opens_ends_complete_and_is_not_too_wide(browser, tmp_path, width):
     for collective, name in registry():
-        show(browser, pages(collective, name, 8), width)
+        show(browser, page(tmp_path, collective, name, 8), width)
         browser.press("End")
         assert all(done == of for done, of in browser.run(COMPLETE)), (collective, name)
         assert (browser.errors, browser.run(OVERFLOW) <= 0) == ([], True), (collective, name)
         assert browser.run("innerWidth") == width, "a phone does not shrink it"
 
 
-def test_keys_slider_and_lanes_go_to_any_round(browser, pages):
-    show(browser, pages("all_reduce", "ring", 8), height=2000)
+def test_keys_slider_and_lanes_go_to_any_round(browser, tmp_path):
+    show(browser, page(tmp_path, "all_reduce", "ring", 8), height=2000)
     for key, frame in [("ArrowLeft", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 14),
                        ("ArrowRight", 14), ("ArrowLeft", 13), ("Home", 0)]:
         browser.press(key)
@@ -78,8 +71,8 @@ def test_keys_slider_and_lanes_go_to_any_round(browser, pages):
     assert browser.errors == []
 
 
-def test_space_plays_and_pauses(browser, pages):
-    show(browser, pages("all_reduce", "star", 8), calm=False)
+def test_space_plays_and_pauses(browser, tmp_path):
+    show(browser, page(tmp_path, "all_reduce", "star", 8), calm=False)
     browser.press(" ")
     assert browser.run("[document.documentElement.dataset.moving, document.querySelectorAll('.packet').length]") == [
         "true", 7]
@@ -88,20 +81,8 @@ def test_space_plays_and_pauses(browser, pages):
     assert browser.errors == []
 
 
-def test_the_pointer_reads_a_cell_and_messages_are_listed(browser, pages):
-    show(browser, pages("all_reduce", "ring", 8), height=2000)
-    browser.run("document.querySelector('details').open = true")
-    browser.press("ArrowRight")
-    x, y = browser.run("(() => { const p = canvas.getBoundingClientRect(); "
-                       "return [p.left + cellX(6) + 5, p.top + sizes.top + 5]; })()")
-    browser.move(x, y)
-    assert browser.run("document.getElementById('cell').innerText") == "Rank 0, output chunk 6: from ranks 0, 7"
-    lines = browser.run("[...document.querySelectorAll('#messages li')].map((one) => one.innerText)")
-    assert (len(lines), lines[0]) == (8, "0 → 1, chunk 7, from rank 0")
-
-
-def test_pictures_and_lanes_are_shown_without_scripts(browser, pages, tmp_path):
-    browser.show(pages("all_reduce", "tree", 8), scripts=False)
+def test_pictures_and_lanes_are_shown_without_scripts(browser, tmp_path):
+    browser.show(page(tmp_path, "all_reduce", "tree", 8), scripts=False)
     assert browser.run("[...document.querySelectorAll('.lanes svg')].every((one) => one.clientHeight > 10)")
     assert browser.run("[...document.querySelectorAll('.controls, .panes')].every((one) => one.clientHeight === 0)")
     (tmp_path / "f.svg").write_text(draw("ring", size=32, form="svg"), encoding="utf-8")

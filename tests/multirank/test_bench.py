@@ -28,8 +28,7 @@ from gpucoll.bench.measure import BURST
 
 from gpucoll.calibration.tune import executors
 
-FIELDS = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "wrong", "in_time", "in_algbw",
-          "in_busbw", "in_wrong", "algorithm")
+FIELDS = "size count type redop root time algbw busbw wrong in_time in_algbw in_busbw in_wrong algorithm".split()
 
 
 def bench(mpi, line, plant=None):

@@ -83,13 +83,15 @@ def test_defaults_are_those_of_nccl_tests():
 
 
 def test_short_and_long_flags_mean_the_same():
-    pairs = """-b 8 | --minbytes 8, -e 1K | --maxbytes 1K, -f 2 | --stepfactor 2, -n 7 | --iters 7,
-               -w 3 | --warmup_iters 3, -m 2 | --agg_iters 2, -N 2 | --run_cycles 2, -a 3 | --average 3,
-               -o max | --op max, -d double | --datatype double, -r 1 | --root 1, -z 1 | --blocking 1,
-               -c 2 | --check 2, -C 1 | --report_cputime 1, -J x.json | --output_file x.json, -T 9 | --timeout 9,
-               -I 1 | --per_iter_timing 1, -K 1 | --per_iter_skip 1, -u 3 | --unalign 3, -S 1 | --report_timestamps 1"""
-    short, long = zip(*(pair.split("|") for pair in pairs.split(",")), strict=True)
-    assert arguments.parse(["reduce", *" ".join(short).split()]) == arguments.parse(["reduce", *" ".join(long).split()])
+    pairs = """b minbytes 8, e maxbytes 1K, f stepfactor 2, n iters 7, w warmup_iters 3, m agg_iters 2, N run_cycles 2,
+               a average 3, c check 2, o op max, d datatype double, r root 1, z blocking 1, C report_cputime 1,
+               J output_file x.json, T timeout 9, I per_iter_timing 1, K per_iter_skip 1, u unalign 3,
+               S report_timestamps 1"""
+    short, long = ["reduce"], ["reduce"]
+    for one, other, value in map(str.split, pairs.split(",")):
+        short += [f"-{one}", value]
+        long += [f"--{other}", value]
+    assert arguments.parse(short) == arguments.parse(long)
     line = "all_reduce --device cuda".split()
     assert arguments.parse([*line, "--graph"]).launches == arguments.parse([*line, "-G", "1"]).launches == 1
 

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import html
 import html.parser
 import json
 import re
@@ -24,34 +25,29 @@ from gpucoll.bench.curves import numbers, panels
 BY, NOTHING = "\N{MULTIPLICATION SIGN}", "\N{EN DASH}"
 
 
+def without_tags(text):
+    return html.unescape(re.sub("<[^>]*>", "", text))
+
+
 class Page(html.parser.HTMLParser):
     """A page as a reader sees it: its elements, its text, its tables as rows of cells; scripts are kept apart."""
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.text, self.tables, self.scripts, self._cell = [], "", [], [], False
+        self.elements, self.text, self.scripts = [], "", []
+        self.tables = [[[without_tags(cell) for cell in re.findall(r"<t[dh]\b.*?</t[dh]>", row, re.DOTALL)]
+                        for row in re.findall(r"<tr\b.*?</tr>", table, re.DOTALL)]
+                       for table in re.findall(r"<table\b.*?</table>", text, re.DOTALL)]
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-            self._cell = True
-
-    def handle_endtag(self, tag):
-        self._cell = self._cell and tag not in ("td", "th")
 
     def handle_data(self, data):
         if self.cdata_elem == "script":
             self.scripts.append(data)
         elif self.cdata_elem != "style":
             self.text += data
-            if self._cell:
-                self.tables[-1][-1][-1] += data
 
     def rows(self, first):
         """The rows of the first table whose first column has this title, by titles; repeated ones by the first."""
