@@ -16,8 +16,6 @@ import oracle
 import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.dtypes import row_of
-from gpucoll.executors import Task
 from gpucoll.executors.shared import SharedExecutor, calls, neighbours
 from gpucoll.links import MpiLink
 from grids import generator
@@ -51,9 +49,6 @@ def test_native_collectives_on_all_ops_and_dtypes(ranks_anywhere):
         ranks_anywhere(programs.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100))
     for body in (programs.special_values, programs.shapes_and_strides):
         ranks_anywhere(body, 3, "native")
-
-
-NOTHING = Task("barrier", "auto", None, None, None, row_of("uint8"))
 
 
 @contextlib.contextmanager
@@ -116,7 +111,6 @@ def several_nodes(mpi):
                     assert found.tobytes() == wanted.tobytes(), (collective, algorithm)
             assert isinstance(here._host.executors[0], SharedExecutor)
             assert [one.name for one in here._host.executors] == ["hybrid", "mpi", "native"]
-            assert here._host.executors[0].serves(NOTHING) is None
 
 
 @pytest.mark.parametrize("size", [4, pytest.param(5, marks=pytest.mark.slow)])

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import sys
 import warnings
 from pathlib import Path
 
@@ -136,10 +135,3 @@ def test_a_bad_old_or_foreign_table_is_refused_once_with_the_reason(ranks, tmp_p
     for _, one, ran in found:
         assert one["basis"].startswith("the table built-in: ")
         assert list(ran) == [(one["executor"], one["choice"])]
-
-
-def test_what_is_wrong_is_one_line_and_code_2_on_every_rank(mpiexec):
-    job = mpiexec(2, "sh", "-c", '"$0" -m gpucoll tune --device cuda; echo "exit $?"', sys.executable,
-                  env={"CUDA_VISIBLE_DEVICES": ""}, timeout=seconds(120))
-    assert (job.stdout, job.stderr.count("\n")) == ("exit 2\n" * 2, 1), job.stderr
-    assert job.stderr.startswith("gpucoll")

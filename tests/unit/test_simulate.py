@@ -210,8 +210,6 @@ def test_all_ranks_at_once_and_one_by_one(row, where, monkeypatch):
 def test_many_ranks(size):
     found = simulate("all_reduce", "ring", size, size * UNIT, TOPOLOGIES["switch"])
     assert found[5:] == (2 * (size - 1) * A, 2 * (size - 1) * UNIT * B, (size - 1) * UNIT * G)
-    for where in ("switch", "shared NIC", "torus"):
-        assert simulate("all_reduce", "halving_doubling", size, size * UNIT, TOPOLOGIES[where]).latency > 10 * A
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
