@@ -104,14 +104,13 @@ def test_without_nccl_on_rank_0_every_rank_is_told(ranks):
 
 
 def many(mpi):
-    """Communicators made and closed leak nothing that MPI would run out of."""
     for _ in range(1200):
         with gc.Communicator.from_mpi(mpi) as comm:
             assert comm.all_reduce(numpy.array([1]), algorithm="ring")[0] == comm.size
 
 
 @pytest.mark.nightly
-def test_a_thousand_communicators(ranks):
+def test_a_thousand_communicators_leak_nothing_that_mpi_would_run_out_of(ranks):
     ranks(many, 2, timeout=1200)
 
 

@@ -17,8 +17,6 @@ from gpucoll.tuner import host
 from gpucoll.tuner.table import Curve, Link, Shape, Table, as_toml, parse
 from pace import seconds
 
-LINKS = (Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6),)
-
 
 def store(mpi):
     return str(user_store().folder)
@@ -82,7 +80,8 @@ def planted(mpi, folder, best, old="", new=""):
     if mpi.rank == 0:
         ways = {("mpi", "tree"): 1e-3, ("native", "native"): 1e-3, ("mpi", "ring"): 1e-4, best: 1e-6}
         curves = tuple(Curve("all_reduce", *way, (8, 1 << 20), (taken, taken)) for way, taken in ways.items())
-        shapes = tuple(Shape(size, 1, "cpu", "2026", LINKS, curves) for size in (2, 3))
+        link = Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
+        shapes = tuple(Shape(size, 1, "cpu", "2026", (link,), curves) for size in (2, 3))
         text = as_toml(Table("planted", host.facts(), shapes))
         assert old in text
         host.table_path(host.facts(), at(folder)).write_bytes(text.replace(old, new).encode("latin-1"))

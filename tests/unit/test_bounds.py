@@ -59,8 +59,7 @@ def test_the_fewest_rounds_and_bytes():
             assert count(collective, algorithm, size).rounds == log2(size)
 
 
-def test_both_ways_of_counting_agree(monkeypatch):
-    """All ranks at once, or one message after another."""
+def test_all_ranks_at_once_and_one_message_after_another_count_alike(monkeypatch):
     for few in (0, 99):
         monkeypatch.setattr(counting, "FEW", few)
         found = [count(*row, size, segments=segments) for row in ROWS for size in (2, 7, 8) for segments in (1, 3)]

@@ -111,8 +111,7 @@ def test_the_picture_shows_every_message_and_ends_complete():
     assert all(name in full for x, name in used if x in columns)
 
 
-def test_nothing_is_asked_for_from_elsewhere():
-    """The page's policy allows its own script only."""
+def test_nothing_is_asked_for_from_elsewhere_and_the_policy_allows_the_pages_own_script_only():
     html = draw("ring", size=3)
     for text in (html, draw("ring", size=3, form="svg")):
         assert set(re.findall(r"https?://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}

@@ -17,14 +17,13 @@ import environment
 import processes
 
 ROOT = pathlib.Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_packages_are_the_folders():
-    folders = PROJECT["tool"]["setuptools"]["package-dir"]
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     found = [".".join([package, *marker.parent.relative_to(ROOT / folder).parts])
-             for package, folder in folders.items() for marker in (ROOT / folder).rglob("__init__.py")]
-    assert sorted(PROJECT["tool"]["setuptools"]["packages"]) == sorted(found)
+             for package, folder in listed["package-dir"].items() for marker in (ROOT / folder).rglob("__init__.py")]
+    assert sorted(listed["packages"]) == sorted(found)
 
 
 def test_only_the_command_imports_the_benchmarks():

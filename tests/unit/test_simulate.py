@@ -80,14 +80,6 @@ def test_a_message_pays_for_every_hop_and_waits_for_both_its_ends():
     assert found.rounds[2] == [(0, come + NA + N * NB)]
 
 
-def test_a_lone_rank_a_thousand_and_segments():
-    assert simulate("all_reduce", "ring", 1, N).seconds == 0
-    assert simulate("broadcast", "tree", 1024, N, TOPOLOGIES["switch"]).latency == 10 * A
-    one, three = (simulate("all_reduce", "ring", 4, 3 * N, TOPOLOGIES["switch"], segments=n) for n in (1, 3))
-    assert one[5:] == three[5:], "the segments of a round are one message"
-    assert (one.segments, three.segments) == (1, 3)
-
-
 # --- a slow simulator: one message after the other, in fractions -----------------------------------------------------
 
 
@@ -194,7 +186,6 @@ def test_the_slow_simulator_agrees(row, where):
     (("all_reduce", "ring"), "switch"), (("all_reduce", "halving_doubling"), "shared NIC"),
     (("all_to_all", "pairwise"), "torus"), (("all_gather", "bruck"), "switch")])
 def test_all_ranks_at_once_and_one_by_one(row, where, monkeypatch):
-    """On a switch one rank stands for all."""
     def seconds():
         return [found.seconds for size in (2, 8, 16) for found in simulate_sizes(
             *row, size, [2 * size * UNIT * factor for factor in (0, 1, 1024)], TOPOLOGIES[where], segments=2)]
