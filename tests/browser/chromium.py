@@ -35,7 +35,6 @@ class Chromium:
         self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def close(self):
-        """End the browser."""
         self._session = None
         self.ask("Browser.close")
         self._process.wait(PATIENCE)
@@ -56,12 +55,11 @@ class Chromium:
 
     def _until(self, wanted):
         deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        while True:
             message = self._message(deadline)
             self._note(message)
             if wanted(message):
                 return message
-        raise TimeoutError("the browser does not answer")
 
     def _message(self, deadline):
         while b"\0" not in self._rest:
@@ -87,11 +85,10 @@ class Chromium:
         elif method == "Page.lifecycleEvent" and given["name"] == "load":
             self._loaded.add(given["loaderId"])
 
-    def show(self, path, width=1280, height=900, *, dark=False, scripts=True, scale=1):
-        """Load a file in a window of that size."""
+    def show(self, path, width=1280, height=900, *, dark=False, scripts=True):
         self.errors.clear()
         self.requests.clear()
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale,
+        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
                  mobile=width < 600)
         self.ask("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
@@ -107,20 +104,25 @@ class Chromium:
             raise RuntimeError(str(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
+    def wait(self, selector):
+        """Go on when there is such an element."""
+        self.ask("Runtime.evaluate", awaitPromise=True, expression=f"""new Promise((done) => {{ const look = () =>
+            document.querySelector("{selector}") ? done(true) : requestAnimationFrame(look); look(); }})""")
+
     def press(self, key):
-        """Press and release a key."""
-        text = {"Enter": "\r", " ": " "}.get(key, "")
-        code = {"Tab": 9, "Enter": 13, " ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
+        code = {" ": 32, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}[key]
         for kind in ("keyDown", "keyUp"):
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
-                     text=text if kind == "keyDown" else "")
+                     text=" " if (kind, key) == ("keyDown", " ") else "")
 
     def move(self, x, y):
-        """Move the pointer to a place in the window."""
         self.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
-    def picture(self, path, *, whole=False):
-        """Write what is seen, or where `whole` the page from top to bottom, as PNG."""
-        data = self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
+    def click(self, x, y):
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def picture(self, path):
+        data = self.ask("Page.captureScreenshot", format="png")["data"]
         with open(path, "wb") as file:
             file.write(base64.b64decode(data))

@@ -1,6 +1,5 @@
 """Records of runs with numbers that are easy to follow, in the schema of `bench/records.py`."""
 
-import itertools
 import json
 from pathlib import Path
 
@@ -39,20 +38,10 @@ def record(results, **extra):
             "average_bus_bandwidth": {"bandwidth": 1.5, "okay": "unchecked"},
             "gpucoll": {"version": "0.1.0", "program": "gpucoll bench", "machine": {"host": "host", "cores": 2},
                         "copy": {"bandwidth": 16.0, "per_rank": [4.0] * ranks}, "ratios": {}, "left_out": [],
-                        "findings": [], "pairs": [], "overlap": [], **extra}}
+                        "overlap": [], **extra}}
 
 
 def sweep(names=("ring", "tree"), sizes=(8, 1024, 1 << 20), *, speed=1.0, **options):
     """A run over sizes: each algorithm half as fast as the one before it, a fixed cost of 10 us and 1 GB/s."""
     return record([result(name, size, (10 + size / 1e3) * 2**place / speed, bound=8.0, **options)
                    for size in sizes for place, name in enumerate(names)])
-
-
-def links(ranks=4, slow=(1, 2)):
-    """A run of sendrecv --pairs: 4 GB/s everywhere but on one link."""
-    pairs = []
-    for source, target in itertools.permutations(range(ranks), 2):
-        bandwidth = 0.5 if (source, target) == slow else 4.0
-        pairs.append({"size": 1 << 20, "source": source, "target": target, "time_us": (1 << 20) / bandwidth / 1e3,
-                      "bandwidth": bandwidth, "nwrong": 0, "slow": (source, target) == slow})
-    return record([], findings=["the link from rank 1 to rank 2 is slow: 0.5 GB/s"], pairs=pairs)

@@ -1,7 +1,4 @@
-"""README's pictures, from results: python tests/browser/pictures.py RUN.json PAIRS.json [FOLDER, bench/pictures].
-
-`gpucoll bench all_reduce ... -J RUN.json` makes the one, `gpucoll bench sendrecv --pairs -J PAIRS.json` the other.
-"""
+"""README's pictures, from results: python tests/browser/pictures.py RUN.json [FOLDER, bench/pictures]."""
 
 import sys
 import tempfile
@@ -12,11 +9,9 @@ from gpucoll.bench import plot, records, report
 
 LARGEST = 150_000  # bytes of one picture
 VIEWS = {"page": (1200, 830, False), "page-dark": (1200, 830, True), "page-phone": (390, 1000, False)}
-DRAWN = """new Promise((done) => { const look = () => document.querySelectorAll(".js-plotly-plot .main-svg").length > 3
-    ? requestAnimationFrame(() => done(true)) : requestAnimationFrame(look); look(); })"""
 
 
-def main(run, pairs, folder=None):
+def main(run, folder=None):
     """Write all pictures; say which is too large to be kept."""
     folder = Path(folder or Path(__file__).parents[2] / "bench" / "pictures")
     with tempfile.TemporaryDirectory() as work:
@@ -25,11 +20,10 @@ def main(run, pairs, folder=None):
         browser = Chromium(f"{work}/profile")
         for name, (width, height, dark) in VIEWS.items():
             browser.show(page, width, height, dark=dark)
-            browser.ask("Runtime.evaluate", expression=DRAWN, awaitPromise=True)
+            browser.wait("figure + figure .main-svg")
             browser.picture(folder / f"{name}.png")
         browser.close()
     plot.draw(records.read(run)[0], str(folder / "plot.png"))
-    plot.draw(records.read(pairs)[0], str(folder / "pairs.png"))
     large = [path.name for path in folder.glob("*.png") if path.stat().st_size > LARGEST]
     sys.exit(f"too large to be kept: {', '.join(large)}" if large else 0)
 

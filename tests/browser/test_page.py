@@ -1,4 +1,4 @@
-"""The bench's page in a real browser: no complaint, nothing asked of the network; hover, zoom, legend, dark."""
+"""The bench's page in a real browser: no complaint, nothing asked of the network; every line, dark, no script."""
 
 import pytest
 
@@ -12,8 +12,6 @@ from gpucoll.bench import report
 pytestmark = pytest.mark.nightly
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-DRAWN = """new Promise((done) => { const look = () => document.querySelector("%s") ? done(true)
-    : requestAnimationFrame(look); look(); })"""
 FIRST = "document.querySelector('.js-plotly-plot')"
 # Names of the lines that are seen: as paths with a length on the screen, in another colour than the paper's.
 SEEN = f"""[...{FIRST}.querySelectorAll(".scatterlayer .trace")].filter((line) => {{
@@ -27,7 +25,7 @@ def pages(tmp_path_factory):
     """Pages by name, as files."""
     folder, one = tmp_path_factory.mktemp("pages"), made.sweep(["ring", "tree"], against={"mpi": 5.0})
     later = made.sweep(["ring", "tree"], speed=1.5, against={"mpi": 5.0})
-    for name, files in {"one": [one], "two": [one, later], "links": [made.links(8)], "nccl": [made.NCCL_TESTS]}.items():
+    for name, files in {"one": [one], "two": [one, later], "nccl": [made.NCCL_TESTS]}.items():
         text = report.page({f"{number}.json": [record] for number, record in enumerate(files)})
         (folder / f"{name}.html").write_text(text, encoding="utf-8")
     return folder
@@ -36,11 +34,7 @@ def pages(tmp_path_factory):
 def show(browser, path, width=1280, **options):
     """Load a page and wait for its first figure."""
     browser.show(path, width, 1000, **options)
-    wait(browser, ".js-plotly-plot .main-svg")
-
-
-def wait(browser, selector):
-    browser.ask("Runtime.evaluate", expression=DRAWN % selector, awaitPromise=True)
+    browser.wait(".js-plotly-plot .main-svg")
 
 
 def place(browser, selector):
@@ -51,7 +45,7 @@ def place(browser, selector):
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [360, 700, 1920])
-@pytest.mark.parametrize("name", ["one", "two", "links", "nccl"])
+@pytest.mark.parametrize("name", ["one", "two", "nccl"])
 def test_no_complaints_no_requests_nothing_too_wide(browser, pages, name, width, dark):
     show(browser, pages / f"{name}.html", width, dark=dark)
     assert browser.errors == []
@@ -61,17 +55,12 @@ def test_no_complaints_no_requests_nothing_too_wide(browser, pages, name, width,
 
 
 @pytest.mark.mutant
-def test_complaints_and_requests_are_seen(browser, pages, tmp_path):
-    """Among them that the page's policy keeps a script out that is not its own."""
+def test_a_script_that_is_not_the_pages_own_is_kept_out_and_seen(browser, pages, tmp_path):
     text = (pages / "one.html").read_text(encoding="utf-8")
     (tmp_path / "false.html").write_text(text.replace('"use strict";\n//', '"use strict"; missing();\n//'),
                                          encoding="utf-8")
     browser.show(tmp_path / "false.html")
     assert any("Content Security Policy" in error for error in browser.errors)
-    (tmp_path / "false.html").write_text('<script>missing()</script><img src="no.png">')
-    browser.show(tmp_path / "false.html")
-    assert any("missing is not defined" in error for error in browser.errors)
-    assert any(address.endswith("no.png") for address in browser.requests)
 
 
 def test_hover_reads_values_a_drag_zooms_and_the_legend_hides_lines(browser, pages):
@@ -80,7 +69,7 @@ def test_hover_reads_values_a_drag_zooms_and_the_legend_hides_lines(browser, pag
     x, y, width, height = place(browser, ".nsewdrag")
     browser.move(x - width * 0.45, y)
     browser.move(x - width * 0.46, y)
-    wait(browser, ".hoverlayer .legend")
+    browser.wait(".hoverlayer .legend")
     said = browser.run(f"{FIRST}.querySelector('.hoverlayer').textContent")
     assert "8 bytes" in said
     assert "ring" in said
@@ -106,6 +95,7 @@ def test_light_and_dark_are_switched_in_page_and_figures(browser, pages, dark):
     show(browser, pages / "one.html", dark=dark)
     seen = []
     for _ in range(3):
+        assert set(browser.run(SEEN)) == {"ring", "tree", "mpi", "copy bound"}
         seen.append(browser.run(f"[getComputedStyle(document.body).backgroundColor, {FIRST}.layout.paper_bgcolor, "
                                 f"{FIRST}.data[0].line.color]"))
         browser.run("document.querySelector('#theme').click()")
@@ -117,17 +107,7 @@ def test_light_and_dark_are_switched_in_page_and_figures(browser, pages, dark):
 def test_in_place_and_tables_are_there_without_figures_too(browser, pages):
     show(browser, pages / "one.html")
     browser.run("document.querySelector('details').open = true")
-    wait(browser, "details .js-plotly-plot .main-svg")
-    table = "document.querySelector('.panel table')"
+    browser.wait("details .js-plotly-plot .main-svg")
     browser.show(pages / "one.html", scripts=False)
-    assert browser.run(f"{table}.tBodies[0].rows.length") == 9
-    assert browser.run(f"[...{table}.tBodies[0].rows].flatMap((row) => [...row.cells])"
-                       ".every((cell) => cell.innerText.trim())")
+    assert browser.run("document.querySelector('.panel table').clientHeight > 10")
     assert browser.run("[...document.querySelectorAll('figure, #theme')].every((one) => one.clientHeight === 0)")
-
-
-def test_links_show_every_pair(browser, pages):
-    show(browser, pages / "links.html")
-    assert browser.run(f"{FIRST}.querySelectorAll('.heatmaplayer .hm').length") == 1
-    assert browser.run(f"{FIRST}.querySelectorAll('.heatmap-label').length") == 56
-    assert browser.run(f"{FIRST}.querySelectorAll('.shapelayer path').length") == 1

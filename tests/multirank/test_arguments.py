@@ -19,12 +19,6 @@ WITH_LIST = ("scatter_v", "all_to_all_v")
 WITH_ARRAY = [name for name in COLLECTIVES if name not in ("barrier", "scatter", "reduce_scatter_v", *WITH_LIST)]
 
 
-def read_only():
-    array = numpy.zeros(4)
-    array.flags.writeable = False
-    return array
-
-
 def right_arguments(name, n):
     """The arguments, but for options, that `name` takes on `n` ranks."""
     blocks = numpy.arange(n * 4.0).reshape(n, 4)
@@ -34,7 +28,8 @@ def right_arguments(name, n):
 
 def wrong_calls(n):
     """For `n` ranks: collective, arguments, options, and then the error, its code and words of it."""
-    four, memory = numpy.arange(4.0), numpy.arange(9.0)
+    four, memory, read_only = numpy.arange(4.0), numpy.arange(9.0), numpy.zeros(4)
+    read_only.flags.writeable = False
     blocks, one_cell = numpy.arange(n * 4.0).reshape(n, 4), numpy.lib.stride_tricks.as_strided(memory, (4,), (0,))
     on_gpu = types.SimpleNamespace(__cuda_array_interface__={"shape": (4,), "typestr": "<f8", "data": (0, False)})
 
@@ -54,7 +49,7 @@ def wrong_calls(n):
     yield *reduce(numpy.arange(3), op=gc.premul_sum(0.5)), DTYPE, "GC-OP-DTYPE", "int64"
     yield *reduce(four, numpy.zeros(4, "f4")), DTYPE, "GC-DTYPE", "float32"
     yield *reduce(four, dtype="float32"), DTYPE, "GC-DTYPE", "float32"
-    yield *reduce(four, read_only()), ARGUMENT, "GC-READONLY", "read-only"
+    yield *reduce(four, read_only), ARGUMENT, "GC-READONLY", "read-only"
     yield *reduce(four, one_cell), ARGUMENT, "GC-OVERLAP", "share memory"
     yield *reduce(memory, memory[::-1]), ARGUMENT, "GC-OVERLAP", "in part"
     yield "all_gather", (four,), {"algorithm": "tree"}, ARGUMENT, "GC-ALGO", "known: bruck, circulant, direct"
@@ -65,11 +60,11 @@ def wrong_calls(n):
     yield "all_to_all_v", ([blocks] * (n - 1),), {}, ARGUMENT, "GC-COUNTS", "list of"
     yield "all_to_all_v", ([blocks] + [blocks[:, :1]] * (n - 1),), {}, ARGUMENT, "GC-SHAPE", "first axis"
     yield "all_to_all_v", ([blocks] + [blocks.astype("f4")] * (n - 1),), {}, DTYPE, "GC-DTYPE", "array 1"
-    for split, words in (((-1,), "negative"), ((0, "first"), "whole number")):
-        yield "split", split, {}, ARGUMENT, "GC-SPLIT", words
+    yield "split", (-1,), {}, ARGUMENT, "GC-SPLIT", "negative"
+    yield "split", (0, "first"), {}, ARGUMENT, "GC-SPLIT", "whole number"
     yield "send", (four, n), {}, ARGUMENT, "GC-ROOT", "not in 0"
     yield "send", (four, 0, 1 << 15), {}, ARGUMENT, "GC-TAG", "not in 0"
-    yield "recv", (read_only(), 0), {}, ARGUMENT, "GC-READONLY", "read-only"
+    yield "recv", (read_only, 0), {}, ARGUMENT, "GC-READONLY", "read-only"
     yield "sendrecv", (four, four, 0, 0), {}, ARGUMENT, "GC-OVERLAP", "overlap"
     for name in COLLECTIVES:
         yield name, right_arguments(name, n), {"algorithm": "rng"}, ARGUMENT, "GC-ALGO", "known"

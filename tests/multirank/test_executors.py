@@ -4,7 +4,6 @@ What executors do beside that is held by tests/contract, on threads.
 """
 
 import contextlib
-import itertools
 import os
 from unittest import mock
 
@@ -17,8 +16,6 @@ import oracle
 import programs
 from gpucoll.arrays.segments import Copier
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.dtypes import row_of
-from gpucoll.executors import Task
 from gpucoll.executors.shared import SharedExecutor, calls, neighbours
 from gpucoll.links import MpiLink
 from grids import generator
@@ -26,7 +23,6 @@ from pace import seconds
 from programs import MOVEMENTS, REDUCTIONS, program
 
 ALL = (*REDUCTIONS, *MOVEMENTS)
-NO_NATIVE = {"GPUCOLL_ALGO": "^native"}
 EXECUTORS = {"mpi": "cpu", "shared": "cpu", "native": "cpu", "nccl": "emulated", "peer": "emulated"}
 
 
@@ -53,11 +49,6 @@ def test_native_collectives_on_all_ops_and_dtypes(ranks_anywhere):
         ranks_anywhere(programs.every_op_and_dtype, 4, collective, "native", 1, timeout=seconds(100))
     for body in (programs.special_values, programs.shapes_and_strides):
         ranks_anywhere(body, 3, "native")
-
-
-# ---------------------------------------------------------------- memory that the system reaches
-
-NOTHING = Task("barrier", "auto", None, None, None, row_of("uint8"))
 
 
 @contextlib.contextmanager
@@ -120,7 +111,6 @@ def several_nodes(mpi):
                     assert found.tobytes() == wanted.tobytes(), (collective, algorithm)
             assert isinstance(here._host.executors[0], SharedExecutor)
             assert [one.name for one in here._host.executors] == ["hybrid", "mpi", "native"]
-            assert here._host.executors[0].serves(NOTHING) is None
 
 
 @pytest.mark.parametrize("size", [4, pytest.param(5, marks=pytest.mark.slow)])
@@ -129,26 +119,24 @@ def test_several_nodes_send_messages_and_read_memory(ranks, size):
 
 
 @program
-def uneven(comm, collective, big):
+def uneven(comm, big):
     """Blocks of very different lengths: what a rank has says nothing of what the others have."""
     last = comm.size - 1
-    whole = [[numpy.full(big if (source, target) == (last, last) else 1, 100 * source + target)
+    whole = [[numpy.full(big if source == target == last else 1, 100 * source + target)
               for target in range(comm.size)] for source in range(comm.size)]
-    mine = whole[comm.rank]
-    given, expected = {
-        "all_to_all_v": ((mine,), [row[comm.rank] for row in whole]),
-        "scatter_v": ((mine if comm.rank == last else None, last), [whole[last][comm.rank]])}.get(
-        collective, ((mine[last],), [row[last] for row in whole]))
-    found = getattr(comm, collective)(*given)
-    found = [found] if collective == "scatter_v" else found
-    for one, wanted in zip(found or (), expected if found else (), strict=True):
-        assert oracle.same_bits(one, wanted)
+    mine, to_all = whole[comm.rank], [row[last] for row in whole]
+    for found, expected in ((comm.all_to_all_v(mine), [row[comm.rank] for row in whole]),
+                            ([comm.scatter_v(mine if comm.rank == last else None, last)], [whole[last][comm.rank]]),
+                            (comm.all_gather_v(mine[last]), to_all),
+                            (comm.gather_v(mine[last]), to_all if comm.rank == 0 else [])):
+        for one, wanted in zip(found or (), expected, strict=True):
+            assert oracle.same_bits(one, wanted)
     if "GPUCOLL_ALGO" in os.environ:
         rows = [row for one in COLLECTIVES for row in comm.explain(one, 1 << 16).candidates]
         assert "native" not in {row["algorithm"] for row in rows}
 
 
-def test_of_uneven_blocks_all_ranks_choose_alike_and_native_can_be_excluded(ranks):
-    for env, big in itertools.product(({}, NO_NATIVE), (1 << 12, 1 << 21)):
-        for collective in ("all_gather_v", "gather_v", "scatter_v", "all_to_all_v"):
-            ranks(uneven, 4, collective, big, env=env)
+@pytest.mark.parametrize("big", [1 << 12, 1 << 21])
+@pytest.mark.parametrize("env", [{}, {"GPUCOLL_ALGO": "^native"}])
+def test_of_uneven_blocks_all_ranks_choose_alike_and_native_can_be_excluded(ranks, env, big):
+    ranks(uneven, 4, big, env=env)

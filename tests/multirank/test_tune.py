@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import sys
-import tomllib
 import warnings
 from pathlib import Path
 
@@ -18,8 +16,6 @@ from gpucoll.device.store import user_store
 from gpucoll.tuner import host
 from gpucoll.tuner.table import Curve, Link, Shape, Table, as_toml, parse
 from pace import seconds
-
-LINKS = (Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6),)
 
 
 def store(mpi):
@@ -38,7 +34,7 @@ def at(folder):
 
 def read(folder):
     path, = Path(folder).glob("tune-*")  # no draft is left
-    return parse(str(path), path.read_bytes())
+    return parse(str(path), path.read_bytes()).shapes
 
 
 def tuned(mpi, *arguments):
@@ -56,9 +52,7 @@ def test_tune_writes_what_it_has_measured(ranks, tmp_path):
     first, second = ranks(tuned, 2, "--sweep", "--collective", "all_reduce,barrier", "--max-bytes", "8", "--json",
                           env={**at(tmp_path), "GPUCOLL_ALGO": "all_reduce:native"})
     assert (first[0], second) == (0, (0, "", ""))
-    path = next(tmp_path.glob("tune-*"))
-    assert set(tomllib.loads(path.read_text())["host"]) == {"name", "processor", "cores", "mpi", "numpy", "gpucoll"}
-    shape, = read(tmp_path).shapes
+    shape, = read(tmp_path)
     assert (shape.ranks, shape.nodes, shape.device) == (2, 1, "cpu")
     assert ("mpi", "node") in {link[:2] for link in shape.links}
     found = {curve[:3]: curve for curve in shape.curves}
@@ -70,14 +64,8 @@ def test_tune_writes_what_it_has_measured(ranks, tmp_path):
     assert len(json.loads(first[1])["curves"]) == len(shape.curves)
     assert ": 2 ranks on 1 node" in first[2]
     ranks(tuned, 3, "--collective", "barrier", env=at(tmp_path))
-    same, other = read(tmp_path).shapes
+    same, other = read(tmp_path)
     assert (same, [curve[:3] for curve in other.curves]) == (shape, [("barrier", "native", "native")])
-    path.write_text("format = 7\n")  # a bad one is replaced
-    ranks(tuned, 2, "--collective", "barrier", env=at(tmp_path))
-    assert [shape.ranks for shape in read(tmp_path).shapes] == [2]
-
-
-# ---------------------------------------------------------------- who goes by it
 
 
 def called(comm):
@@ -92,7 +80,8 @@ def planted(mpi, folder, best, old="", new=""):
     if mpi.rank == 0:
         ways = {("mpi", "tree"): 1e-3, ("native", "native"): 1e-3, ("mpi", "ring"): 1e-4, best: 1e-6}
         curves = tuple(Curve("all_reduce", *way, (8, 1 << 20), (taken, taken)) for way, taken in ways.items())
-        shapes = tuple(Shape(size, 1, "cpu", "2026", LINKS, curves) for size in (2, 3))
+        link = Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
+        shapes = tuple(Shape(size, 1, "cpu", "2026", (link,), curves) for size in (2, 3))
         text = as_toml(Table("planted", host.facts(), shapes))
         assert old in text
         host.table_path(host.facts(), at(folder)).write_bytes(text.replace(old, new).encode("latin-1"))
@@ -110,12 +99,9 @@ def by_a_planted_table(mpi, folder, *table):
 @pytest.mark.parametrize(("best", "algo", "runs"), [
     (("native", "native"), None, ("native", "native")), (("mpi", "star"), "all_reduce:tree", ("mpi", "tree"))])
 def test_the_choice_is_what_then_runs(ranks, tmp_path, best, algo, runs):
-    for heard, one, ran in ranks(by_a_planted_table, 3, str(tmp_path), best,
-                                 env={**at(tmp_path), "GPUCOLL_ALGO": algo}):
-        assert heard == []
-        assert (one["executor"], one["choice"]) == runs
-        assert ran == {runs: 1}
-        assert one["candidates"][0]["tuned"] is True
+    env = {**at(tmp_path), "GPUCOLL_ALGO": algo}
+    for heard, one, ran in ranks(by_a_planted_table, 3, str(tmp_path), best, env=env):
+        assert (heard, one["executor"], one["choice"], ran) == ([], *runs, {runs: 1})
         assert one["basis"].startswith(f"the table {tmp_path}")
 
 
@@ -128,12 +114,11 @@ def parts(mpi, folder):
             next(Path(folder).glob("tune-*")).unlink()
         mpi.Barrier()
         with comm.split(comm.rank % 2) as half, half.split(0, key=-half.rank) as again:
-            return comm.explain("all_reduce", 1024)["basis"], *called(again)
+            return called(again)
 
 
 def test_parts_of_a_communicator_go_by_its_table(ranks, tmp_path):
-    for whole, one, ran in ranks(parts, 4, str(tmp_path), env=at(tmp_path)):
-        assert str(tmp_path) in whole
+    for one, ran in ranks(parts, 4, str(tmp_path), env=at(tmp_path)):
         assert (one["choice"], ran) == ("star", {("mpi", "star"): 1})
 
 
@@ -145,18 +130,7 @@ def test_a_bad_old_or_foreign_table_is_refused_once_with_the_reason(ranks, tmp_p
     (warning,), *others = [heard for heard, *_ in found]
     assert reason in warning
     assert str(tmp_path) in warning
-    assert warning.endswith("`gpucoll tune` makes a new one; until then the built-in table serves")
     assert others == [[], []]
     for _, one, ran in found:
         assert one["basis"].startswith("the table built-in: ")
         assert list(ran) == [(one["executor"], one["choice"])]
-
-
-@pytest.mark.parametrize(("arguments", "env"), [
-    ("tune --device cuda", {"CUDA_VISIBLE_DEVICES": ""}),
-    pytest.param("tune", {"GPUCOLL_CACHE": "/dev/null"}, marks=pytest.mark.slow)])
-def test_what_is_wrong_is_one_line_and_code_2_on_every_rank(mpiexec, arguments, env):
-    job = mpiexec(2, "sh", "-c", '"$0" -m gpucoll $1; echo "exit $?"', sys.executable, arguments, env=env,
-                  timeout=seconds(120))
-    assert (job.stdout, job.stderr.count("\n")) == ("exit 2\n" * 2, 1), job.stderr
-    assert job.stderr.startswith("gpucoll")

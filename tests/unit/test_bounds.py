@@ -14,17 +14,9 @@ ROWS = sorted(registry())
 ONE = Fraction(1)
 
 
-def counted(collective, algorithm, size, segments=1, nodes=None):
-    return count(collective, algorithm, size, segments=segments, nodes=nodes)
-
-
 def log2(size):
     """The logarithm, rounded up: a rank can at most double what is known in a round."""
     return (size - 1).bit_length()
-
-
-def share(size):
-    return Fraction(size - 1, size)
 
 
 @pytest.mark.parametrize("sizes", [pytest.param((1, 2, 3, 4, 5, 7, 8, 13, 16, 17), id="few"),
@@ -38,7 +30,7 @@ def check_costs(rows, sizes):
         found = registry()[row]
         for segments in (1, 2, 5) if "segments" in found.options else (1,):
             with naming((*row, size, segments)):
-                assert counted(*row, size, segments)._asdict() == found.cost.price(size, ONE, segments)
+                assert count(*row, size, segments=segments)._asdict() == found.cost.price(size, ONE, segments)
 
 
 def test_costs_with_parameters():
@@ -49,32 +41,28 @@ def test_costs_with_parameters():
         cases += [(6, nodes) for nodes in ([0] * 6, [0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2], [*range(6)])]
         for size, nodes in cases:
             with naming((*row, size, nodes)):
-                assert counted(*row, size, nodes=nodes)._asdict() == find(*row).cost.price(size, ONE, nodes=nodes)
+                assert count(*row, size, nodes=nodes)._asdict() == find(*row).cost.price(size, ONE, nodes=nodes)
     for sides, hops in (("4x2", 4), ("2x2x2", 3), ("8", 7), ("1x8x1", 7)):
-        costs = counted("all_reduce", f"torus({sides})", 8)
+        costs = count("all_reduce", f"torus({sides})", 8)
         assert costs.rounds == 2 * hops == find("all_reduce", f"torus({sides})").cost.price(8, ONE)["rounds"]
-        assert costs.sent == costs.received == 2 * share(8)
-
-
-# --- lower bounds: rounds where a rank deals with one other at a time, bytes of one rank -----------------------------
+        assert costs.sent == costs.received == Fraction(7, 4)
 
 
 def test_the_fewest_rounds_and_bytes():
     """Circulant meets both bounds for every P, halving_doubling and swing for powers of two."""
     for size in (*range(1, 14), 16, 31, 32, 33):
         for algorithm in ("circulant", *(["halving_doubling", "swing"] if 2 ** log2(size) == size else [])):
-            costs = counted("all_reduce", algorithm, size)
-            assert (costs.rounds, costs.reduced) == (2 * log2(size), share(size))
-            assert costs.path == costs.sent == costs.received == 2 * share(size)
+            costs, share = count("all_reduce", algorithm, size), Fraction(size - 1, size)
+            assert (costs.rounds, costs.reduced) == (2 * log2(size), share)
+            assert costs.path == costs.sent == costs.received == 2 * share
         for collective, algorithm in (("broadcast", "binomial"), ("all_gather", "bruck"), ("barrier", "dissemination")):
-            assert counted(collective, algorithm, size).rounds == log2(size)
+            assert count(collective, algorithm, size).rounds == log2(size)
 
 
-def test_both_ways_of_counting_agree(monkeypatch):
-    """All ranks at once, or one message after another."""
+def test_all_ranks_at_once_and_one_message_after_another_count_alike(monkeypatch):
     for few in (0, 99):
         monkeypatch.setattr(counting, "FEW", few)
-        found = [counted(*row, size, segments) for row in ROWS for size in (2, 7, 8) for segments in (1, 3)]
+        found = [count(*row, size, segments=segments) for row in ROWS for size in (2, 7, 8) for segments in (1, 3)]
         if few == 0:
             at_once = found
     assert found == at_once

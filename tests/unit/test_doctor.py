@@ -30,52 +30,34 @@ def test_versions_with_and_without_cupy(monkeypatch):
     for name in ("cupy", "nccl", "cuda_runtime", "cuda_driver"):
         assert "is not installed: pip install 'gpucoll[cuda13]'" in found.missing[name]
 
-    runtime = SimpleNamespace(driverGetVersion=lambda: 0, runtimeGetVersion=lambda: 13020)
-    cuda = SimpleNamespace(runtime=runtime, nccl=SimpleNamespace(get_version=lambda: 23203))
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(__version__="14.2.0", cuda=cuda))
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
-    found = facts.versions()
-    assert [found.facts[name] for name in ("cupy", "cuda_runtime", "nccl")] == ["14.2.0", "13.2", "2.32.3"]
-    assert found.missing["cuda_driver"] == "no NVIDIA driver is loaded"
-
-
-def nvml():
-    """A stand-in for pynvml: two GPUs, of which the second has an NVLink down, and a third without, read by none."""
-    def absent():
-        raise library.NVMLError_NotSupported
-
-    library = SimpleNamespace(NVML_NVLINK_MAX_LINKS=4, NVMLError=type("NVMLError", (Exception,), {}), started=[])
-    library.NVMLError_NotSupported = type("NotSupported", (library.NVMLError,), {})
-    library.NVMLError_InvalidArgument = type("InvalidArgument", (library.NVMLError,), {})
-    library.nvmlInit, library.nvmlShutdown = lambda: library.started.append(True), lambda: library.started.pop()
-    library.nvmlDeviceGetCount, library.nvmlDeviceGetHandleByIndex = lambda: 3, lambda index: "abc"[index]
-    library.nvmlDeviceGetName = lambda handle: f"GPU {handle}"
-    library.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId="00000000:0A:00.0")
-    library.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(free=GIB) if handle != "b" else absent()
-    library.nvmlDeviceGetNvLinkState = lambda handle, link: absent() if handle == "c" else (handle, link) != ("b", 1)
-    library.nvmlDeviceGetP2PStatus = lambda one, two, index: (
-        absent() if two == "c" else {2: int(one == "c"), 0: 0}[index])  # NVML's own numbers
-    return library
 
 
 def test_gpus_their_links_and_what_they_reach(monkeypatch):
-    library = nvml()
+    """By a stand-in for pynvml: two GPUs, of which the second has an NVLink down and no memory to be read."""
+    error = type("NVMLError", (Exception,), {})
+    library = mock.Mock(NVML_NVLINK_MAX_LINKS=4, NVMLError=error,
+                        NVMLError_NotSupported=type("NotSupported", (error,), {}),
+                        NVMLError_InvalidArgument=type("InvalidArgument", (error,), {}))
+    library.nvmlDeviceGetCount.return_value = 2
+    library.nvmlDeviceGetHandleByIndex = "ab".__getitem__
+    library.nvmlDeviceGetName = "GPU {}".format
+    library.nvmlDeviceGetPciInfo.return_value.busId = "00000000:0A:00.0"
+    library.nvmlDeviceGetMemoryInfo.side_effect = [SimpleNamespace(free=GIB), library.NVMLError_NotSupported]
+    library.nvmlDeviceGetNvLinkState = lambda handle, link: (handle, link) != ("b", 1)
+    library.nvmlDeviceGetP2PStatus = lambda one, two, index: {2: int(one == "b"), 0: 0}[index]  # NVML's own numbers
     monkeypatch.setitem(sys.modules, "pynvml", library)
-    gpus = facts.host().facts["gpus"]
-    assert [(gpu["name"], gpu["free_bytes"], gpu["nvlinks"], gpu["reaches"]) for gpu in gpus] == [
-        ("GPU a", GIB, {"up": 4, "down": 0}, ["itself", "NVLink", "none"]),
-        ("GPU b", None, {"up": 3, "down": 1}, ["NVLink", "itself", "none"]),
-        ("GPU c", GIB, {"up": 0, "down": 0}, ["PCI", "PCI", "itself"])]
-    assert library.started == []
-    library.nvmlInit = lambda: {}["no driver"]
-    assert facts.host().missing == {"gpus": "'no driver'"}
+    assert [(gpu["name"], gpu["free_bytes"], gpu["nvlinks"], gpu["reaches"]) for gpu in facts.host().facts["gpus"]] == [
+        ("GPU a", GIB, {"up": 4, "down": 0}, ["itself", "NVLink"]),
+        ("GPU b", None, {"up": 3, "down": 1}, ["PCI", "itself"])]
+    assert library.nvmlShutdown.called
+    library.nvmlInit.side_effect = RuntimeError("no driver")
+    assert facts.host().missing == {"gpus": "no driver"}
 
 
 @pytest.mark.parametrize(("library", "environment", "mpiexec", "mismatch"), [
     (MPICH, OTHER, None, "Open MPI's mpiexec started 2 ranks, but mpi4py uses MPICH 5.0.2"),
     (MPICH, {}, "Open MPI's, 5.0.11", "is Open MPI's, 5.0.11, but mpi4py uses MPICH 5.0.2: each rank would be alone"),
-    ("Intel(R) MPI Library 2021.19", MPIEXEC, None, None), ("Some MPI 1.0", MPIEXEC, None, None),
-    (OPEN_MPI, {**MPIEXEC, "SLURM_PROCID": "1"}, None, None)])  # srun --mpi=pmi2
+    ("Some MPI 1.0", MPIEXEC, None, None), (OPEN_MPI, {**MPIEXEC, "SLURM_PROCID": "1"}, None, None)])
 def test_a_launcher_of_another_mpi_is_one_sentence(monkeypatch, library, environment, mpiexec, mismatch):
     monkeypatch.setattr(facts, "mpi_module", lambda: SimpleNamespace(Get_library_version=lambda: library))
     monkeypatch.setattr(facts, "_mpiexec", lambda: mpiexec)
@@ -181,16 +163,6 @@ def test_each_rule_speaks_of_its_matter_alone(changes, code, serious, words):
     assert f"[{code}]" in text
 
 
-def test_slow_links_are_named_with_ranks_and_hosts_and_those_of_two_hosts_together():
-    found, _ = examined(6, links=network("aabbcc", narrow=OF_HOST_C))
-    assert [problem["code"] for problem in found["problems"]] == ["GC-LINK", "GC-LINK"]
-    assert "slow link, a and c: rank pairs 0-4, 0-5, 1-4, 1-5: " in found["problems"][0]["text"]
-
-
-def alone(value):
-    return [value]
-
-
 @pytest.mark.parametrize(("name", "spoil", "words"), [
     (None, None, None),
     ("all_reduce", lambda x: x + (numpy.arange(x.size) == 7).astype(x.dtype), "1 elements are wrong"),
@@ -204,6 +176,9 @@ def test_the_self_test_finds_a_wrong_result_and_no_other(name, spoil, words):
     if name:
         right = getattr(comm, name)
         setattr(comm, name, lambda *given, **options: spoil(right(*given, **options)))
+    def alone(own):
+        return [own]
+
     outcome = probes.self_test(comm, alone, "cpu", numpy, 0.0)
     assert outcome["calls"] == outcome["collectives"] == len(COLLECTIVES)
     assert [fault["ranks"] for fault in outcome["faults"]] == ([[0]] if name else [])

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import itertools
 import json
-import math
 import os
 import re
 import subprocess
@@ -17,22 +16,21 @@ import pytest
 from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.count import count
 from gpucoll.analysis.draw import draw, view
-from gpucoll.analysis.draw.layout import SIDE, layout
+from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.record import NOBODY
-from gpucoll.analysis.replay import ScheduleError
 from gpucoll.analysis.simulate import load, simulate
 from gpucoll.cli import main
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.schedule import Send
 from grids import sampled
+from refusals import refused
 
 NAMES = list(registry())
-SIZES = (1, 2, 3, 5, 8)
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 def sizes(collective, name):
-    return [size for size in SIZES if name in algorithms(collective, size=size)]
+    return [size for size in (1, 2, 3, 5, 8) if name in algorithms(collective, size=size)]
 
 
 def sends(collective, name, size):
@@ -71,11 +69,6 @@ def test_what_is_drawn_is_what_happens(collective, name):
         wanted = {(rank, chunk): frozenset(crowd(data["contents"][content])) for rank, row in enumerate(data["wanted"])
                   for chunk, content in enumerate(row) if content != NOBODY}
         assert {key: found.get(key) for key in wanted} == wanted, size
-        assert wanted or (collective, size) == ("exscan", 1)
-        if collective in ("all_reduce", "barrier"):
-            assert {(rank, crowd) for (rank, _), crowd in wanted.items()} == {
-                (rank, frozenset(range(size))) for rank in range(size)}
-
         recording, drawn = view(name, collective, size=size).recording, Counter()
         for message in recording.messages:
             drawn[message.sender, message.receiver] += message.chunks
@@ -96,7 +89,6 @@ def test_loads_by_hand():
 
 
 def test_the_layout_fits_the_messages():
-    """A parent stands above its children, the hub in the middle, nodes together."""
     for pairs, name in (
             ([(0, 1), (1, 2), (2, 3), (3, 0)], "ring"), ([(0, 1), (1, 2), (1, 3)], "hub"), ([], "ring"),
             ([(0, 1), (0, 2), (1, 3), (1, 4)], "tree"), ([(0, 1), (0, 2), (0, 3), (1, 2)], "ring")):
@@ -104,20 +96,8 @@ def test_the_layout_fits_the_messages():
     places = layout("any", 7, [(3, 1), (3, 5), (1, 0), (1, 2), (5, 4), (5, 6)], root=3).places
     for parent, child in ((3, 1), (3, 5), (1, 0), (5, 6)):
         assert places[parent][1] < places[child][1]
-    assert layout("any", 5, [(2, other) for other in (0, 1, 3, 4)]).places[2] == (SIDE / 2, SIDE / 2)
-    for size, nodes, groups in (
-            (8, None, [(0, 1), (2, 3), (4, 5), (6, 7)]), (1, None, [(0,)]), (5, (0, 1, 1, 0, 1), [(0, 3), (1, 2, 4)])):
-        found = layout("hierarchical(ring,tree)", size, [], 0, nodes)
-        assert (found.name, list(found.groups)) == ("groups", groups)
-
-
-@pytest.mark.parametrize(("collective", "name"), sampled(NAMES, keep=10, seed=12))
-def test_no_two_ranks_touch(collective, name):
-    for size in [size for size in (8, 16, 64) if name in algorithms(collective, size=size)]:
-        found = layout(name, size, sends(collective, name, size))
-        near = min(math.dist(one, other) for one, other in itertools.combinations(found.places, 2))
-        assert near > 2 * found.radius + 1
-        assert all(found.radius <= value <= SIDE - found.radius for place in found.places for value in place)
+    nodes = layout("hierarchical(ring,tree)", 5, [], 0, (0, 1, 1, 0, 1))
+    assert (nodes.name, list(nodes.groups)) == ("groups", [(0, 3), (1, 2, 4)])
 
 
 def test_the_picture_shows_every_message_and_ends_complete():
@@ -129,12 +109,9 @@ def test_the_picture_shows_every_message_and_ends_complete():
     columns = sorted({x for x, _ in used})[-4:]
     assert sum(x in columns for x, _ in used) == 16
     assert all(name in full for x, name in used if x in columns)
-    large = ET.fromstring(draw("ring", size=32, form="svg"))
-    assert sum(path.get("class") == "r31" for path in large.iter(f"{SVG}path")) == 1, "when each rank is busy"
 
 
-def test_nothing_is_asked_for_from_elsewhere():
-    """The page's policy allows its own script only."""
+def test_nothing_is_asked_for_from_elsewhere_and_the_policy_allows_the_pages_own_script_only():
     html = draw("ring", size=3)
     for text in (html, draw("ring", size=3, form="svg")):
         assert set(re.findall(r"https?://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}
@@ -147,24 +124,12 @@ def test_nothing_is_asked_for_from_elsewhere():
     assert "{{" not in html.replace(script, ""), "every blank is filled"
 
 
-def test_drawings_need_nothing_and_are_the_same_every_time():
+def test_drawings_need_neither_cupy_nor_mpi_and_are_the_same_every_time():
     script = ("import sys; sys.modules.update(dict.fromkeys(['cupy', 'mpi4py'])); "
               "from gpucoll.analysis.draw import draw; sys.stdout.write(draw('ring', size=5))")
     job = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
                          env={**os.environ, "PYTHONHASHSEED": "1"})
     assert job.stdout == draw("ring", size=5)
-
-
-@pytest.mark.mutant
-def test_a_schedule_with_a_fault_is_not_drawn(monkeypatch):
-    found = registry()["all_reduce", "ring"]
-    monkeypatch.setitem(registry(), ("all_reduce", "ring"), found._replace(
-        make=lambda rank, size, segments=1: itertools.islice(found.make(rank, size, segments), size - 1)))
-    with pytest.raises(ScheduleError):
-        draw("ring", size=4)
-
-
-# ---------------------------------------------------------------- seconds in place of rounds
 
 
 @pytest.mark.parametrize(("row", "topology"), sampled(
@@ -178,21 +143,14 @@ def test_seconds_end_when_the_simulator_says(row, topology):
         assert all(found.recording.times[0] <= message.start <= message.end for message in found.recording.messages)
 
 
-# ---------------------------------------------------------------- the command
-
-
 def test_wrong_arguments_are_one_line(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for words, said in (
             ("rng -o x.html", "did you mean ring"), ("ring -o x.png", ".html page or an .svg picture"), ("ring", "-o"),
             ("ring -o x.html --ranks 65", "65 ranks"), ("ring -o x.html --ranks 64 --segments 9", "576 chunks"),
             ("ring -o no/x.svg", "cannot write no/x.svg"), ("ring -o x.html --bytes 1Q", "[GC-DRAW] '1Q'")):
-        with pytest.raises(SystemExit) as end:
-            main(["draw", *words.split()])
-        error = capsys.readouterr().err
-        assert (end.value.code, error.count("\n"), list(tmp_path.iterdir())) == (2, 1, [])
-        assert error.startswith("gpucoll draw: ")
-        assert said in error
+        assert said in refused(capsys, main, ["draw", *words.split()], "gpucoll draw")
+        assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_writes_the_file(capsys, tmp_path):

@@ -19,27 +19,26 @@ PARTS = ["facts", "tests", "training", "benchmark", "bandwidth", "host time", "p
 
 
 def check(folder, *options, **variables):
-    """The exit code, what was printed, and what was written, by part and name, as statuses and whole."""
+    """The exit code, what was printed, and what was written, by part and name."""
     job = subprocess.run([sys.executable, SCRIPTS / "gpu_check", "--output", folder, *options], capture_output=True,
                          text=True, timeout=seconds(600), env={**os.environ, **variables})
     (path,) = folder.iterdir()
     parts = json.loads(path.read_text())["parts"]
-    found = {part: {one["name"]: one for one in more["findings"]} for part, more in parts.items()}
-    return job.returncode, job.stdout, {part: {name: one["status"] for name, one in more.items()}
-                                        for part, more in found.items()}, found
+    return job.returncode, job.stdout, {part: {one["name"]: one for one in more["findings"]}
+                                        for part, more in parts.items()}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed here")
 def test_without_cupy_it_says_what_is_missing(tmp_path):
-    code, printed, statuses, found = check(tmp_path)
-    assert (code, list(statuses)) == (1, PARTS)
+    code, printed, found = check(tmp_path)
+    assert (code, list(found)) == (1, PARTS)
     assert "there is no GPU that CuPy can use" in printed
     assert "cupy is not installed" in found["facts"]["GPUs"]["reason"]
-    assert all(set(statuses[part].values()) == {"missing"} for part in PARTS[1:])
+    assert {one["status"] for part in PARTS[1:] for one in found[part].values()} == {"missing"}
 
 
 def test_facts_and_files_name_no_people_and_no_folders(tmp_path, monkeypatch):
-    _, _, _, found = check(tmp_path, "--only", "none", **ON_STAND_IN)
+    *_, found = check(tmp_path, "--only", "none", **ON_STAND_IN)
     assert found["facts"]["GPUs"]["value"] == ["stand-in, sm_90, 1 GiB, 2 SMs"]
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("stand-in-20")
@@ -50,14 +49,9 @@ def test_facts_and_files_name_no_people_and_no_folders(tmp_path, monkeypatch):
     assert gpu_check._clean([text, 1]) == ["./bench on this host, in .../x.so and 3/4 of 10 GB/s", 1]
 
 
-def test_a_part_that_hangs_is_stopped_and_one_below_its_target_counts():
-    output, wrong = gpu_check.run([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"], 6.0)
-    assert "it did not end in its time" in wrong
-    assert output in ("1\n", "")
+def test_a_part_that_hangs_is_stopped():
+    assert "it did not end in its time" in gpu_check.run(["sleep", "600"], 1.0)[1]
     assert "exit code 3: " in gpu_check.run([sys.executable, "-c", "raise SystemExit(3)"], 600.0)[1]
-    one = gpu_check.Check(gpu_check._options([]))
-    one.part("more", 60, lambda left: [gpu_check.finding("cast", gpu_check.SHORT)])
-    assert one.summary() == "0 passed, 0 failed, 1 below target, 0 missing"
 
 
 def test_when_time_is_up_the_rest_is_missing(tmp_path):
@@ -66,12 +60,12 @@ def test_when_time_is_up_the_rest_is_missing(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_runs_is_measured_and_what_fails_is_named(tmp_path, emulated_kernels, launcher):
+def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     """Of the tests a few; the peer executor's part, in which every CUDA thread is a fiber here, by itself."""
-    (good := tmp_path / "good").mkdir()
-    code, printed, statuses, found = check(good, "--only", ",".join(PARTS[1:6]), "--megabytes", "1", "-k", "NCCL",
-                                           **ON_STAND_IN)
-    assert statuses["tests"] == {"NCCL's binding": "passed", "NCCL's refusals": "passed"}
+    code, printed, found = check(tmp_path, "--only", ",".join(PARTS[1:6]), "--megabytes", "1", "-k", "NCCL",
+                                 **ON_STAND_IN)
+    assert {name: one["status"] for name, one in found["tests"].items()} == {
+        "NCCL's binding": "passed", "NCCL's refusals": "passed"}
     assert found["training"]["train.py"]["accuracy"] > 80
     assert {name.split(",")[0] for name in found["benchmark"]} == {"ring", "tree", "native"}
     assert all(one["ranks"] == 2 for one in found["benchmark"].values())  # on one GPU
@@ -79,12 +73,6 @@ def test_what_runs_is_measured_and_what_fails_is_named(tmp_path, emulated_kernel
     assert all(one["gigabytes_per_second"] > 0 for one in found["bandwidth"].values())
     assert set(found["host time"]) == {"all_reduce, native", "all_reduce, ring"}
     assert (code, " 0 failed" in printed) == (1, True)  # no processor copies as fast as it copies by one call
-
-    (bad := tmp_path / "bad").mkdir()
-    broken = {**ON_STAND_IN, "CXX": "false", "GPUCOLL_CACHE": str(tmp_path / "empty")}
-    code, printed, statuses, found = check(bad, "--only", "tests,bandwidth", "-k", "scale", **broken)
-    assert (code, statuses["bandwidth"], statuses["tests"]) == (1, {"bandwidth": "failed"}, {"scale": "failed"})
-    assert "CompileError" in found["tests"]["scale"]["reason"]
 
     quick = ("import json, gpu_parts as p; p.RANKS, p.SMALL, p.REPEATS, p.GRAPH = (2,), (8,), 1, 2; "
              "print(json.dumps([*p.peer_bandwidth('1'), *p.peer_latency('')]))")

@@ -1,11 +1,11 @@
 """scripts/test: what it makes of its command line, and that its totals are true however a run ends."""
 
-import importlib.machinery
-import importlib.util
 import os
 import pathlib
+import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,15 +14,8 @@ import environment
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def script():
-    loader = importlib.machinery.SourceFileLoader("scripts_test", str(ROOT / "scripts" / "test"))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(loader.name, loader))
-    loader.exec_module(module)
-    return module
-
-
-def test_what_is_run_follows_from_the_command_line(script, monkeypatch):
+def test_what_is_run_follows_from_the_command_line(monkeypatch):
+    script = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "test")))
     assert [script.chosen_marks(words.split()) for words in ("-k ring -x", "-m slow -mkernel", "-m=gpu -x")] == \
         ["", "kernel", "gpu"]
     assert script.workers(["-n", "3"]) == script.workers(["--pdb"]) == ["--dist", "loadgroup"]
@@ -43,10 +36,8 @@ def test_last():
     if "WAIT" in os.environ: time.sleep(600)
 """
 PROGRAM = """
-import importlib.machinery, importlib.util, sys
-loader = importlib.machinery.SourceFileLoader("script", sys.argv[1])
-script = importlib.util.module_from_spec(importlib.util.spec_from_loader("script", loader))
-loader.exec_module(script)
+import runpy, sys, types
+script = types.SimpleNamespace(**runpy.run_path(sys.argv[1]))
 script.processes.ROOT = sys.argv[2]
 sys.exit(script.conclude([script.run_part(sys.executable, ["-n", sys.argv[3]], None)]))
 """

@@ -2,19 +2,14 @@
 
 import json
 import xml.etree.ElementTree
-from types import SimpleNamespace
 
 import pytest
 
-from gpucoll.analysis.simulate import Level, Prediction, Topology, load, names, shipped, simulate, waves
-from gpucoll.analysis.simulate.command import answer, byte_sizes
-from gpucoll.analysis.simulate.network import parse
+from gpucoll.analysis.simulate import Prediction, load, names, shipped, simulate, waves
 from gpucoll.analysis.simulate.sweep import Crossover, crossovers, sweep
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError
-
-LINK = Level("link", alpha=2**-10, beta=2**-20, gamma=2**-22)
-MESH = Topology("mesh", (LINK._replace(medium="mesh"),))
+from refusals import refused
 
 
 def test_the_package_brings_topologies():
@@ -46,24 +41,6 @@ def test_a_malformed_topology_is_refused(text, words, tmp_path):
     assert (caught.value.code, "mine" in str(caught.value)) == ("GC-TOPOLOGY", True)
 
 
-def test_topologies_that_are_not_there_or_make_no_sense_are_refused():
-    for name, words in (("fat_tre", "did you mean fat_tree"), ("no/such.toml", "no/such.toml: No such file")):
-        with pytest.raises(ArgumentError, match=words):
-            load(name)
-    with pytest.raises(ArgumentError, match="alpha -1"):
-        simulate("all_reduce", "ring", 4, 64, Topology("mine", (LINK._replace(alpha=-1),)))
-
-
-def test_a_file_of_ones_own(tmp_path):
-    (tmp_path / "mine.toml").write_text(LEVEL + "gamma = 1e-10\nmedium = 'torus'\ndimensions = 1\n")
-    topology = load(str(tmp_path / "mine.toml"))
-    assert topology == parse("mine", (tmp_path / "mine.toml").read_bytes())
-    assert topology.levels == (Level("x", 1e-6, 1e-9, 1e-10, "torus", dimensions=1),)
-
-
-# --- many predictions, the table, the picture ------------------------------------------------------------------------
-
-
 def row(name, nbytes, seconds, ranks=8):
     return Prediction("all_reduce", name, ranks, nbytes, 1, 0.0, seconds, 0.0)
 
@@ -90,14 +67,6 @@ def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
         sweep("all_reduce", ["tree"], [8, 65536], [8], shipped("switch"), lambda name, nbytes, size: 64)
 
 
-def test_sizes():
-    assert byte_sizes("64M, 8,1KiB") == [8, 1024, 1 << 26]
-    assert byte_sizes("0") == [0]
-    for wrong in ("", "5X", "9999999T", "1,,2"):
-        with pytest.raises(ArgumentError, match="GC-SIZE"):
-            byte_sizes(wrong)
-
-
 def test_the_command_prints_a_table_and_an_object(tmp_path, capsys):
     plot = tmp_path / "f.svg"
     words = "all_reduce 64M --ranks 8,16 --algorithm ring,tree --topology fat_tree --plot"
@@ -117,20 +86,10 @@ def test_the_command_prints_a_table_and_an_object(tmp_path, capsys):
     assert only["seconds"] == only["latency"] + only["bandwidth"] + only["reduction"]
 
 
-def options(**changed):
-    return SimpleNamespace(**{"collective": "all_reduce", "size": "1M", "ranks": [8], "algorithm": None, "root": 0,
-                              "topology": "switch", "segments": None, "json": False, "plot": None, **changed})
-
-
-def test_wrong_options_are_refused_and_arguments_in_one_line(capsys):
-    for changed in ({"size": "5X"}, {"algorithm": "rng"}, {"topology": "/nope.toml"}, {"segments": 0},
-                    {"plot": "x.png"}, {"plot": "/nope/x.svg"}, {"collective": "reduce", "root": 8},
-                    {"ranks": [1 << 20]}, {"topology": "nvlink_node", "ranks": [16]}):
-        with pytest.raises(ArgumentError):
-            answer(options(**changed), lambda name, nbytes, size: 1)
-    for words in ("foo", "all_reduce 5X", "all_reduce --ranks 0"):
-        with pytest.raises(SystemExit) as end:
-            main(["simulate", *words.split()])
-        out, error = capsys.readouterr()
-        assert (end.value.code, out, error.count("\n")) == (2, "", 1)
-        assert error.startswith("gpucoll simulate: ")
+@pytest.mark.parametrize("words", [
+    "foo", "all_reduce 5X", "all_reduce 9999999T", "all_reduce --ranks 0", "all_reduce --algorithm rng",
+    "all_reduce --topology /nope.toml", "all_reduce --topology fat_tre", "all_reduce --segments 0",
+    "all_reduce --plot x.png", "all_reduce --plot /nope/x.svg", "reduce --root 8", "all_reduce --ranks 1048576",
+    "all_reduce --topology nvlink_node --ranks 16"])
+def test_wrong_arguments_are_refused_in_one_line(capsys, words):
+    refused(capsys, main, ["simulate", *words.split()], "gpucoll simulate")

@@ -13,10 +13,6 @@ FOLDERS = ("gpucoll", "bench", "kernels", "scripts")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def without_docstring(node):
-    return node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
-
-
 def functions(node):
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -28,7 +24,7 @@ def functions(node):
 def lengths():
     for path in SOURCES:
         for function in functions(ast.parse(path.read_text())):
-            body = without_docstring(function)
+            body = function.body[bool(ast.get_docstring(function)):] or function.body
             yield body[-1].end_lineno - body[0].lineno + 1, f"{path.name}:{function.name}"
 
 

