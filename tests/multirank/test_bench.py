@@ -157,15 +157,7 @@ def corrupt(comm, right, x, out, **options):
     out[-1] += comm.rank == 1 and out.size > 1
 
 
-def delay(comm, right, x, out, **options):
-    """Rank 2 comes late to every collective of more than one element."""
-    if comm.rank == 2 and out.size > 1:
-        time.sleep(0.2)
-    return right(x, out, **options)
-
-
-FAULTS = {"corrupt": ("all_reduce", corrupt), "delay": ("all_reduce", delay),
-          "forget": ("all_gather", lambda *_, **options: None)}
+FAULTS = {"corrupt": ("all_reduce", corrupt), "forget": ("all_gather", lambda *_, **options: None)}
 
 
 @pytest.mark.mutant

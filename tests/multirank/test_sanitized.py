@@ -39,9 +39,10 @@ def environment():
     libraries = [job.stdout.strip() for job in asked]
     if not all(map(os.path.isabs, libraries)):
         pytest.skip(f"{compiler} has no sanitizers' libraries")
-    return {"CXX": f"{compiler} {BUILT_IN}", "ASAN_OPTIONS": "detect_leaks=0:exitcode=66", "PYTHONMALLOC": "malloc",
-            "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=66", "PYTHONPATH": os.pathsep.join(
-                [str(PROGRAMS.parent), os.environ.get("PYTHONPATH", "")])}, f"LD_PRELOAD={':'.join(libraries)}"
+    path = os.pathsep.join([str(PROGRAMS.parent), os.environ.get("PYTHONPATH", "")])
+    return {"CXX": f"{compiler} {BUILT_IN}", "ASAN_OPTIONS": "detect_leaks=0:exitcode=66:quarantine_size_mb=4",
+            "UBSAN_OPTIONS": "print_stacktrace=1:exitcode=66", "PYTHONMALLOC": "malloc",
+            "PYTHONPATH": path}, f"LD_PRELOAD={':'.join(libraries)}"
 
 
 def sanitized(environment, ranks, *words):
