@@ -36,9 +36,9 @@ def test_every_algorithm(executor, collective):
 
 @pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.nightly) for number in range(1, 40))])
 def test_mixtures(executor, number):
-    key = f"mixture/{executor.name}/{number}"
-    size = generator(key).choice((2, 3, 4, 5))
-    executor.run(size, mixture.run, mixture.draw(key, size, executor.pairs))
+    chances = generator(f"mixture/{executor.name}/{number}")
+    size = chances.choice(executor.sizes)
+    executor.run(size, mixture.run, mixture.draw(chances, size, executor.pairs))
 
 
 @pytest.mark.nightly

@@ -67,7 +67,7 @@ def test_the_bits_are_those_of_messages(name, size):
 @pytest.mark.parametrize("size", sampled((2, 3, 8), keep=1, seed=14))
 def test_calls_one_after_the_other(name, size):
     with way(name):
-        on_threads(size, mixture.run, mixture.draw(f"mixture/{name}", size), executor="shared")
+        on_threads(size, mixture.run, mixture.draw(generator(f"mixture/{name}"), size), executor="shared")
 
 
 def many_broadcasts(comm, count):
