@@ -1,17 +1,16 @@
 """Random programs: calls of all kinds that all ranks make, held against the oracle; ranks differ where they may.
 
     python tests/mixture.py --calls 200000 --seed 7 [--executors mpi,shared,nccl,peer] [--ranks 1,2,3,4,8]
-    mpiexec -n 3 python tests/mixture.py --calls 20000 --executors mpi,shared,native
+    mpiexec -n 3 python tests/mixture.py --calls 20000 --executors mpi,shared,native,any
     python tests/mixture.py --replay 7/peer/3/12
 
 By itself it has threads as ranks, under mpiexec processes. It says what was called, wrong and leaked; the name of a
-program that failed draws it again.
+program that went wrong draws it again.
 """
 
 import argparse
 import functools
 import gc as garbage
-import itertools
 import os
 import random
 import resource
@@ -33,16 +32,13 @@ from pace import seconds
 from programs import MOVED, MOVEMENTS, REDUCTIONS, check
 from thread_ranks import on_threads
 
-ALL = (*REDUCTIONS, *MOVEMENTS)
-LISTS = ("scatter_v", "all_to_all_v")  # which take a list of arrays
 PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
-KINDS = {"collective": 40, "refused": 5, "points": 4, "barrier": 1, "split": 1}  # of steps, and how often each is drawn
-WAYS = {"plain": 3, "plan": 1, "group": 1}  # to call a collective
+KINDS = {"collective": 40, "points": 4, "barrier": 1, "split": 1}  # of steps, and how often each is drawn
+WAYS = {"turns": 3, "plan": 1, "group": 1, "flight": 1}  # to make a call several times
 CUSTOM = {("sum", "float32"): "a + b", ("max", "float32"): "max(a, b)"}
 CARRIED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-EMULATED = ("nccl", "peer")
 IN_PLACE = ("all_reduce", "scan", "exscan", "all_to_all")
-GUARD, ROOM = 64, 1 << 16  # bytes around every array, and of a communicator's memory that all ranks map
+GUARD, ROOM = 64, 1 << 16  # bytes around every array, of a communicator's memory that all ranks map
 
 
 def called(comm, calls):
@@ -74,10 +70,8 @@ class Spot:
         self._turned = x.ndim == 2 and not plain and own.random() < 0.3
         self._first = GUARD + (0 if plain else own.choice((0, 0, 8, 1)))
         self._memory = memory(self._first + x.nbytes * abs(self._step) + GUARD)
-        self._array = self.given = self._in(self._memory)
-        if fixed:
-            self.given = self._array.view()
-            self.given.flags.writeable = False
+        self._array, self.given = self._in(self._memory), self._in(self._memory)
+        self.given.flags.writeable = not fixed
 
     def _in(self, memory):
         shape, wide = self._x.shape, abs(self._step)
@@ -91,7 +85,7 @@ class Spot:
         self._array[...] = values
         self._before = self._memory.copy()
 
-    def check(self, *, written=False):
+    def check(self, *, written):
         if written:
             self._in(self._before)[...] = self._array
         assert (self._before == self._memory).all(), "bytes have changed that nobody may write"
@@ -114,14 +108,17 @@ class Call:
         if self._out not in (None, *self._spots):
             self._out.fill(0)
 
+    def check(self, *, ended):
+        for spot in {*self._spots, self._out} - {None}:
+            spot.check(written=ended and spot is self._out)
+
     def ended(self, found, turn):
         """What was found, as it is for the first data; nothing else was written."""
         found = found.wait() if isinstance(found, gc.Work) else found
         assert self._out is None or found is self._out.given
-        for spot in {*self._spots, self._out} - {None}:
-            spot.check(written=spot is self._out)
+        self.check(ended=True)
         results = [flipped(one, turn).copy() for one in listed(found)]
-        return found if found is None else results if isinstance(found, list) else results[0]
+        return results if isinstance(found, list) else results[0] if results else None
 
 
 class Varied:
@@ -135,37 +132,38 @@ class Varied:
     def run(self, steps):
         for number, (kind, *arguments) in enumerate(steps):
             with naming(f"step {number} of {len(steps)}: {kind} {arguments}"):
-                getattr(self, f"run_{kind}")(*arguments)
+                getattr(self, f"_{kind}")(*arguments)
         return self.count
 
     def __getattr__(self, name):
         return functools.partial(self._call, name)
 
-    def _memory(self, shared, nbytes):
-        """So many bytes, of memory that all ranks map where some are left."""
-        first, last = self._used, self._used + -(-nbytes // GUARD) * GUARD
-        if not shared or last > ROOM:
-            return numpy.empty(nbytes, numpy.uint8)
-        self._used = last
-        return self._room[first:first + nbytes]
-
     def _spot(self, plain, x, fixed=False):
-        shared, fixed = plain or self._own.random() < 0.2, fixed and self._own.random() < 0.3
-        return Spot(self._own, x, functools.partial(self._memory, shared), plain, fixed)
+        shared = plain or self._own.random() < 0.2
+        return Spot(self._own, x, self._memory if shared else lambda nbytes: numpy.empty(nbytes, numpy.uint8), plain,
+                    fixed and self._own.random() < 0.3)
+
+    def _memory(self, nbytes):
+        """So many bytes, of those that all ranks map if some are left."""
+        first, self._used = self._used, self._used + -(-nbytes // GUARD) * GUARD
+        return self._room[first:first + nbytes] if self._used <= ROOM else numpy.empty(nbytes, numpy.uint8)
 
     def _call(self, name, x, out=None, **options):
-        (way,), turns = self._alike.choices(list(WAYS), WAYS.values()), self._alike.choice((1, 1, 1, 2, 3, 5))
-        given, result, options = self._dressed(x, out, options) if "op" in options else (x, out, options)
+        (way,), turns = self._alike.choices(list(WAYS), WAYS.values()), range(self._alike.choice((1, 1, 1, 2, 3, 5)))
+        given, like, options = self._dressed(x, out, options) if "op" in options else (x, out, options)
         in_place = name == "broadcast" or (out is not None and out is x)
         if out is None and name in (*IN_PLACE, "reduce_scatter", "all_gather") and self._own.random() < 0.7:
             in_place = name in IN_PLACE and self._own.random() < 0.5
             shape = {"reduce_scatter": given.shape[1:], "all_gather": (self.size, *given.shape)}.get(name, given.shape)
-            result = numpy.empty(shape, given.dtype)
-        self._used, self.count, plain = 0, self.count + turns, self._alike.random() < 0.2
-        calls = [Call(functools.partial(self._spot, plain), name, given, result, in_place)
-                 for _ in range(turns if way == "group" else 1)]
-        with naming((way, turns, options)):
-            *others, found = getattr(self, f"_{way}")(name, itertools.cycle(calls), range(turns)[::-1], options)
+            like = numpy.empty(shape, given.dtype)
+        self._used, self.count, plain = 0, self.count + len(turns), self._alike.random() < 0.2
+        calls = [Call(functools.partial(self._spot, plain), name, given, like, in_place)
+                 for _ in (turns if way in ("group", "flight") else (0,))]
+        with naming((way, len(turns), options)):
+            if self._alike.random() < 0.1:
+                self._refused(name, calls[0], options)
+            *others, found = (self._together if way in ("group", "flight") else self._in_turn)(
+                name, calls, turns[::-1], options, way)
         for other in others:
             for one, last in zip(listed(other), listed(found), strict=True):
                 check(one, last, "otherwise than in the last turn")
@@ -191,44 +189,61 @@ class Varied:
             options = options | {"op": gc.elementwise_op(CUSTOM[op, dtype], oracle.identity(op, dtype))}
         return x, out, options
 
-    def _plain(self, name, calls, turns, options):
-        for turn, call in zip(turns, calls, strict=False):
-            call.fill(turn)
-            later = {"async_op": self._own.random() < 0.3}
-            yield call.ended(getattr(self._comm, name)(call.x, **call.out, **options, **later), turn)
+    def _once(self, name, call, turn, options):
+        call.fill(turn)
+        return getattr(self._comm, name)(call.x, **call.out, **options, async_op=self._own.random() < 0.3)
 
-    def _plan(self, name, calls, turns, options):
-        call = next(calls)
+    def _in_turn(self, name, calls, turns, options, way):
+        (call,) = calls
         call.fill(1)
-        plan = self._comm.plan(name, call.x, **call.out, **options)
+        plan = self._comm.plan(name, call.x, **call.out, **options) if way == "plan" else None
         for turn in turns:
             call.fill(turn)
-            yield call.ended(plan(), turn)
+            yield call.ended(plan() if plan else self._once(name, call, turn, options), turn)
 
-    def _group(self, name, calls, turns, options):
-        calls, took = list(itertools.islice(calls, len(turns))), numpy.zeros(1, int)
-        with self._comm.group():
-            self._comm.recv(took, (self.rank - 1) % self.size)
-            found = []
-            for turn, call in zip(turns, calls, strict=True):
-                call.fill(turn)
-                later = {"async_op": self._own.random() < 0.3}
-                found.append(getattr(self._comm, name)(call.x, **call.out, **options, **later))
-            self._comm.send(numpy.array([self.rank]), (self.rank + 1) % self.size)
-        assert took[0] == (self.rank - 1) % self.size
+    def _together(self, name, calls, turns, options, way):
+        """Begun one after the other between two halves of a message, and ended in any order."""
+        took, left, later = numpy.zeros(1, int), (self.rank - 1) % self.size, {"async_op": way == "flight"}
+        with self._comm.group() if way == "group" else naming(way):
+            came = self._comm.recv(took, left, **later)
+            found = [self._once(name, call, turn, options) for call, turn in zip(calls, turns, strict=True)]
+            sent = self._comm.send(numpy.array([self.rank]), (self.rank + 1) % self.size, **later)
+        for work in self._own.sample([came, sent, *found], len(found) + 2):
+            if isinstance(work, gc.Work):
+                work.wait()
+        assert took[0] == left
         yield from map(Call.ended, calls, found, turns)
 
-    # Steps
+    def _refused(self, name, call, options):
+        """The call, but for what all ranks get wrong: a typed error, with every array as it was."""
+        call.fill(0)
+        code, wrong = self._alike.choice(wrongs(COLLECTIVES[name], self.size, call.x, options))
+        way, arguments = self._alike.choice(("now", "later", "plan", "group")), call.out | options | wrong
+        self.count, x, found = self.count + 1, arguments.pop("x", call.x), None
+        if name.startswith("scatter") and "x" in wrong and self.rank != options["root"]:
+            x, code = None, "GC-PEER"  # the root's alone is looked at
+        try:
+            with self._comm.group() if way == "group" else naming(way):
+                if way == "plan":
+                    self._comm.plan(name, x, **arguments)()
+                else:
+                    getattr(self._comm, name)(x, **arguments, async_op=way == "later")
+        except gc.GpucollError as error:
+            found = error
+        kind = gc.PeerError if code == "GC-PEER" else gc.DtypeError if "DTYPE" in code else gc.ArgumentError
+        assert (type(found), getattr(found, "code", "")) == (kind, code), (way, wrong, found)
+        call.check(ended=False)
 
-    def run_collective(self, *call):
+    # Other steps
+
+    def _collective(self, *call):
         called(self, [call])
 
-    def run_barrier(self):
-        found = self._comm.barrier(async_op=self._own.random() < 0.5)
-        assert (found if found is None else found.wait()) is None
+    def _barrier(self):
         self.count += 1
+        assert (self._comm.barrier(async_op=True).wait() if self._own.random() < 0.5 else self._comm.barrier()) is None
 
-    def run_split(self, steps):
+    def _split(self, steps):
         colors, keys = ([self._alike.choice(some) for _ in range(self.size)] for some in ((0, 0, 1, None), (-1, 0, 5)))
         color, seed = colors[self.rank], self._alike.random()
         part = self._comm.split(color, keys[self.rank])
@@ -239,11 +254,11 @@ class Varied:
             with part:
                 self.count += Varied(part, f"{seed}/{color}").run(steps)
 
-    def run_points(self):
+    def _points(self):
         """Messages between any ranks: in their order, or all under way together and waited for in any order."""
         together, alike = self.size == 1 or self._alike.random() < 0.6, self._alike
-        self._used, works, came = 0, [], []
-        self.count += (number := alike.randint(1, 6))
+        self._used, works, came, number = 0, [], [], alike.randint(1, 6)
+        self.count += number
         with self._comm.group() if together and alike.random() < 0.5 else naming("messages"):
             for turn in range(number):
                 source, tag, dtype = alike.randrange(self.size), alike.choice((0, 0, 9)), alike.choice(oracle.DTYPES)
@@ -261,62 +276,28 @@ class Varied:
             spot.check(written=written)
             check(spot.given.copy(), x, "message")
 
-    def run_refused(self, collective, count):
-        """What all ranks get wrong alike: a typed error, with every array as it was."""
-        row, root = COLLECTIVES[collective], self._alike.randrange(self.size)
-        x = numpy.ones((self.size, count) if row.input.blocks or row.ragged else count, "float32")
-        spots, self._used = [self._spot(False, one, fixed=collective != "broadcast") for one in (x if collective in LISTS else [x])], 0
-        for spot in spots:
-            spot.fill(1)
-        x = [spot.given for spot in spots] if collective in LISTS else spots[0].given
-        code, wrong = self._alike.choice(wrongs(row, self.size, x))
-        arguments = {"x": x} | ({"root": root} if row.rooted else {}) | (
-            {"counts": [1] * self.size} if collective == "reduce_scatter_v" else {}) | wrong
-        wrong_x = arguments.pop("x")
-        if collective.startswith("scatter") and self.rank != root:
-            wrong_x, code = None, "GC-PEER" if "x" in wrong else code
-        call, wanted = getattr(self._comm, collective), {"GC-PEER": gc.PeerError, "GC-DTYPE": gc.DtypeError,
-                                                         "GC-OP-DTYPE": gc.DtypeError}.get(code, gc.ArgumentError)
-        way, found, self.count = self._alike.choice(("plain", "async", "plan", "group")), None, self.count + 1
-        try:
-            with self._comm.group() if way == "group" else naming(way):
-                if way == "plan":
-                    self._comm.plan(collective, wrong_x, **arguments)()
-                else:
-                    call(wrong_x, **arguments, async_op=way == "async")
-        except gc.GpucollError as error:
-            found = error
-        assert type(found) is wanted, (way, wrong, found)
-        assert found.code == code, (way, wrong, found)
-        for spot in spots:
-            spot.check()
 
-
-def wrongs(row, size, x):
+def wrongs(row, size, x, options):
     """What may be wrong in a call: the code, and the arguments that are."""
-    found = [("GC-ALGO", {"algorithm": "rng"}), ("GC-ALGO", {"algorithm": "tree(7)"})]
-    if isinstance(x, list):
-        found += [("GC-COUNTS", {"x": [*x, x[0]]}), ("GC-DTYPE", {"x": [one.astype(object) for one in x]})]
-    else:
-        found += [("GC-ARRAY", {"x": [1.0]}), ("GC-DTYPE", {"x": x.astype(">f4")}), ("GC-DTYPE", {"x": x.astype("O")})]
+    lists, odd = row.name in ("scatter_v", "all_to_all_v"), numpy.zeros((size, 2), ">f4")
+    found = [("GC-ALGO", {"algorithm": "rng"}), ("GC-ALGO", {"algorithm": "tree(7)"}),
+             ("GC-COUNTS" if lists else "GC-ARRAY", {"x": 1.0}), ("GC-DTYPE", {"x": list(odd) if lists else odd})]
     if row.rooted:
         found += [("GC-ROOT", {"root": root}) for root in (size, -1, True, None, 0.0)]
     if row.reduces:
-        found += [("GC-OP", {"op": "nope"}), ("GC-OP", {"op": ["sum"]}), ("GC-OP-DTYPE", {"op": "band"}),
-                  ("GC-DTYPE", {"dtype": "int8"}), *[("GC-OP", {"op": "avg"})] * ("scan" in row.name)]
+        dtype = options.get("dtype", x.dtype.name)
+        found += [("GC-OP-DTYPE", {"op": op}) for op in oracle.OPS if op != "avg" and not oracle.legal(op, dtype)]
+        found += [("GC-OP", {"op": "nope"}), ("GC-OP", {"op": ["sum"]}), ("GC-DTYPE", {"dtype": "nope"})]
+    if "scan" in row.name:
+        found.append(("GC-OP", {"op": "avg"}))
     if row.name == "reduce_scatter_v":
-        found.append(("GC-COUNTS", {"counts": [2] * size}))
+        found.append(("GC-COUNTS", {"counts": [len(x)] * (size + 1)}))
+    if row.name in IN_PLACE:
+        fixed = numpy.broadcast_to(numpy.zeros(1, x.dtype), x.shape)
+        found += [("GC-DTYPE", {"out": numpy.zeros(x.shape, "M8[s]")}), ("GC-READONLY", {"out": fixed})]
     if row.name != "broadcast" and not row.ragged:
-        shape = x.shape[row.input.blocks:]
-        out = numpy.zeros((size, *shape) if row.output.blocks else shape, x.dtype)
-        fixed, both = out.view(), numpy.zeros(x.size + 1, x.dtype)
-        fixed.flags.writeable = False
-        found += [("GC-SHAPE", {"out": out[..., None]}), ("GC-DTYPE", {"out": out.astype("f8")}),
-                  ("GC-READONLY", {"out": fixed})]
-        if row.input.blocks:
-            found.append(("GC-SHAPE", {"x": numpy.ones((size + 1, 2))}))
-        elif not row.output.blocks:
-            found.append(("GC-OVERLAP", {"x": both[1:], "out": both[:-1]}))
+        found += [("GC-SHAPE", {"out": numpy.zeros((9, 9, 9, 9))}), ("GC-ARRAY", {"out": "nope"})]
+        found += [("GC-SHAPE", {"x": numpy.zeros((size + 1, 2))})] * row.input.blocks
     return found
 
 
@@ -327,7 +308,7 @@ def without_native(collective):
 def draw(chances, size, pairs=PAIRS, algorithms=without_native, steps=40):
     """What `run` is told, alike on all ranks: `chances` draws it before they begin."""
     def call(*, whole=True):
-        collective = chances.choice(ALL)
+        collective = chances.choice((*REDUCTIONS, *MOVEMENTS))
         name = chances.choice(algorithms(collective))
         found = registry().get((collective, name))
         if whole and found is not None and found.variants is not None and chances.random() < 0.5:
@@ -335,8 +316,7 @@ def draw(chances, size, pairs=PAIRS, algorithms=without_native, steps=40):
             name = variant if find(collective, variant).unfit(size, None) is None else name
         return collective, name, *chances.choice(pairs), chances.choice((0, 1, size, 37, 37, 3000)), chances.random()
 
-    arguments = {"collective": call, "refused": lambda: (chances.choice(ALL), chances.choice((2, 37, 3000))),
-                 "split": lambda: ([("collective", *call(whole=False)) for _ in range(5)],)}
+    arguments = {"collective": call, "split": lambda: ([("collective", *call(whole=False)) for _ in range(5)],)}
     kinds = chances.choices(list(KINDS), KINDS.values(), k=steps)
     return [(kind, *arguments.get(kind, tuple)()) for kind in kinds], chances.random()
 
@@ -351,79 +331,80 @@ def run(comm, drawn):
 
 
 def held():
-    """What this process holds."""
+    """What this process holds, but for kernels, which stay loaded by a descriptor each."""
     garbage.collect()
+    files = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
     with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
-        shared = sum("memfd" in line or "/dev/shm" in line for line in maps)
-        return {"files": len(os.listdir("/proc/self/fd")), "threads": len(os.listdir("/proc/self/task")),
-                "shared memory": shared, "MiB": int(memory.read().split()[1]) * resource.getpagesize() >> 20}
+        return {"files": sum(not one.endswith(".so") for one in files), "threads": len(os.listdir("/proc/self/task")),
+                "shared memory": sum("memfd" in line or "/dev/shm" in line for line in maps),
+                "MiB": int(memory.read().split()[1]) * resource.getpagesize() >> 20}
 
 
-def tell(*words):
-    if launchers.launched()[1] == 0:
-        print(*words, flush=True)
-
-
-def once(name, world=None):
-    """How many calls the program SEED/EXECUTOR/RANKS/NUMBER made, and what went wrong on this rank."""
+def once(name, world):
+    """How many calls the program SEED/EXECUTOR/RANKS/NUMBER has made, and what went wrong on each rank."""
     _, executor, size, _ = name.split("/")
-    os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in EMULATED else ""
+    os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in ("nccl", "peer") else ""
     names = {"native": lambda collective: ["native", "auto"], "any": programs.algorithms}.get(executor, without_native)
+    from multirank.test_executors import on_two_nodes
+
     drawn = draw(random.Random(name), int(size), PEER if executor == "peer" else PAIRS, names, steps=100)
-    options = {"executor": None if executor == "any" else executor, "timeout": seconds(30)}
+    options, count, wrong = {"executor": None if executor == "any" else executor, "timeout": seconds(30)}, 0, ""
     try:
         if world is None:
-            return max(on_threads(int(size), run, drawn, **options)), ""
-        with gc.init(**options) as comm:
-            return run(comm, drawn), ""
+            count = max(on_threads(int(size), run, drawn, **options))
+        else:
+            with on_two_nodes(world, None) if executor == "hybrid" else gc.init(**options) as comm:
+                count = run(comm, drawn)
     except Exception:
-        return 0, traceback.format_exc()
+        wrong = traceback.format_exc()
+    counts, wrongs = zip(*([(count, wrong)] if world is None else world.allgather((count, wrong))), strict=True)
+    return max(counts), [one for one in wrongs if one]
 
 
-def many(executor, sizes, options, world):
-    """Programs on one executor until they have made their share of the calls; whether all is well."""
-    programs = count = failed = 0
-    began, early = time.monotonic(), None
-    while count < options.calls:
-        name = f"{options.seed}/{executor}/{sizes[programs % len(sizes)]}/{programs}"
-        everyone = [once(name, world)] if world is None else world.allgather(once(name, world))
-        wrong = [text for _, text in everyone if text]
-        programs, count, failed = programs + 1, count + max(calls for calls, _ in everyone), failed + bool(wrong)
-        if wrong:
-            tell(f"{name} went wrong:\n{wrong[0]}")
-        if early is None and count >= options.calls / 10:
-            early = held()
-    taken, late = time.monotonic() - began, held()
+def many(executor, sizes, calls, seed, world):
+    """Programs until so many calls have been made: a line of what came of it, and whether all is well."""
+    number, count, failed, began, early = 0, 0, 0, time.monotonic(), None
+    while count < calls:
+        name = f"{seed}/{executor}/{sizes[number % len(sizes)]}/{number}"
+        made, wrong = once(name, world)
+        number, count, failed = number + 1, count + made, failed + bool(wrong)
+        if wrong and launchers.launched()[1] == 0:
+            print(f"{name} went wrong:", *wrong, sep="\n", flush=True)
+        early = held() if early is None and count >= calls / 10 else early
+    rate, late = count / (time.monotonic() - began), held()
     grown = {key: late[key] - early[key] for key in late}
-    grown = grown if world is None else {key: max(one[key] for one in world.allgather(grown)) for key in grown}
-    leaked = [key for key in grown if grown[key] > (32 if key == "MiB" else 0)]
-    tell(f"{executor}, {'threads' if world is None else 'processes'}, {','.join(map(str, sizes))} ranks, seed "
-         f"{options.seed}: {programs} programs, {count} calls, {count / taken:.0f} a second; wrong: {failed}; leaked: "
-         f"{', '.join(leaked) or 'nothing'} ({', '.join(f'{key} {grown[key]:+}' for key in grown)})")
-    return not failed and not leaked
+    everyone = [grown] if world is None else world.allgather(grown)
+    grown = {key: max(one[key] for one in everyone) for key in grown}
+    leaked = [key for key in grown if grown[key] > (64 if key == "MiB" else 0)]
+    told = (f"{executor} on {'threads' if world is None else 'processes'}, ranks {sizes}, seed {seed}: {number} "
+            f"programs, {count} calls, {rate:.0f} a second; wrong: {failed}; leaked: {leaked or 'nothing'}, of {grown}")
+    return told, not failed and not leaked
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=20000, help="in all")
     parser.add_argument("--seed", default=str(time.time_ns() % 1000000))
-    parser.add_argument("--executors", default="mpi,shared,nccl,peer", help="of processes native and any, too")
+    parser.add_argument("--executors", default="mpi,shared,nccl,peer", help="of processes native, any and hybrid too")
     parser.add_argument("--ranks", default="1,2,3,4,8", help="of threads")
     parser.add_argument("--replay", metavar="SEED/EXECUTOR/RANKS/NUMBER", help="only this program")
     options = parser.parse_args()
-    world = bootstrap.world() if launchers.launched()[0] > 1 else None
+    executors, world = options.executors.split(","), bootstrap.world() if launchers.launched()[0] > 1 else None
     if world is not None:
         options.seed, options.ranks = world.bcast(options.seed), str(world.size)
-    executors = options.executors.split(",")
-    if {*executors} & {*EMULATED} and launchers.launched()[1] == 0:
+    if {"nccl", "peer"} & {*executors} and not options.replay:
         make_usual()
         make_peer_kernels(PEER)
     if options.replay:
-        wrong = once(options.replay, world)[1]
-        print(wrong)
+        print(*(wrong := once(options.replay, world)[1]), sep="\n")
         return bool(wrong)
-    options.calls //= len(executors)
-    return not all([many(one, [int(size) for size in options.ranks.split(",")], options, world) for one in executors])
+    sizes, fine = [int(size) for size in options.ranks.split(",")], True
+    for executor in executors:
+        told, well = many(executor, sizes, options.calls / len(executors), options.seed, world)
+        fine = fine and well
+        if launchers.launched()[1] == 0:
+            print(told, flush=True)
+    return not fine
 
 
 if __name__ == "__main__":
