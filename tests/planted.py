@@ -75,4 +75,7 @@ PLANTED = [
      "            self._row(kept)[:] = self._row(source)\n", "            pass\n"),
     ("product", "all blocks of a list go by the first count", "gpucoll/communicator/ragged.py",
      "counts = [one[\"counts\"][0] for one in news]", "counts = [news[0][\"counts\"][0] for one in news]"),
+    ("product", "a group's receives begin in reverse", "gpucoll/communicator/points.py",
+     "        group.append(work)\n        return work",
+     "        group.insert(0 if work.name == \"recv\" else len(group), work)\n        return work"),
 ]
