@@ -355,14 +355,14 @@ def once(name):
 
 
 def many(executor, sizes, calls, seed):
-    """Programs until so many calls have been made; what goes wrong, what came of it, and whether that is bad."""
+    """Programs until so many calls are made or ten went wrong; what went so, what came of it, whether that is bad."""
     number, count, failed, began, early = 0, 0, 0, time.monotonic(), None
-    while count < calls:
+    while count < calls and failed < 10:
         made, wrong = once(name := f"{seed}/{executor}/{sizes[number % len(sizes)]}/{number}")
         number, count, failed = number + 1, count + made, failed + bool(wrong)
         if wrong:
             yield f"{name} went wrong:\n{wrong}", True
-        early = held() if early is None and count >= calls / 10 else early
+        early = held() if early is None and (wrong or count >= calls / 10) else early
     grown = {key: late - early[key] for key, late in held().items()}
     grown = {key: max(one[key] for one in told(grown)) for key in grown}
     leaked = [key for key in grown if grown[key] > (64 if key == "MiB" else 0)]
