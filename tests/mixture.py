@@ -8,6 +8,7 @@ Ranks are threads, or processes under mpiexec. It says what was called, wrong an
 """
 
 import argparse
+import ctypes
 import functools
 import gc as garbage
 import os
@@ -317,15 +318,13 @@ def run(comm, drawn):
 # The command
 
 SIZE, RANK = launchers.launched()
-
-
-def told(one):
-    return [one] if SIZE == 1 else bootstrap.world().allgather(one)
+told = (lambda one: [one]) if SIZE == 1 else lambda one: bootstrap.world().allgather(one)
 
 
 def held():
     """What this process holds, but for kernels, which stay loaded by a descriptor each."""
     garbage.collect()
+    ctypes.CDLL(None).malloc_trim(0)
     files = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
     with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
         return {"files": sum(not one.endswith(".so") for one in files), "threads": len(os.listdir("/proc/self/task")),
@@ -365,7 +364,7 @@ def many(executor, sizes, calls, seed):
         early = held() if early is None and (wrong or count >= calls / 10) else early
     grown = {key: late - early[key] for key, late in held().items()}
     grown = {key: max(one[key] for one in told(grown)) for key in grown}
-    leaked = [key for key in grown if grown[key] > (64 if key == "MiB" else 0)]
+    leaked = [key for key in grown if grown[key] > (32 if key == "MiB" else 0)]
     yield (f"{executor} on {'threads' if SIZE == 1 else 'processes'}, ranks {sizes}, seed {seed}: {number} "
            f"programs, {count} calls, {count / (time.monotonic() - began):.0f} a second; wrong: {failed}; "
            f"leaked: {leaked or 'nothing'}, of {grown}"), bool(leaked)
@@ -386,6 +385,7 @@ def main():
     if {"nccl", "peer"} & {*executors}:
         make_usual()
         make_peer_kernels(PEER)
+    ctypes.CDLL(None).mallopt(-8, 1)  # one arena for all threads: what they free is given back
     bad = []
     for executor in executors:
         for text, is_bad in many(executor, sizes, options.calls / len(executors), seed):
