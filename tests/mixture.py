@@ -364,7 +364,7 @@ def many(executor, sizes, calls, seed):
         early = held() if early is None and (wrong or count >= calls / 10) else early
     grown = {key: late - early[key] for key, late in held().items()}
     grown = {key: max(one[key] for one in told(grown)) for key in grown}
-    leaked = [key for key in grown if grown[key] > (32 if key == "MiB" else 0)]
+    leaked = [key for key in grown if grown[key] > (64 if key == "MiB" else 0)]
     yield (f"{executor} on {'threads' if SIZE == 1 else 'processes'}, ranks {sizes}, seed {seed}: {number} "
            f"programs, {count} calls, {count / (time.monotonic() - began):.0f} a second; wrong: {failed}; "
            f"leaked: {leaked or 'nothing'}, of {grown}"), bool(leaked)
