@@ -11,6 +11,16 @@ import filelock
 from gpucoll.device import sources
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.store import user_store
+from gpucoll.dtypes import DTYPES
+from gpucoll.ops import OPS
+
+# The peer kernels of an op and a dtype are a unit to compile, so that by default it is not tried on every pair: on sums
+# that the programs take, and on every op and every dtype at least once. The nightly grid has all pairs.
+PEER = [*(("sum", name) for name in ("int32", "int64", "float16", "bfloat16", "float32", "float64", "complex128",
+                                     "float8_e4m3fn", "float8_e5m2")),
+        ("min", "float32"), ("max", "float32"), ("prod", "int8"), ("prod", "complex64"), ("max", "uint32"),
+        ("min", "uint64"), ("avg", "float16"), ("band", "uint8"), ("bor", "uint16"), ("bxor", "int16"),
+        ("land", "bool"), ("lor", "float64"), ("lxor", "int32")]
 
 
 class Missing(Exception):
@@ -41,3 +51,13 @@ def compile_all(texts):
 def make_families(instances):
     """The kernels, in the units in which the emulated device asks for them."""
     compile_all(sources.text(*family) for family in dict.fromkeys(map(sources.family, instances)))
+
+
+def make_usual():
+    """What the collectives use on every pair of ranks."""
+    make_families([sources.copy(1), *(sources.reduce(OPS["sum"], dtype) for dtype in DTYPES.values())])
+
+
+def make_peer_kernels(pairs):
+    make_families([sources.steps(None, DTYPES["int8"]),
+                   *(sources.steps(OPS[op], DTYPES[name]) for op, name in pairs)])

@@ -1,16 +1,43 @@
-"""Calls of all kinds one after the other on one communicator, held against the oracle; ranks differ where they may."""
+"""Random programs: calls of all kinds that all ranks make, held against the oracle; ranks differ where they may.
 
+    python tests/mixture.py --calls 200000 --seed 7 [--executors mpi,shared,nccl,peer] [--ranks 1,2,3,4,8]
+    mpiexec -n 3 python tests/mixture.py --calls 20000 --executors mpi,shared,native,any
+    python tests/mixture.py --replay 7/peer/3/12
+
+Ranks are threads, or processes under mpiexec. It says what was called, wrong and leaked.
+"""
+
+import argparse
+import ctypes
+import functools
+import gc as garbage
+import os
 import random
+import sys
+import time
+import traceback
 
 import numpy
 
+import gpucoll as gc
 import oracle
 import programs
+from compiled import PEER, make_peer_kernels, make_usual
+from gpucoll import bootstrap, launchers
+from gpucoll.algorithms import find, registry
 from gpucoll.collectives import COLLECTIVES
-from grids import generator, naming
-from programs import MOVED, MOVEMENTS, REDUCTIONS
+from grids import naming
+from pace import seconds
+from programs import MOVED, MOVEMENTS, REDUCTIONS, check
+from thread_ranks import on_threads
 
 PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
+KINDS = {"collective": 40, "points": 4, "barrier": 1, "split": 1}  # of steps, and how often each is drawn
+WAYS = {"turns": 3, "plan": 1, "group": 1, "flight": 1}  # to make a call several times
+CUSTOM = {("sum", "float32"): "a + b", ("max", "float32"): "max(a, b)"}
+CARRIED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+IN_PLACE = ("all_reduce", "scan", "exscan", "all_to_all")
+GUARD, ROOM = 64, 1 << 16  # bytes around every array, of a communicator's memory that all ranks map
 
 
 def called(comm, calls):
@@ -25,47 +52,348 @@ def called(comm, calls):
                 MOVED[collective](comm, algorithm, name, count, root)
 
 
-class Varied:
-    """A communicator whose calls are made in any way that is a rank's own affair: from strided arrays, asynchronously,
-    on memory that all ranks map. What `chances` draws is the rank's own too."""
+def listed(x):
+    return x if isinstance(x, list) else [] if x is None else [x]
 
-    def __init__(self, comm, chances):
-        self._comm, self._chances = comm, chances
-        self.rank, self.size = comm.rank, comm.size
+
+class Spot:
+    """The array `x` somewhere in memory that is known: with gaps, backwards, turned, at an odd byte, read-only."""
+
+    def __init__(self, own, x, memory, plain, written, fixed):
+        self._x, self._written, self._step = x, written, 1 if plain else own.choice((1, 1, 1, 2, -1, -3))
+        self._turned = x.ndim == 2 and not plain and own.random() < 0.3
+        self._first = GUARD + (0 if plain else own.choice((0, 0, 8, 1)))
+        self._memory = memory(self._first + x.nbytes * abs(self._step) + GUARD)
+        self._array, self.given = self._in(self._memory), self._in(self._memory)
+        self.given.flags.writeable = not fixed
+
+    def _in(self, memory):
+        shape, wide = self._x.shape, abs(self._step)
+        row = memory[self._first:self._first + self._x.nbytes * wide].view(self._x.dtype)
+        if self._turned:
+            return row.reshape(shape[1] * wide, shape[0])[::self._step].T
+        return row.reshape(*shape[:-1], shape[-1] * wide)[..., ::self._step]
+
+    def fill(self, turn):
+        """In every other turn backwards: what is drawn here is done element by element, so its result is known."""
+        self._memory[:] = 0x5A
+        self._array[...] = self._x[..., ::1 - turn % 2 * 2]
+        self._before = self._memory.copy()
+
+    def check(self, *, ended=True):
+        if self._written and ended:
+            self._in(self._before)[...] = self._array
+        assert (self._before == self._memory).all(), "bytes have changed that nobody may write"
+
+
+class Call:
+    """The arrays of one call in spots of their own: those of `x`, and one like `out` unless it is `in_place`."""
+
+    def __init__(self, spot, name, x, out, in_place):
+        given = [spot(one, written=in_place) for one in listed(x)]
+        self._out = given[0] if in_place else None if out is None else spot(numpy.zeros_like(out), written=True)
+        self.spots = {*given, self._out} - {None}
+        self.x = [one.given for one in given] if isinstance(x, list) else given[0].given if given else None
+        self.out = {} if self._out is None or name == "broadcast" else {"out": self._out.given}
+
+    def fill(self, turn):
+        for spot in self.spots:
+            spot.fill(turn)
+
+    def ended(self, found, turn):
+        """What was found, as it is for the first data; nothing else was written."""
+        found = found.wait() if isinstance(found, gc.Work) else found
+        assert self._out is None or found is self._out.given
+        for spot in self.spots:
+            spot.check()
+        results = [one[..., ::1 - turn % 2 * 2].copy() for one in listed(found)]
+        return results if isinstance(found, list) else results[0] if results else None
+
+
+class Varied:
+    """A communicator whose calls are made in any way: what `alike` draws is alike on all ranks."""
+
+    def __init__(self, comm, seed):
+        self._comm, self.rank, self.size, self.count = comm, comm.rank, comm.size, 0
+        self._alike, self._own = random.Random(str(seed)), random.Random(f"{seed}/{comm.rank}")
+        self._room, self._used = comm.zeros(ROOM, "uint8"), 0
+
+    def run(self, steps):
+        for number, (kind, *arguments) in enumerate(steps):
+            with naming(f"step {number} of {len(steps)}: {kind} {arguments}"):
+                getattr(self, f"_{kind}")(*arguments)
+        return self.count
 
     def __getattr__(self, name):
-        call = getattr(self._comm, name)
+        return functools.partial(self._call, name)
 
-        def varied(x=None, *arguments, **options):
-            in_place = name == "broadcast" or options.get("out") is x or (arguments and arguments[0] is x)
-            if isinstance(x, numpy.ndarray) and not in_place and self._chances.random() < 0.5:
-                x = spread(x, self._chances.choice((2, -1)))
-            if self._chances.random() < 0.3:
-                return call(x, *arguments, async_op=True, **options).wait()
-            return call(x, *arguments, **options)
+    def _spot(self, plain, x, written):
+        memory = self._memory if plain or self._own.random() < 0.2 else functools.partial(numpy.empty, dtype="uint8")
+        return Spot(self._own, x, memory, plain, written, not written and self._own.random() < 0.3)
 
-        return varied
+    def _memory(self, nbytes):
+        """So many bytes, of those that all ranks map if some are left."""
+        first, self._used = self._used, self._used + -(-nbytes // GUARD) * GUARD
+        return self._room[first:first + nbytes] if self._used <= ROOM else numpy.empty(nbytes, numpy.uint8)
+
+    def _call(self, name, x, out=None, **options):
+        (way,), turns = self._alike.choices(list(WAYS), WAYS.values()), range(self._alike.choice((1, 1, 1, 2, 3, 5)))
+        given, like, options = self._dressed(x, out, options) if "op" in options else (x, out, options)
+        in_place = name == "broadcast" or (out is x and x is not None)
+        if out is None and name in (*IN_PLACE, "reduce_scatter", "all_gather") and self._own.random() < 0.7:
+            in_place = name in IN_PLACE and self._own.random() < 0.5
+            shape = {"reduce_scatter": given.shape[1:], "all_gather": (self.size, *given.shape)}.get(name, given.shape)
+            like = numpy.empty(shape, given.dtype)
+        self._used, self.count, plain = 0, self.count + len(turns), self._alike.random() < 0.2
+        calls = [Call(functools.partial(self._spot, plain), name, given, like, in_place)
+                 for _ in (turns if way in ("group", "flight") else (0,))]
+        with naming((way, len(turns), options)):
+            if self._alike.random() < 0.1:
+                self._refused(name, calls[0], options)
+            *others, found = (self._together if way in ("group", "flight") else self._in_turn)(
+                name, calls, turns[::-1], options, way)
+        for other in others:
+            for pair in zip(listed(other), listed(found), strict=True):
+                check(*pair, "otherwise than in the last turn")
+        if found is not None and "dtype" in options:
+            found = found.view(x.dtype)
+        into = x if name == "broadcast" else out
+        if into is None or found is None:
+            return found
+        into[...] = found
+        return into
+
+    def _dressed(self, x, out, options):
+        """The same reduction in other words."""
+        words, op, dtype = self._alike.random(), options["op"], x.dtype.name
+        if words < 0.1:
+            options = options | {"op": gc.ReduceOp(op)}
+        elif words < 0.4 and dtype in CARRIED:
+            x, out = (one if one is None else one.view(f"u{x.itemsize}") for one in (x, out))
+            options = options | {"dtype": dtype}
+        elif words < 0.6 and op == "sum" and dtype != "bool":  # by a factor of every rank's own
+            factor = 1 if dtype.startswith("u") else self._own.choice((1, -1))
+            x, options = (x * factor).astype(x.dtype), options | {"op": gc.premul_sum(factor)}
+        elif words < 0.9 and (op, dtype) in CUSTOM and "native" not in (self._comm.executor, options["algorithm"]):
+            options = options | {"op": gc.elementwise_op(CUSTOM[op, dtype], oracle.identity(op, dtype))}
+        return x, out, options
+
+    def _once(self, name, call, turn, options):
+        call.fill(turn)
+        return getattr(self._comm, name)(call.x, **call.out, **options, async_op=self._own.random() < 0.3)
+
+    def _in_turn(self, name, calls, turns, options, way):
+        (call,) = calls
+        call.fill(1)
+        plan = self._comm.plan(name, call.x, **call.out, **options) if way == "plan" else None
+        for turn in turns:
+            call.fill(turn)
+            yield call.ended(plan() if plan else self._once(name, call, turn, options), turn)
+
+    def _together(self, name, calls, turns, options, way):
+        """Begun one after the other between two halves of a message, and ended in any order."""
+        took, left, later = numpy.zeros(1, int), (self.rank - 1) % self.size, {"async_op": way == "flight"}
+        with self._comm.group() if way == "group" else naming(way):
+            came = self._comm.recv(took, left, **later)
+            found = [self._once(name, call, turn, options) for call, turn in zip(calls, turns, strict=True)]
+            sent = self._comm.send(numpy.array([self.rank]), (self.rank + 1) % self.size, **later)
+        for work in self._own.sample([came, sent, *found], len(found) + 2):
+            if isinstance(work, gc.Work):
+                work.wait()
+        assert took[0] == left
+        yield from map(Call.ended, calls, found, turns)
+
+    def _refused(self, name, call, options):
+        """The call, but for what all ranks get wrong: a typed error, with every array as it was."""
+        call.fill(0)
+        code, wrong = self._alike.choice([*wrongs(COLLECTIVES[name], self.size, call.x, options)])
+        way, arguments = self._alike.choice(("now", "later", "plan", "group")), call.out | options | wrong
+        self.count, x, found = self.count + 1, arguments.pop("x", call.x), None
+        if name.startswith("scatter") and "x" in wrong and self.rank != options["root"]:
+            x, code = None, "GC-PEER"  # the root's alone is looked at
+        try:
+            with self._comm.group() if way == "group" else naming(way):
+                if way == "plan":
+                    self._comm.plan(name, x, **arguments)()
+                else:
+                    getattr(self._comm, name)(x, **arguments, async_op=way == "later")
+        except gc.GpucollError as error:
+            found = error
+        kind = gc.PeerError if code == "GC-PEER" else gc.DtypeError if "DTYPE" in code else gc.ArgumentError
+        assert (type(found), getattr(found, "code", "")) == (kind, code), (way, wrong, found)
+        for spot in call.spots:
+            spot.check(ended=False)
+
+    # Other steps
+
+    def _collective(self, *call):
+        called(self, [call])
+
+    def _barrier(self):
+        self.count += 1
+        assert (self._comm.barrier(async_op=True).wait() if self._own.random() < 0.5 else self._comm.barrier()) is None
+
+    def _split(self, steps):
+        colors, keys = ([self._alike.choice(some) for _ in range(self.size)] for some in ((0, 0, 1, None), (-1, 0, 5)))
+        color, seed = colors[self.rank], self._alike.random()
+        part = self._comm.split(color, keys[self.rank])
+        assert (part is None) == (color is None)
+        if part is not None:
+            members = sorted((rank for rank in range(self.size) if colors[rank] == color), key=keys.__getitem__)
+            assert members[part.rank] == self.rank
+            with part:
+                self.count += Varied(part, f"{seed}/{color}").run(steps)
+
+    def _points(self):
+        """Messages between any ranks: in their order, or all under way together and waited for in any order."""
+        together, alike = self.size == 1 or self._alike.random() < 0.6, self._alike
+        self._used, works, came, number = 0, [], [], alike.randint(1, 6)
+        self.count += number
+        with self._comm.group() if together and alike.random() < 0.5 else naming("messages"):
+            for turn in range(number):
+                source, tag, dtype = alike.randrange(self.size), alike.choice((0, 0, 9)), alike.choice(oracle.DTYPES)
+                target = (source + alike.randrange(0 if together else 1, self.size)) % self.size
+                x = oracle.values("sum", dtype, source + turn, alike.choice((0, 1, 50, 5000)))
+                for rank, kind, peer in ((source, "send", target), (target, "recv", source)):
+                    if rank == self.rank:
+                        spot = self._spot(False, numpy.zeros_like(x) if kind == "recv" else x, kind == "recv")
+                        spot.fill(0)
+                        works.append(getattr(self._comm, kind)(spot.given, peer, tag, async_op=together))
+                        came.append((spot, x))
+        for work in self._own.sample(works, len(works)) if together else ():
+            work.wait()
+        for spot, x in came:
+            spot.check()
+            check(spot.given.copy(), x, "message")
 
 
-def spread(x, step):
-    """The same values with gaps between them, or backwards in memory."""
-    room = numpy.zeros((*x.shape[:-1], x.shape[-1] * abs(step)), x.dtype)[..., ::step]
-    room[...] = x
-    return room
+def wrongs(row, size, x, options):
+    """What may be wrong in a call: the code, and the arguments that are."""
+    lists, odd = row.name in ("scatter_v", "all_to_all_v"), numpy.zeros((size, 2), ">f4")
+    yield from (("GC-ALGO", {"algorithm": "rng"}), ("GC-ALGO", {"algorithm": "tree(7)"}))
+    yield from (("GC-COUNTS" if lists else "GC-ARRAY", {"x": 1.0}), ("GC-DTYPE", {"x": list(odd) if lists else odd}))
+    if row.rooted:
+        yield from (("GC-ROOT", {"root": root}) for root in (size, -1, True, None, 0.0))
+    if row.reduces:
+        dtype = options.get("dtype", x.dtype.name)
+        yield from (("GC-OP-DTYPE", {"op": op}) for op in oracle.OPS if op != "avg" and not oracle.legal(op, dtype))
+        yield from (("GC-OP", {"op": "nope"}), ("GC-OP", {"op": ["sum"]}), ("GC-DTYPE", {"dtype": "nope"}))
+    if "scan" in row.name:
+        yield "GC-OP", {"op": "avg"}
+    if row.name == "reduce_scatter_v":
+        yield "GC-COUNTS", {"counts": [len(x)] * (size + 1)}
+    if row.name in IN_PLACE:
+        yield "GC-DTYPE", {"out": numpy.zeros(x.shape, "M8[s]")}
+        yield "GC-READONLY", {"out": numpy.broadcast_to(numpy.zeros(1, x.dtype), x.shape)}
+    if row.name != "broadcast" and not row.ragged:
+        yield from (("GC-SHAPE", {"out": numpy.zeros((9, 9, 9, 9))}), ("GC-ARRAY", {"out": "nope"}))
+        yield from [("GC-SHAPE", {"x": numpy.zeros((size + 1, 2))})] * row.input.blocks
 
 
-def draw(key, size, pairs=PAIRS, calls=40):
-    """Arguments of `run`, alike for all ranks: they are drawn before the ranks begin."""
-    chances, drawn = generator(key), []
-    for _ in range(calls):
+def draw(chances, size, pairs=PAIRS, algorithms=None, steps=40):
+    """What `run` is told, alike on all ranks, before they begin; `algorithms` are those of a collective."""
+    algorithms = algorithms or (lambda collective: [one for one in programs.algorithms(collective) if one != "native"])
+
+    def call(*, whole=True):
         collective = chances.choice((*REDUCTIONS, *MOVEMENTS))
-        algorithms = [name for name in programs.algorithms(collective) if name != "native"]
-        drawn.append((collective, chances.choice(algorithms), *chances.choice(pairs),
-                      chances.choice((0, 1, size, 37, 3000)), chances.random()))
-    return drawn, chances.random()
+        name = chances.choice(algorithms(collective))
+        found = registry().get((collective, name))
+        if whole and found is not None and found.variants is not None and chances.random() < 0.5:
+            variant = f"{name}({chances.choice([*found.variants(collective, size)])})"
+            name = variant if find(collective, variant).unfit(size, None) is None else name
+        (count,) = chances.choices((0, 1, size, 37, 3000, 20011), (20, 20, 20, 40, 20, 1))
+        return collective, name, *chances.choice(pairs), count, chances.random()
+
+    arguments = {"collective": call, "split": lambda: ([("collective", *call(whole=False)) for _ in range(5)],)}
+    kinds = chances.choices(list(KINDS), KINDS.values(), k=steps)
+    return [(kind, *arguments.get(kind, tuple)()) for kind in kinds], chances.random()
 
 
 def run(comm, drawn):
-    """The calls without a barrier between them: nothing of one call is seen by another."""
-    calls, seed = drawn
-    called(Varied(comm, random.Random(f"{seed}/{comm.rank}")), calls)
+    """The steps without a barrier between them: nothing of one call is seen by another. Returns how many calls."""
+    steps, seed = drawn
+    return Varied(comm, seed).run(steps)
+
+
+# The command
+
+SIZE, RANK = launchers.launched()
+told = (lambda one: [one]) if SIZE == 1 else lambda one: bootstrap.world().allgather(one)
+
+
+def held():
+    """What this process holds, but for kernels, which stay loaded by a descriptor each."""
+    garbage.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    files = [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+    with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
+        return {"files": sum(not one.endswith(".so") for one in files), "threads": len(os.listdir("/proc/self/task")),
+                "shared memory": sum("memfd" in line or "/dev/shm" in line for line in maps),
+                "MiB": int(memory.read().split()[1]) >> 8}
+
+
+def once(name):
+    """How many calls the program SEED/EXECUTOR/RANKS/NUMBER has made, and what went wrong."""
+    from multirank.test_executors import on_two_nodes
+
+    _, executor, size, _ = name.split("/")
+    os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in ("nccl", "peer") else ""
+    names = {"native": lambda collective: ["native", "auto"], "any": programs.algorithms}.get(executor)
+    drawn = draw(random.Random(name), int(size), PEER if executor == "peer" else PAIRS, names, steps=100)
+    options, count, wrong = {"executor": None if executor == "any" else executor, "timeout": seconds(30)}, 0, ""
+    try:
+        if SIZE == 1:
+            count = max(on_threads(int(size), run, drawn, **options))
+        else:
+            with on_two_nodes(bootstrap.world(), None) if executor == "hybrid" else gc.init(**options) as comm:
+                count = run(comm, drawn)
+    except Exception:
+        wrong = traceback.format_exc()
+    counts, wrongs = zip(*told((count, wrong)), strict=True)
+    return max(counts), "".join(wrongs)
+
+
+def many(executor, sizes, calls, seed):
+    """Programs until so many calls are made or ten went wrong; what went so, what came of it, whether that is bad."""
+    number, count, failed, began, early = 0, 0, 0, time.monotonic(), None
+    while count < calls and failed < 10:
+        made, wrong = once(name := f"{seed}/{executor}/{sizes[number % len(sizes)]}/{number}")
+        number, count, failed = number + 1, count + made, failed + bool(wrong)
+        if wrong:
+            yield f"{name} went wrong:\n{wrong}", True
+        early = held() if early is None and (wrong or count >= calls / 10) else early
+    grown = {key: late - early[key] for key, late in held().items()}
+    grown = {key: max(one[key] for one in told(grown)) for key in grown}
+    leaked = [key for key in grown if grown[key] > (64 if key == "MiB" else 0)]
+    yield (f"{executor} on {'threads' if SIZE == 1 else 'processes'}, ranks {sizes}, seed {seed}: {number} "
+           f"programs, {count} calls, {count / (time.monotonic() - began):.0f} a second; wrong: {failed}; "
+           f"leaked: {leaked or 'nothing'}, of {grown}"), bool(leaked)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=20000, help="in all")
+    parser.add_argument("--seed", default=str(time.time_ns() % 1000000))
+    parser.add_argument("--executors", default="mpi,shared,nccl,peer", help="of processes native, any and hybrid too")
+    parser.add_argument("--ranks", default="1,2,3,4,8", help="of threads")
+    parser.add_argument("--replay", metavar="SEED/EXECUTOR/RANKS/NUMBER", help="only this program")
+    options = parser.parse_args()
+    if options.replay:
+        sys.exit(once(options.replay)[1] or None)
+    sizes = [int(size) for size in options.ranks.split(",")] if SIZE == 1 else [SIZE]
+    seed, executors = told(options.seed)[0], options.executors.split(",")
+    if {"nccl", "peer"} & {*executors}:
+        make_usual()
+        make_peer_kernels(PEER)
+    ctypes.CDLL(None).mallopt(-8, 1)  # one arena for all threads: what they free is given back
+    bad = []
+    for executor in executors:
+        for text, is_bad in many(executor, sizes, options.calls / len(executors), seed):
+            if RANK == 0:
+                print(text, flush=True)
+            bad += [executor] * is_bad
+    sys.exit(bool(bad))
+
+
+if __name__ == "__main__":
+    main()

@@ -97,4 +97,7 @@ PLANTED = [
      "os.open(draft, WRITE, 0o600)", "os.open(draft, WRITE, 0o644)"),
     ("cache", "processes do not wait for each other", "gpucoll/device/store.py",
      'filelock.FileLock(self.folder / f"{key}.lock", PATIENCE, mode=0o600)', "contextlib.nullcontext()"),
+    ("product", "a group's receives begin in reverse", "gpucoll/communicator/points.py",
+     "        group.append(work)\n        return work",
+     "        group.insert(0 if work.name == \"recv\" else len(group), work)\n        return work"),
 ]

@@ -76,7 +76,7 @@ def reduction(comm, collective, algorithm, op, name, count, in_place=False):
     mine = everyone[comm.rank].copy()
     arguments = {"op": op, "algorithm": algorithm} | ({"root": root} if collective == "reduce" else {})
     if collective == "reduce_scatter_v":
-        found = comm.reduce_scatter_v(mine, rows, **arguments)
+        found = comm.reduce_scatter_v(mine, counts=rows, **arguments)
     else:
         if in_place and collective != "reduce_scatter" and (collective != "reduce" or comm.rank == root):
             arguments["out"] = mine
@@ -128,7 +128,7 @@ def copies(comm, collective, algorithm):
 def broadcast(comm, algorithm, name, count, root):
     everyone = inputs("sum", name, comm.size, (count,))
     x = everyone[comm.rank].copy()
-    assert comm.broadcast(x, root, algorithm=algorithm) is x
+    assert comm.broadcast(x, root=root, algorithm=algorithm) is x
     check(x, everyone[root], name, count, root)
 
 
@@ -136,7 +136,7 @@ def gathered(comm, algorithm, name, count, root, collective="gather"):
     everyone = inputs("sum", name, comm.size, (count,))
     has_result = collective == "all_gather" or comm.rank == root
     out = numpy.empty((comm.size, count), oracle.kind(name)) if count % 2 and has_result else None
-    found = getattr(comm, collective)(everyone[comm.rank], out, algorithm=algorithm, **rooted(collective, root))
+    found = getattr(comm, collective)(everyone[comm.rank], out=out, algorithm=algorithm, **rooted(collective, root))
     if has_result:
         check(found, numpy.stack(everyone), name, count)
     assert found is out or (has_result and out is None)
@@ -149,7 +149,7 @@ def rooted(collective, root):
 def scattered(comm, algorithm, name, count, root):
     x = oracle.values("sum", name, root, comm.size * count).reshape(comm.size, count)
     out = numpy.empty(count, oracle.kind(name)) if count % 2 else None
-    found = comm.scatter(x if comm.rank == root else None, out, root, algorithm=algorithm)
+    found = comm.scatter(x if comm.rank == root else None, out=out, root=root, algorithm=algorithm)
     check(found, x[comm.rank].copy(), name, count)
     assert out is None or found is out
 
@@ -157,7 +157,7 @@ def scattered(comm, algorithm, name, count, root):
 def exchanged(comm, algorithm, name, count, root):
     everyone = inputs("sum", name, comm.size, (comm.size, count))
     x = everyone[comm.rank].copy()
-    found = comm.all_to_all(x, x if count % 2 else None, algorithm=algorithm)
+    found = comm.all_to_all(x, out=x if count % 2 else None, algorithm=algorithm)
     check(found, numpy.stack([one[comm.rank] for one in everyone]), name, count)
     assert (found is x) == bool(count % 2)
 

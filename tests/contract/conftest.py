@@ -5,20 +5,9 @@ import dataclasses
 import pytest
 
 import programs
-from compiled import make_families
-from gpucoll.device import sources
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import OPS
+from compiled import PEER, make_peer_kernels
 from mixture import PAIRS
 from thread_ranks import on_threads
-
-# The peer kernels of an op and a dtype are a unit to compile, so that by default it is not tried on every pair: on sums
-# that the programs take, and on every op and every dtype at least once. The nightly grid has all pairs.
-PEER = [*(("sum", name) for name in ("int32", "int64", "float16", "bfloat16", "float32", "float64", "complex128",
-                                     "float8_e4m3fn", "float8_e5m2")),
-        ("min", "float32"), ("max", "float32"), ("prod", "int8"), ("prod", "complex64"), ("max", "uint32"),
-        ("min", "uint64"), ("avg", "float16"), ("band", "uint8"), ("bor", "uint16"), ("bxor", "int16"),
-        ("land", "bool"), ("lor", "float64"), ("lxor", "int32")]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,8 +58,3 @@ def peer_kernels(emulated_kernels):
 def every_peer_kernel(emulated_kernels):
     """All that there are: minutes of compiling, for the whole grid."""
     make_peer_kernels(PAIRS)
-
-
-def make_peer_kernels(pairs):
-    moves = sources.steps(None, DTYPES["int8"])
-    make_families([moves, *(sources.steps(OPS[op], DTYPES[name]) for op, name in pairs)])

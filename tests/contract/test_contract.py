@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 
+import gpucoll as gc
 import mixture
 import oracle
 import programs
@@ -36,9 +37,25 @@ def test_every_algorithm(executor, collective):
 
 @pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.nightly) for number in range(1, 40))])
 def test_mixtures(executor, number):
-    key = f"mixture/{executor.name}/{number}"
-    size = generator(key).choice((2, 3, 4, 5))
-    executor.run(size, mixture.run, mixture.draw(key, size, executor.pairs))
+    chances = generator(f"mixture/{executor.name}/{number}")
+    size = chances.choice(executor.sizes)
+    executor.run(size, mixture.run, mixture.draw(chances, size, executor.pairs))
+
+
+@pytest.mark.mutant
+def test_mixtures_find_messages_out_of_order(monkeypatch):
+    """Where a group's receives begin in reverse, some programs of a few hundred calls can tell."""
+    begin = gc.Communicator._in_group
+
+    def first(comm, message, group):
+        work = begin(comm, message, group)
+        group.insert(0 if work.name == "recv" else len(group), group.pop())
+        return work
+
+    monkeypatch.setattr(gc.Communicator, "_in_group", first)
+    drawn = [mixture.draw(generator(f"planted/{number}"), 2) for number in range(4)]
+    with pytest.raises((AssertionError, gc.GpucollError)):
+        [on_threads(2, mixture.run, program) for program in drawn]
 
 
 @pytest.mark.nightly

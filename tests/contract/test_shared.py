@@ -48,7 +48,7 @@ def test_ways_into_memory(name):
 def test_bits_are_those_of_messages_and_calls_follow_each_other(name, size):
     with way(name):
         found = on_threads(size, programs.rounded, "float16", executor="shared")
-        on_threads(size, mixture.run, mixture.draw(f"mixture/{name}", size), executor="shared")
+        on_threads(size, mixture.run, mixture.draw(generator(f"mixture/{name}"), size), executor="shared")
     assert found == on_threads(size, programs.rounded, "float16", executor="mpi")
 
 

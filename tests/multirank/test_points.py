@@ -5,6 +5,7 @@ import pytest
 
 import gpucoll as gc
 import oracle
+from gpucoll.device.messages import Counted
 from pace import seconds
 
 
@@ -108,6 +109,27 @@ def wrong_lengths(comm):
 def all_programs(comm):
     for program in (messages, nonblocking, groups, splits, wrong_lengths):
         program(comm)
+
+
+class Ending:
+    """A message between threads that ends just after it was first asked how long it is."""
+
+    answers = (None, None, 8, 8)
+
+    @property
+    def length(self):
+        now, *self.answers = self.answers
+        return now
+
+    def Test(self):
+        return True
+
+
+def test_a_message_that_ends_between_two_questions_has_a_length():
+    count = Counted(Ending())
+    assert not count()
+    assert count()
+    count.check(0, 8)
 
 
 def on_processes(mpi):
