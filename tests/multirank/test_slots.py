@@ -192,9 +192,8 @@ def refusals_of_known_calls(comm):
     for wrong in (sealed, memory[3:9], numpy.empty(5), numpy.empty((6, 1)), numpy.empty(6, "f4"), [0.0] * 6):
         with pytest.raises((gc.ArgumentError, gc.DtypeError)):
             comm.all_reduce(x, wrong, algorithm="one_shot")
-    if comm.rank == 0:
-        with pytest.raises(gc.ArgumentError):
-            comm.broadcast(sealed, 1, algorithm="linear")
+    with pytest.raises(gc.ArgumentError):
+        comm.broadcast(sealed, int(comm.rank != 1), algorithm="linear")
     assert sealed.tolist() == [7.0] * 6
     x.flags.writeable = comm.rank != 0  # a root's is only read
     assert comm.broadcast(x, 0, algorithm="linear") is x
