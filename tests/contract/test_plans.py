@@ -57,47 +57,20 @@ def content(comm, turn, shape):
 
 
 def plans(comm):
-    """A plan returns what the collective returns for the same content, which is held against the oracle elsewhere."""
-    for collective in ("all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "all_to_all",
-                       "scan"):
-        for algorithm in ("auto", gc.algorithms(collective)[0]):
-            options = {"algorithm": algorithm}
-            if collective in ("reduce", "broadcast", "gather"):
-                options["root"] = comm.size - 1
-            x = content(comm, 0, (comm.size, 5) if collective in ("reduce_scatter", "all_to_all") else (5,))
-            plan, results = comm.plan(collective, x, **options), []
-            assert numpy.array_equal(x, content(comm, 0, x.shape))  # no data move before the first call
-            for turn in range(3):
-                x[...] = content(comm, turn, x.shape)
-                results.append(plan())
-                expected = getattr(comm, collective)(content(comm, turn, x.shape), **options)
-                assert oracle.same_bits(results[-1], expected) if expected is not None else results[-1] is None
-            assert all(result is results[0] for result in results)
-            assert plan.executor is not None
-            assert algorithm in ("auto", plan.algorithm)
+    """What a plan says of itself; what it returns is held against the oracle by random programs."""
+    for collective, algorithm in (("reduce", "auto"), ("all_gather", "ring"), ("all_to_all", "auto")):
+        x = content(comm, 0, (comm.size, 5))
+        plan = comm.plan(collective, x, algorithm=algorithm)
+        assert numpy.array_equal(x, content(comm, 0, x.shape))  # no data move before the first call
+        assert plan() is plan() is plan.result
+        assert plan.executor is not None
+        assert algorithm in ("auto", plan.algorithm)
     x, out = content(comm, 1, (7,)), numpy.zeros(7, numpy.int64)
     plan, in_place, total = comm.plan("all_reduce", x, out), comm.plan("all_reduce", x, x), comm.all_reduce(x)
     assert plan() is out
     assert in_place() is x
     assert oracle.same_bits(out, total)
     assert oracle.same_bits(in_place(), total * comm.size)
-
-
-def plans_of_anything_else(comm):
-    """Arrays with gaps, scatter, the v-variants and barriers: decided in each call, and right."""
-    wide = content(comm, 0, (10,))
-    gaps = comm.plan("all_reduce", wide[::2])
-    blocks = numpy.arange(2 * comm.size).reshape(comm.size, 2)
-    scatter = comm.plan("scatter", blocks if comm.rank == 0 else None)
-    parts, barrier = comm.plan("all_gather_v", content(comm, 0, (comm.rank,))), comm.plan("barrier")
-    for turn in range(2):
-        wide[:] = content(comm, turn, (10,))
-        assert oracle.same_bits(gaps(), comm.all_reduce(wide[::2].copy()))
-        blocks += turn
-        assert oracle.same_bits(scatter(), blocks[comm.rank])
-        assert [len(part) for part in parts()] == list(range(comm.size))
-        barrier()
-    assert (scatter.executor, gaps.executor) == (None, None)
 
 
 def plans_refused(comm):
@@ -134,7 +107,7 @@ def explained(comm):
             comm.explain(*wrong)
 
 
-PROGRAMS = (calls_again, replayed, plans, plans_of_anything_else, plans_refused, explained)
+PROGRAMS = (calls_again, replayed, plans, plans_refused, explained)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

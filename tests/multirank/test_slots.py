@@ -139,28 +139,6 @@ def the_bits_of_messages(comm):
 
 
 @on_shared
-def each_in_its_own_way(comm):
-    """Ranks that repeat a call, make it anew, in place, or beside others meet all the same."""
-    random = numpy.random.default_rng(comm.rank)
-    x, kept, large = numpy.zeros(9, numpy.int64), numpy.zeros(9, numpy.int64), numpy.full(1 << 20, 1)
-    plan = comm.plan("all_reduce", x, kept, algorithm="one_shot")
-
-    def in_group():
-        with comm.group():
-            return comm.all_reduce(x, kept, algorithm="one_shot")
-
-    ways = (plan, in_group, lambda: comm.all_reduce(x, kept, algorithm="one_shot"),
-            lambda: comm.all_reduce(x.copy(), algorithm="one_shot"),
-            lambda: comm.all_reduce(x, algorithm="one_shot", async_op=True).wait())
-    for turn in range(80):
-        x[:] = turn + comm.rank
-        beside = comm.all_reduce(large, async_op=True) if turn % 8 == 0 else None
-        expected = numpy.full(9, turn * comm.size + sum(range(comm.size)))
-        assert oracle.same_bits(ways[random.integers(len(ways))](), expected), turn
-        assert beside is None or beside.wait()[-1] == comm.size
-
-
-@on_shared
 def calls_that_look_alike(comm):
     """Once a call is known, whatever differs from it is not mistaken for it."""
     x, out = numpy.arange(6.0), numpy.empty(6)
@@ -225,7 +203,7 @@ def threads_share_a_rank(mpi):
 CASES = [  # a program, its arguments, and numbers of ranks: the first always, the others where all tests run
     *((body, (shot,), (3, 2, 8)) for body in (every_op_and_dtype, long_arrays) for shot in SHOTS),
     (movements, (), (3, 2, 8)), (memory_changes_at_once, (), (3, 5)), (the_bits_of_messages, (), (5,)),
-    *((body, (), (3,)) for body in (each_in_its_own_way, calls_that_look_alike, refusals_of_known_calls)),
+    *((body, (), (3,)) for body in (calls_that_look_alike, refusals_of_known_calls)),
     (threads_share_a_rank, (), (2,))]
 
 

@@ -60,6 +60,7 @@ def different_calls(comm):
                       lambda: comm.all_reduce(*(one.view("u8" if last else "i8") for one in (x, out)),
                                               algorithm="one_shot"),
                       lambda: comm.broadcast(x, int(last), algorithm="linear"),
+                      lambda: comm.broadcast(x.view("u8" if last else "i8"), algorithm="linear"),
                       lambda: comm.all_to_all(blocks, algorithm="direct") if last
                       else comm.all_reduce(x, out, algorithm="two_shot")):
             with pytest.raises(gc.MismatchError) as differ:

@@ -16,7 +16,6 @@ import pytest
 from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.count import count
 from gpucoll.analysis.draw import draw, view
-from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.record import NOBODY
 from gpucoll.analysis.simulate import load, simulate
 from gpucoll.cli import main
@@ -86,18 +85,6 @@ def test_loads_by_hand():
     assert chain.idle == pytest.approx((1 / 3, 1 / 3))
     assert chain.rank_idle == pytest.approx((1 / 2, 0, 1 / 2))
     assert chain.receives == ((), ((0, 1),), ((1, 2),))
-
-
-def test_the_layout_fits_the_messages():
-    for pairs, name in (
-            ([(0, 1), (1, 2), (2, 3), (3, 0)], "ring"), ([(0, 1), (1, 2), (1, 3)], "hub"), ([], "ring"),
-            ([(0, 1), (0, 2), (1, 3), (1, 4)], "tree"), ([(0, 1), (0, 2), (0, 3), (1, 2)], "ring")):
-        assert layout("any", max((rank for pair in pairs for rank in pair), default=0) + 1, pairs).name == name
-    places = layout("any", 7, [(3, 1), (3, 5), (1, 0), (1, 2), (5, 4), (5, 6)], root=3).places
-    for parent, child in ((3, 1), (3, 5), (1, 0), (5, 6)):
-        assert places[parent][1] < places[child][1]
-    nodes = layout("hierarchical(ring,tree)", 5, [], 0, (0, 1, 1, 0, 1))
-    assert (nodes.name, list(nodes.groups)) == ("groups", [(0, 3), (1, 2, 4)])
 
 
 def test_the_picture_shows_every_message_and_ends_complete():
