@@ -11,8 +11,7 @@ import gpucoll as gc
 import oracle
 import programs
 import slots_mutants
-from gpucoll.executors.shared.slots import KINDS, SLOT, WHATS, library
-from gpucoll.tuner.model import SLOTS
+from gpucoll.executors.shared.slots import KINDS, SLOT, library
 from pace import seconds
 from ranks import RankError
 
@@ -212,10 +211,6 @@ CASES = [  # a program, its arguments, and numbers of ranks: the first always, t
     for place, (body, arguments, sizes) in enumerate(CASES) for number, size in enumerate(sizes)])
 def test_slots(ranks, body, arguments, size):
     ranks(body, size, *arguments)
-
-
-def test_the_tuner_prices_what_slots_do():
-    assert set(SLOTS) == set(WHATS)
 
 
 def on_mutant(mpi, changes, body, arguments):

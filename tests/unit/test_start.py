@@ -1,6 +1,5 @@
 """Options, launchers, GPUs and command lines: what needs no MPI."""
 
-import argparse
 import json
 import subprocess
 import sys
@@ -38,13 +37,6 @@ def test_gpus_are_owned_by_one_rank_of_a_host(monkeypatch):
     assert missing.value.ranks == (1,)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert "pip install 'gpucoll[nvml]'" in bootstrap.gpu_name("01:00.0")
-
-
-def test_sizes_of_command_lines():
-    assert arguments.size_range("1..3,8") == [1, 2, 3, 8]
-    for wrong in ("", "0", "3..1", "a", "1..2..3", "1,,2"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            arguments.size_range(wrong)
 
 
 @pytest.mark.parametrize(("given", "words"), [
