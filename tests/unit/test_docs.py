@@ -22,7 +22,7 @@ MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gp
 
 
 def test_doctests():
-    failed = [name for name in ("gpucoll", *MODULES) if doctest.testmod(importlib.import_module(name)).failed]
+    failed = [name for name in ("gpucoll", "grids", *MODULES) if doctest.testmod(importlib.import_module(name)).failed]
     assert not failed
 
 

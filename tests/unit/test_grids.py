@@ -1,18 +1,12 @@
 """Samples of large grids: of the stated size, the same in every session, with all that they promise."""
 
-import doctest
 import itertools
 
 import pytest
 
-import grids
 from grids import batches, naming, sampled
 
 GRID = list(itertools.product(range(8), "abc", (True, False)))
-
-
-def test_doctests():
-    assert doctest.testmod(grids).failed == 0
 
 
 def test_a_sample_has_the_stated_size_and_every_value_and_is_the_same_each_time():

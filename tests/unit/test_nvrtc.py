@@ -31,10 +31,8 @@ def test_first_error(log, place, line):
 def test_what_killed_compilations_have_left_is_swept(tmp_path, monkeypatch):
     monkeypatch.setattr(gxx.tempfile, "tempdir", str(tmp_path))
     for name, age in (("old", 1300), ("new", 10)):
-        folder = tmp_path / f"gpucoll-compile-{name}"
-        folder.mkdir()
-        (folder / "kernels.so").touch()
-        os.utime(folder, [time.time() - age] * 2)
+        (tmp_path / f"gpucoll-compile-{name}").mkdir()
+        os.utime(tmp_path / f"gpucoll-compile-{name}", (time.time() - age,) * 2)
     gxx.compile_shared(ARITHMETIC)
     assert [path.name for path in tmp_path.iterdir()] == ["gpucoll-compile-new"]
 
