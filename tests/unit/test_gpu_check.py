@@ -64,8 +64,7 @@ def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     """Of the tests a few; the peer executor's part, in which every CUDA thread is a fiber here, by itself."""
     code, printed, found = check(tmp_path, "--only", ",".join(PARTS[1:6]), "--megabytes", "1", "-k", "NCCL",
                                  **ON_STAND_IN)
-    assert {name: one["status"] for name, one in found["tests"].items()} == {
-        "NCCL's binding": "passed", "NCCL's refusals": "passed"}
+    assert {name: one["status"] for name, one in found["tests"].items()} == {"NCCL's binding": "passed"}
     assert found["training"]["train.py"]["accuracy"] > 80
     assert {name.split(",")[0] for name in found["benchmark"]} == {"ring", "tree", "native"}
     assert all(one["ranks"] == 2 for one in found["benchmark"].values())  # on one GPU
