@@ -10,7 +10,7 @@ import pytest
 
 from jobs import launch, run_job
 
-pytestmark = [pytest.mark.nightly, pytest.mark.multirank, pytest.mark.timeout(3600)]  # they compile everything anew
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # they compile everything anew
 BUILT_IN = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 PROGRAMS = Path(__file__).parents[1] / "mixture.py"
 # Runs the programs on kernels in which one text is another.
