@@ -86,9 +86,9 @@ def late(comm):
     """A rank never comes: whoever waits is told so, by its work too, and the communicator is revoked."""
     comm.all_reduce(numpy.ones(5), algorithm="ring")  # all have met, with patience
     if comm.rank == 0:
-        comm._waits.timeout = 0.2
         work = comm.all_reduce(numpy.ones(5), async_op=True, algorithm="ring")
         after = comm.all_reduce(numpy.ones(5), async_op=True)
+        comm._waits.timeout, work._deadline = 0.2, 0.0  # once both are under way
         for wait in (work.wait, work.synchronize):
             with pytest.raises(gc.CollectiveTimeout, match=r"waited 0\.2 s for the other ranks"):
                 wait()
