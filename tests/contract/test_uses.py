@@ -1,6 +1,7 @@
 """What goes with collectives, alike on every executor: works, messages, groups, ops of one's own, failures, memory."""
 
 import gc as garbage
+import threading
 import weakref
 
 import numpy
@@ -9,9 +10,8 @@ import pytest
 import gpucoll as gc
 from grids import naming
 from multirank.test_points import all_programs  # messages between two ranks, groups, splits
+from pace import seconds
 from thread_ranks import all_on_threads
-
-# ---------------------------------------------------------------- works
 
 
 def progress(comm):
@@ -82,9 +82,10 @@ def test_a_bad_expression_is_refused_with_the_compilers_line(executor):
 # ---------------------------------------------------------------- failures
 
 
-def late(comm):
+def late(comm, begun):
     """A rank never comes: whoever waits is told so, by its work too, and the communicator is revoked."""
     comm.all_reduce(numpy.ones(5), algorithm="ring")  # all have met, with patience
+    begun.wait(seconds(60)) if comm.rank == 0 else begun.set()
     if comm.rank == 0:
         work = comm.all_reduce(numpy.ones(5), async_op=True, algorithm="ring")
         after = comm.all_reduce(numpy.ones(5), async_op=True)
@@ -99,7 +100,7 @@ def late(comm):
 
 
 def test_a_rank_that_never_comes_is_a_timeout(executor):
-    executor.run(2, late)
+    executor.run(2, late, threading.Event())
 
 
 @pytest.mark.parametrize("executor", ["nccl"], indirect=True)
