@@ -166,11 +166,13 @@ def place(comm: MPI.Intracomm) -> Place:
 
 
 class Gpu(NamedTuple):
-    """A rank's device: its CUDA ordinal in this process, PCI id and name."""
+    """A rank's device: its CUDA ordinal in this process, PCI id, name, what no other one is called, what it can do."""
 
     ordinal: int
     pci: str
     name: str
+    identity: str = ""
+    capability: int = 0  # 90 for 9.0
 
 
 def device(local_rank: int | None) -> int | None:
@@ -189,8 +191,8 @@ def device(local_rank: int | None) -> int | None:
     return local_rank % count if count and local_rank is not None else None
 
 
-def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str, str] = os.environ) -> Gpu:
-    """Return this rank's GPU once it is known that no other rank of the host has it; a collective call.
+def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+    """Return all ranks' GPUs once it is known that no two are the same; a collective call.
 
     Raises, on every rank, BackendError where a rank has none, and UsageError naming the
     ranks that share one, unless GPUCOLL_SHARE_GPU=1.
@@ -198,12 +200,13 @@ def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str
     gpu = None if ordinal is None else describe_gpu(ordinal)
     everyone = comm.allgather((socket.gethostname(), gpu))
     check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
-    assert gpu is not None  # check_gpus has refused the ranks without one
-    return gpu
+    return tuple(gpu for _, gpu in everyone if gpu is not None)  # check_gpus has refused the ranks without one
 
 
 def check_gpus(everyone: Sequence[tuple[str, Gpu | None]], *, share: bool) -> None:
     """Raise where a rank has no GPU or, unless they `share`, two have the same; one entry (host, gpu) a rank.
+
+    Containers of one host may have the same name as another's, and the parts of one GPU that MIG makes its PCI id.
 
     >>> check_gpus(  # doctest: +ELLIPSIS
     ...     [("a", Gpu(0, "01:00.0", "H200"))] * 2, share=False)
@@ -216,11 +219,13 @@ def check_gpus(everyone: Sequence[tuple[str, Gpu | None]], *, share: bool) -> No
                            code="GC-NO-GPU", ranks=without)
     owners: dict[tuple[str, str], list[int]] = {}
     for rank, (host, gpu) in enumerate(everyone):
-        owners.setdefault((host, gpu.pci if gpu else ""), []).append(rank)
-    for (host, pci), ranks in owners.items():
+        owners.setdefault(("", gpu.identity) if gpu and gpu.identity else (host, gpu.pci if gpu else ""),
+                          []).append(rank)
+    for ranks in owners.values():
         if len(ranks) > 1 and not share:
-            gpu = everyone[ranks[0]][1]
-            raise UsageError(f"ranks {_names(ranks)} share the {gpu.name if gpu else 'GPU'} at {pci} of {host}; "
+            host, gpu = everyone[ranks[0]]
+            raise UsageError(f"ranks {_names(ranks)} share the {gpu.name if gpu else 'GPU'} at "
+                             f"{gpu.pci if gpu else ''} of {host}; "
                              "set GPUCOLL_SHARE_GPU=1 if they shall, or start no more ranks than there are GPUs",
                              code="GC-SHARED-GPU", ranks=tuple(ranks))
 
@@ -230,11 +235,15 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def describe_gpu(ordinal: int) -> Gpu:
-    """Return the facts of a CUDA device: PCI id from the runtime, name by pynvml where it is installed."""
+    """Return the facts of a CUDA device: most from the runtime, the name by pynvml where it is installed."""
     import cupy
 
     pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
-    return Gpu(ordinal, pci, gpu_name(pci))
+    facts = cupy.cuda.runtime.getDeviceProperties(ordinal)
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith("MIG-") else ""
+    identity = part or bytes(facts["uuid"]).hex()
+    return Gpu(ordinal, pci, gpu_name(pci), identity, 10 * facts["major"] + facts["minor"])
 
 
 def gpu_name(pci: str) -> str:
@@ -253,14 +262,15 @@ def gpu_name(pci: str) -> str:
 def nccl_id(comm: MPI.Intracomm) -> Any:
     """Return a new NCCL id, the same on every rank; a collective call.
 
-    It is passed on as CuPy gives it: a tuple up to CuPy 13, bytes from 14.
+    It is passed on as CuPy gives it.
     """
     def make() -> Any:
         try:
             from cupy.cuda import nccl
 
             return nccl.get_unique_id()
-        except (ImportError, RuntimeError, KeyError) as error:  # KeyError: CuPy's for codes that it does not know
+        # KeyError: CuPy's for codes that it does not know; AttributeError: its module where the library is missing
+        except (ImportError, RuntimeError, KeyError, AttributeError) as error:
             raise BackendError(f"NCCL gives no id on rank 0: {error}", code="GC-NCCL", ranks=(0,)) from None
 
     return by_first_rank(comm, make)

@@ -44,6 +44,7 @@ def _parser() -> Parser:
     _add_simulate(verbs)
     _add_explain(verbs)
     _add_tune(verbs)
+    _add_kernels(verbs)
     doctor = verbs.add_parser("doctor", help="examine this machine, and under mpiexec this job")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
     doctor.set_defaults(run=_doctor)
@@ -100,6 +101,21 @@ def _add_tune(verbs: Any) -> None:
     tune.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays are (cpu)")
     tune.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
     tune.set_defaults(run=_main_of("gpucoll.calibration.tune"))
+
+
+def _add_kernels(verbs: Any) -> None:
+    kernels = verbs.add_parser("kernels", help="compile the kernels for GPUs ahead of use, into the user's cache",
+                               description="Compile kernels into the user's cache, where they are found when a program "
+                               "on a GPU needs them. Needs NVRTC, no GPU: run it on a login node.")
+    kernels.add_argument("--arch", metavar="sm_80,sm_90", help="for these GPUs (those of this machine, by CuPy; where "
+                         "there is none they must be named)")
+    kernels.add_argument("--nvrtc", metavar="LIB|VERSION", help="the compiler: 12, 13 or the path of a libnvrtc (that "
+                         "of CuPy's CUDA version, without CuPy the newest there is)")
+    kernels.add_argument("--all", action="store_true", help="every op on every dtype: CPU minutes for each GPU (sums "
+                         "of float32, float16 and bfloat16, and what moves data)")
+    kernels.add_argument("-j", "--jobs", type=int, metavar="N", help="so many processes (one for each core)")
+    kernels.add_argument("--json", action="store_true", help="print one JSON object")
+    kernels.set_defaults(run=_main_of("gpucoll.device.command"))
 
 
 def _main_of(module: str) -> Callable[[Any], int]:

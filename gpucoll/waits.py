@@ -78,6 +78,8 @@ class Waits:
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call goes on that does not come through `run`
+        # Operations run inside: what they change of the thread that drives them, as its current GPU, is as before then
+        self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
 
     def run(self, operation: Operation, name: str) -> None:
         """Drive `operation` to its end in this thread, after those submitted before it."""
@@ -113,9 +115,10 @@ class Waits:
         deadline = 0.0
         self._owner = threading.get_ident()
         try:
-            for done in operation:
-                deadline = deadline or time.monotonic() + self.timeout
-                self.until(done, name, deadline)
+            with self.context:
+                for done in operation:
+                    deadline = deadline or time.monotonic() + self.timeout
+                    self.until(done, name, deadline)
         except BaseException as error:
             self._failed(error, operation, name)
             raise
@@ -163,10 +166,10 @@ class Waits:
             os.sched_yield() if now < patience else time.sleep(NAP)
 
     def finish(self, done: Pending, name: str, deadline: float | None) -> None:
-        """Return when the stream has come to the end of an operation; at the deadline the communicator has failed."""
+        """Return when the stream has come to the end of an operation; without one the communicator has failed."""
         try:
             self.until(done, name, float("inf") if deadline is None else deadline)
-        except CollectiveTimeout as error:
+        except (CollectiveTimeout, BackendError) as error:
             self.failure = error
             raise
 
@@ -217,9 +220,10 @@ class Waits:
         if not self._stepping.acquire(blocking=False):
             return
         try:
-            self._advance_alone()
-            while self._queue and self._step(self._queue[0]):
-                self._queue.popleft()
+            with self.context:
+                self._advance_alone()
+                while self._queue and self._step(self._queue[0]):
+                    self._queue.popleft()
         finally:
             self._stepping.release()
 

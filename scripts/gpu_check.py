@@ -1,7 +1,8 @@
-"""Check a host with GPUs in one go: facts, tests, training, benchmark, bandwidth, host time.
+"""Check a host with GPUs in one go: the kernels, every way in which data move, failures, training, and how fast it is.
 
-Each part has a process and a time limit of its own; what cannot run is missing, with its reason, and the others go on.
-What was found is printed as a table, and written to bench/results without names of people, hosts or folders.
+Each part says what it does and how long it may take, has a process and that time of its own, and ends as `ok`, `FAILED`
+with one line and a file, or `missing` with what to install; the others go on. A summary, without names of people, hosts
+or folders, is written to bench/results: a file to attach to a report.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import getpass
 import importlib.util
 import json
@@ -20,15 +22,17 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from environment import launchers
 from gpu_parts import FAILED, MISSING, PASSED, ROOT, SHORT, Finding, finding
 
 SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0",
           "NCCL_SOCKET_IFNAME": "lo"}
+CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
 BENCH = ("all_reduce", "--device=cuda", "--algorithm=ring,tree,native", "--progress=off", "-b", "1K", "-f", "16")
 LARGEST = 64  # MiB, in the benchmark
 LOST = 5.0  # seconds that a part gets to end by itself
@@ -38,6 +42,37 @@ class Absent(Exception):
     """A part needs what this host does not have."""
 
 
+class Part(NamedTuple):
+    """What a part does, and the seconds that it may take."""
+
+    name: str
+    seconds: float
+    does: str
+
+
+PARTS = (
+    Part("facts", 60, "what this host has: GPUs, driver, CuPy, NCCL, MPI, links"),
+    Part("compile", 600, "compiles every kernel for these GPUs, on all cores, into the cache of all programs"),
+    Part("kernels", 300, "each kernel on every op and dtype, against NumPy, bit for bit"),
+    Part("bandwidth", 60, "how fast the kernels move memory, against the GPU's own copy"),
+    Part("NCCL", 180, "NCCL's own collectives, on one GPU and on all"),
+    Part("schedules", 480, "every way of ours over NCCL's messages: on one GPU, and a rank on every GPU"),
+    Part("peer", 480, "kernels that read other ranks' memory: processes on one GPU, and a rank on every GPU"),
+    Part("graphs", 400, "calls in CUDA graphs, plans, and memory that nobody holds any more"),
+    Part("threads", 600, "ranks that are threads on one GPU"),
+    Part("two communicators", 120, "calls of two communicators side by side"),
+    Part("a killed rank", 120, "one of two ranks is killed; the other one is told"),
+    Part("PyTorch", 60, "PyTorch's tensors, and its streams"),
+    Part("training", 120, "scripts/train.py for three epochs, a rank on every GPU"),
+    Part("compute-sanitizer", 400, "the kernels under NVIDIA's memcheck"),
+    Part("benchmark", 120, "ring, tree and native by size"),
+    Part("host time", 60, "how long the host is busy with one call"),
+    Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),
+    Part("peer latency", 90, "small all-reduces in a CUDA graph"),
+)
+MEASURED = ("facts", "bandwidth", "benchmark", "host time", "peer bandwidth", "peer latency")  # every finding is shown
+
+
 class Check:
     """One run: what has been found so far, and how much time is left."""
 
@@ -45,39 +80,56 @@ class Check:
         self.options = options
         self.parts: dict[str, dict[str, Any]] = {}
         self._deadline = time.monotonic() + 60 * options.minutes
+        now = datetime.datetime.now(datetime.UTC)
+        self._time, self._stem = f"{now:%Y-%m-%dT%H:%M:%SZ}", f"{now:%Y-%m-%d-%H%M%S}"
 
-    def part(self, name: str, seconds: float, run: Callable[[float], list[Finding]]) -> list[Finding]:
-        """Run a part in what is left of its time, keep and show what it finds; none runs when time is up."""
-        if self.options.only and name not in ("facts", *self.options.only):
+    def part(self, part: Part, run: Callable[[float], list[Finding]]) -> list[Finding]:
+        """Run a part in what is left of its time, keep what it finds, show how it ended; none runs when time is up."""
+        if self.options.only and part.name not in ("facts", *self.options.only):
             return []
-        began, left = time.monotonic(), min(seconds, self._deadline - time.monotonic())
+        print(f"\n{part.name}: {part.does}; at most {part.seconds / 60:.0f} min", flush=True)
+        began, left = time.monotonic(), min(part.seconds, self._deadline - time.monotonic())
         try:
-            found = run(left) if left > LOST else [finding(name, MISSING, reason="time is up")]
+            found = run(left) if left > LOST else [finding(part.name, MISSING, reason="time is up")]
         except Absent as error:
-            found = [finding(name, MISSING, reason=str(error))]
+            found = [finding(part.name, MISSING, reason=str(error))]
         found = [{key: _clean(value) for key, value in one.items()} for one in found]
-        self.parts[name] = {"seconds": round(time.monotonic() - began, 1), "findings": found}
-        print(f"\n{name}", flush=True)
-        for one in found:
-            more = ", ".join(_spoken(key, value) for key, value in one.items() if key not in ("name", "status"))
-            print(f"  {one['status']:<12} {one['name']:<28} {more[:300]}", flush=True)
+        taken = round(time.monotonic() - began, 1)
+        self.parts[part.name] = {"seconds": taken, "findings": found}
+        self._show(part.name, found, taken)
         return found
+
+    def _show(self, name: str, found: list[Finding], seconds: float) -> None:
+        wrong = [one for one in found if one["status"] in (FAILED, SHORT)]
+        absent = [one for one in found if one["status"] == MISSING]
+        for one in found if name in MEASURED else [*wrong, *absent]:
+            more = ", ".join(_spoken(key, value) for key, value in one.items() if key not in ("name", "status"))
+            print(f"  {one['status']:<12} {one['name']:<28} {more[-300:]}", flush=True)
+        if wrong:
+            path = self._write(f"{self._stem}-{name.replace(' ', '-')}.txt", "\n\n".join(
+                f"{one['name']}: {one['status']}\n{one.get('reason', json.dumps(one))}" for one in wrong))
+            print(f"FAILED   {name}: {len(wrong)} of {len(found)}, first {wrong[0]['name']}; see {path}", flush=True)
+        elif found and len(absent) == len(found):
+            print(f"missing  {name}: {_spoken('reason', absent[0].get('reason', ''))[-200:]}", flush=True)
+        else:
+            left_out = f", {len(absent)} missing" if absent else ""
+            print(f"ok       {name}: {len(found) - len(absent)} of {len(found)}{left_out}, {seconds:.0f} s", flush=True)
 
     def count(self, status: str) -> int:
         """Return how many findings have this status."""
         return sum(one["status"] == status for part in self.parts.values() for one in part["findings"])
 
-    def write(self, gpus: Sequence[str]) -> Path:
-        """Write what was found to a new file named after the GPU and the time; return its path."""
-        now = datetime.datetime.now(datetime.UTC)
+    def write(self, gpus: Sequence[str]) -> str:
+        """Write what was found to a new file named after the GPU and the time; return where it is."""
         name = re.sub(r"[^a-z0-9]+", "-", (gpus[0].partition(",")[0] if gpus else "no-gpu").lower()).strip("-")
+        document = {"program": "scripts/gpu_check", "time": self._time, "summary": self.summary(), "parts": self.parts}
+        return self._write(f"{name}-{self._stem}.json", json.dumps(document, indent=1))
+
+    def _write(self, name: str, text: str) -> str:
         folder: Path = self.options.output
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"{name}-{now:%Y-%m-%d-%H%M%S}.json"
-        document = {"program": "scripts/gpu_check", "time": f"{now:%Y-%m-%dT%H:%M:%SZ}", "summary": self.summary(),
-                    "parts": self.parts}
-        path.write_text(json.dumps(document, indent=1) + "\n")
-        return path
+        (folder / name).write_text(text + "\n")
+        return os.path.relpath(folder / name, ROOT)
 
     def summary(self) -> str:
         """Return how much passed, failed and is missing."""
@@ -88,25 +140,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run all parts; zero where nothing failed, nothing is slower than it should be, and there is a GPU."""
     options = _options(arguments)
     check = Check(options)
-    facts = {one["name"]: one for one in check.part("facts", 60, lambda left: _own(left, "facts"))}
-    gpus = facts.get("GPUs", {}).get("value", [])
-    check.part("tests", 480, lambda left: _own(left, "tests", options.keyword))
-    check.part("training", 60, lambda left: training(left, len(gpus)))
-    check.part("benchmark", 90, lambda left: benchmark(left, len(gpus), min(LARGEST, options.megabytes)))
-    for name, seconds in (("bandwidth", 60), ("host time", 40), ("peer bandwidth", 60), ("peer latency", 60)):
-        check.part(name, seconds, lambda left, name=name: _own(left, name, options.megabytes))  # type: ignore[misc]
+    gpus: list[str] = []
+    for part in PARTS:
+        found = check.part(part, functools.partial(_run_part, part.name, len(gpus), options))
+        gpus = gpus or {one["name"]: one for one in found}.get("GPUs", {}).get("value", [])
     path = check.write(gpus)
-    print(f"\n{check.summary()}\nwritten: {os.path.relpath(path, ROOT)}", flush=True)
+    print(f"\n{check.summary()}\nwritten: {path}", flush=True)
     if not gpus:
         print("there is no GPU that CuPy can use: nothing was checked", flush=True)
     return 1 if check.count(FAILED) or check.count(SHORT) or not gpus else 0
 
 
+def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) -> list[Finding]:
+    if name == "training":
+        return training(left, gpus)
+    if name == "benchmark":
+        return benchmark(left, gpus, min(LARGEST, options.megabytes))
+    if name == "compile":
+        return compiled(left, gpus)
+    if name in ("facts", "bandwidth", "host time", "peer bandwidth", "peer latency"):
+        return _own(left, name, options.megabytes)
+    _need(gpus)
+    return _own(left, "cases", f"{name}:{options.keyword if name == 'kernels' else ''}")
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--minutes", type=float, default=14.0, help="stop after so many (14)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="stop after so many (60)")
     parser.add_argument("--megabytes", type=int, default=256, help="how much the kernels move (256)")
-    parser.add_argument("-k", dest="keyword", default="", help="the tests whose names have this in them")
+    parser.add_argument("-k", dest="keyword", default="", help="of the kernels, those whose names have this in them")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results", help="folder of the JSON file")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="the facts, and these parts")
     return parser.parse_args(arguments)
@@ -119,7 +181,20 @@ def _own(left: float, name: str, argument: object = "") -> list[Finding]:
     """Return what a part of `gpu_parts` finds."""
     output, wrong = run([sys.executable, str(ROOT / "scripts" / "gpu_parts.py"), name, str(argument)], left)
     found = [json.loads(line) for line in output.splitlines() if line.startswith('{"name"')]
-    return [*found, *([finding(name, FAILED, reason=wrong)] if wrong else [])]
+    return [*found, *([finding(name if name != "cases" else str(argument), FAILED, reason=wrong)] if wrong else [])]
+
+
+def compiled(left: float, gpus: int) -> list[Finding]:
+    """All kernels for these GPUs, side by side: what comes after measures no compiler."""
+    _need(gpus)
+    output, wrong = run([sys.executable, "-m", "gpucoll", "kernels", "--all", "--json"], left)
+    return [finding("kernels", FAILED if wrong else PASSED, **({"reason": wrong} if wrong else _counted(output)))]
+
+
+def _counted(output: str) -> dict[str, Any]:
+    """Return how many kernels there are of each kind."""
+    kinds = Counter(one["kind"] for one in json.loads(output[output.index("{"):])["kernels"])
+    return {"value": [f"{kind}: {count}" for kind, count in kinds.items()]}
 
 
 def training(left: float, gpus: int) -> list[Finding]:
@@ -128,6 +203,8 @@ def training(left: float, gpus: int) -> list[Finding]:
     output, wrong = run([*_mpiexec(gpus), sys.executable, str(ROOT / "scripts" / "train.py"), "--device=cuda",
                          "--epochs=3", "--progress=off"], left)
     accuracy = re.search(r"test accuracy ([\d.]+) %", output)
+    if accuracy is None and "cublas" in wrong:
+        raise Absent("CuPy multiplies matrices by cuBLAS: pip install 'gpucoll[cublas13]', or cublas12")
     if accuracy is None:
         return [finding("train.py", FAILED, reason=wrong or "it named no accuracy")]
     status = PASSED if float(accuracy[1]) > 80 else FAILED
@@ -186,7 +263,7 @@ def run(command: Sequence[str], seconds: float, **variables: str) -> tuple[str, 
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     child = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
                              stderr=subprocess.STDOUT, start_new_session=True, errors="replace",
-                             env={**os.environ, "PYTHONPATH": path, **variables})
+                             env={**os.environ, **CONNECTIONS, "PYTHONPATH": path, **variables})
     try:
         output, _ = child.communicate(timeout=max(seconds - LOST, 1.0))
         return output, f"exit code {child.returncode}: {output.strip()[-600:]}" if child.returncode else ""

@@ -56,19 +56,21 @@ def _gpus() -> list[str]:
             for device in devices]
 
 
-def tests(keyword: str) -> Iterator[Finding]:
-    """The cases of tests/gpu whose names have the keyword in them, one after the other."""
+def cases(part: str) -> Iterator[Finding]:
+    """The cases of a part of tests/gpu, one after the other; of "kernels:word" those that have the word in them."""
     sys.path.insert(0, str(ROOT / "tests" / "gpu"))
     import cases  # type: ignore[import-not-found]
 
+    name, _, keyword = part.partition(":")
     absent = cases.missing("ml_dtypes")
     if absent:
-        yield finding("tests", MISSING, reason=absent)
+        yield finding(name, MISSING, reason=absent)
         return
-    for name in filter(lambda name: keyword in name, cases.CASES):
+    chosen = cases.PARTS[name]
+    for name in filter(lambda name: keyword in name, chosen):
         started = time.monotonic()
         try:
-            cases.CASES[name]()
+            chosen[name]()
             yield finding(name, PASSED, seconds=round(time.monotonic() - started, 2))
         except cases.Skipped as error:
             yield finding(name, MISSING, reason=str(error))
@@ -239,7 +241,7 @@ def _together(met: threading.Barrier, stream: Any, call: Callable[[], Any]) -> f
 
 
 PARTS: dict[str, Callable[[str], Iterator[Finding]]] = {
-    "facts": facts, "tests": tests, "bandwidth": bandwidth, "host time": host_time, "peer bandwidth": peer_bandwidth,
+    "facts": facts, "cases": cases, "bandwidth": bandwidth, "host time": host_time, "peer bandwidth": peer_bandwidth,
     "peer latency": peer_latency}
 
 

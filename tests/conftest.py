@@ -18,6 +18,7 @@ import reporting  # noqa: E402
 from ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402
 
 HANGS = 300.0  # seconds, scaled by the machine's pace, after which a test is taken to hang
+GRID = 6  # times as long for a test of the nightly tier
 
 
 def pytest_configure(config):
@@ -40,24 +41,13 @@ def pytest_report_header():
             f"patience: {pace.pace():.1f} times that for the machine that the tests were written on"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items):
-    """Tests that share something large are run by one worker: the pool of ranks, or what their file makes once."""
     for item in items:
         if item.path.is_relative_to(HERE / "multirank"):
             item.add_marker("multirank")
-        if "rank_pool" in item.fixturenames:
-            item.add_marker(pytest.mark.xdist_group("pool"))
-        elif any(made[-1].scope in ("module", "class") for made in item._fixtureinfo.name2fixturedefs.values()):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.get_closest_marker("nightly") and item.config.option.timeout:  # whole grids, beside each other
+            item.add_marker(pytest.mark.timeout(GRID * item.config.option.timeout))
     items.sort(key=lambda item: item.path.is_relative_to(HERE / "unit"))  # the short ones fill the gaps at the end
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    from scheduling import Scheduling
-
-    return Scheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.fixture(scope="session")

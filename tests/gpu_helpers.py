@@ -57,3 +57,18 @@ def raising(error, before=lambda: None):
         raise error
 
     return call
+
+
+class Foreign:
+    """Another library's array: DLPack only. It gives its memory in the order of the stream that it is asked for."""
+
+    def __init__(self, array, stream):
+        self._array, self._stream, self.asked = array, stream, []
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        self.asked.append(stream)
+        with self._stream:
+            return self._array.__dlpack__(stream=stream, max_version=max_version)

@@ -2,8 +2,8 @@
 tests a GPU as well.
 
 A mirror holds the whole memory that an array is a view of, at the same distances, so that strides, gaps, arrays in
-place and arrays that overlap stay what they are. CuPy has no float8 and not always bfloat16: unsigned integers carry
-them, and a reduction is told by its `dtype=`.
+place and arrays that overlap stay what they are. CuPy has no float8: unsigned integers carry
+it, and a reduction is told by its `dtype=`.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import numpy
 
 from gpucoll.dtypes import EXTENDED, row_of
 
-NATIVE = {"bfloat16"} if int(cupy.__version__.split(".")[0]) >= 14 else set()
+NATIVE = {"bfloat16"}
 REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v"}
 
 

@@ -11,6 +11,7 @@ import argparse
 import fnmatch
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,6 +39,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "race": ["tests/peer", "tests/contract"],
     "guard": ["tests/multirank/test_edges.py", "tests/multirank/test_points.py"],
     "cache": ["tests/unit/test_store.py"],
+    "gpu": ["tests/multirank/test_stand_in.py"],
+    "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
     "slots": ["tests/contract", "tests/multirank/test_slots.py"],
 }
 UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly
@@ -112,6 +115,7 @@ def judge(fault):
             caught = first_failure(tree, selection)
             if caught:
                 break
+        shutil.rmtree(f"{sys.pycache_prefix}{tree}", ignore_errors=True)  # what the tree's own modules compiled to
         return Verdict(fault, caught, time.monotonic() - began)
 
 

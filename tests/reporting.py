@@ -6,7 +6,6 @@ test's name; `read` makes totals of it, whatever became of the run.
 """
 
 import os
-import re
 import shutil
 import time
 from collections import Counter
@@ -31,7 +30,6 @@ def read(path):
 
 
 def write(state, name):
-    name = re.sub(r"@\w+$", "", name)  # the group, which xdist appends
     if RECORD in os.environ:
         with open(os.environ[RECORD], "a") as file:
             file.write(f"{state} {name}\n")

@@ -5,7 +5,17 @@ Nothing here communicates: a call that is refused here has moved and written not
 
 from gpucoll.arrays.accept import as_array, check_blocks, check_input, check_output, check_rows, check_writable
 from gpucoll.arrays.combine import check_op, combiner
-from gpucoll.arrays.memory import Array, address, bounds, module_of, on_gpu, overlap, same_memory
+from gpucoll.arrays.memory import (
+    Array,
+    address,
+    bounds,
+    is_borrowed,
+    module_of,
+    on_gpu,
+    overlap,
+    same_memory,
+    stream_of,
+)
 from gpucoll.arrays.prepare import (
     NOTHING,
     Cut,
@@ -24,5 +34,5 @@ from gpucoll.arrays.space import HOST, Space
 
 __all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "bounds",
            "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",
-           "flat", "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks",
-           "prepare_scatter", "same_memory", "target"]
+           "flat", "is_borrowed", "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks",
+           "prepare_scatter", "same_memory", "stream_of", "target"]

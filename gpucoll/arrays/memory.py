@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import numpy
@@ -32,6 +33,18 @@ def has(x: Any, name: str) -> bool:
     except Exception as error:
         return not isinstance(error, AttributeError)
     return True
+
+
+def stream_of(arrays: Iterable[object]) -> Any:
+    """Return the current stream of PyTorch's where one of the arrays is its; None leaves CuPy's."""
+    torch = sys.modules.get("torch")
+    tensors = [x for x in arrays if torch is not None and isinstance(x, torch.Tensor) and on_gpu(x)]
+    return torch.cuda.current_stream(tensors[0].device) if torch is not None and tensors else None
+
+
+def is_borrowed(x: Any) -> bool:
+    """Return whether `x` is in GPU memory that CuPy's pool does not know: who gives it out again asks no stream."""
+    return on_gpu(x) and not isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
 
 
 def module_of(x: Any) -> Any:

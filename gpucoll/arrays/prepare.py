@@ -97,7 +97,8 @@ class Sizes(NamedTuple):
 def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object = None,
             space: Space = HOST) -> Prepared:
     """Check `x` and `out` for collective `row` and return what an executor needs; raise ArgumentError or DtypeError."""
-    source = check_input(row.name, x)
+    with space.current:
+        source = check_input(row.name, x)
     space.check(row.name, "x", source)
     if row.name == "broadcast":
         return _prepare_broadcast(row, x, source, who, space)
@@ -137,7 +138,8 @@ def _prepare_output(row: Collective, x: Array, out: object, shape: tuple[int, ..
 
 def _checked_output(row: Collective, out: object, shape: tuple[int, ...], dtype: numpy.dtype, x: Array | None,
                     space: Space) -> Array:
-    array = check_output(row.name, out, shape, dtype, x)
+    with space.current:
+        array = check_output(row.name, out, shape, dtype, x)
     space.check(row.name, "out", array)
     return array
 

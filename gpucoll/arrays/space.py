@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy
@@ -22,6 +23,10 @@ class Space(Protocol):
 
     device: str  # "cpu", "cuda" or "emulated"
     stream: Any  # on which work is enqueued; None where there is none
+
+    @property
+    def current(self) -> AbstractContextManager[object]:
+        """Inside, `stream` is the current one: whoever is asked for an array by DLPack gives it in its order."""
 
     def check(self, name: str, what: str, array: Array) -> None:
         """Raise ArgumentError for an array that lives elsewhere."""
@@ -68,6 +73,7 @@ class Host:
 
     device = "cpu"
     stream = None
+    current = nullcontext()
 
     def check(self, name: str, what: str, array: Array) -> None:
         if on_gpu(array):

@@ -82,7 +82,8 @@ class Collectives(Headers):
         source: Any = None
         news: dict[str, Any] = {}
         if self.rank == who.root:
-            source, news = self._root_blocks(x)
+            with self._current(stream, [x]):
+                source, news = self._root_blocks(x)
         told = self._told_by(who.root, news, "scatter")
         space = self._told_space("scatter", told, source, out, stream)
         call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space)

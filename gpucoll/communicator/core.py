@@ -11,7 +11,7 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.algorithms import find, registry, schedule
-from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op, on_gpu
+from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op, is_borrowed, on_gpu, stream_of
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
@@ -94,14 +94,28 @@ class Core:
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process; pass a copy on "
                                     "the host", code="GC-ARRAY")
-            return self._gpu("cuda").space(stream)
+            space = self._gpu("cuda").space(stream_of(arrays) if stream is None else stream)
+            space.borrows = any(map(is_borrowed, arrays))
+            return space
         return self._gpu("emulated").space(stream) if self.options.emulated else HOST
+
+    def _current(self, stream: Any, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which arrays are opened before a call has its space."""
+        stream = stream_of(arrays) if stream is None else stream
+        if not any(map(on_gpu, arrays)) or self.device is None:
+            return contextlib.nullcontext()
+        from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
+
+        device = CurrentDevice(self.device)
+        return device if stream is None else CurrentStream(device, as_stream(stream))
 
     def _gpu(self, name: str) -> Gpu:
         if name not in self._gpus:
             peer = self.executor == "peer" or self._tuner.has_measured("peer", name)
             self._gpus[name] = make_gpu(name, self._link, self.timeout, self.device, peer=peer)
             self._waits.hooks.append(self._gpus[name].check)
+            if name == "cuda":
+                self._waits.context = self._gpus[name].device.current
         return self._gpus[name]
 
     def _again(self, same: Key, x: Any, out: Any, stream: Any) -> Any:

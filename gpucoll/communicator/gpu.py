@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
 import numpy
@@ -15,15 +16,16 @@ from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
-from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import DEVICE_TAG, TAGS
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.nccl.rooms import Order
 from gpucoll.executors.peer import PeerExecutor
+from gpucoll.executors.peer.meeting import exchange
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import Operation, keep_for_ever
+from gpucoll.waits import Operation, Waits, keep_for_ever
 
 
 class Gpu:
@@ -55,7 +57,6 @@ class Gpu:
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""
-        self.device.use()
         return DeviceSpace(self, self.device.stream(stream))
 
     @functools.cached_property
@@ -88,8 +89,8 @@ class Gpu:
         else:
             for executor in self._made:
                 executor.close()
-            self._transport.close()
-            self.points.close()
+            for transport in (self._transport, self.points):
+                transport.close(captured=self.order.has_captured)
 
 
 class DeviceSpace:
@@ -102,20 +103,32 @@ class DeviceSpace:
     def __init__(self, gpu: Gpu, stream: Stream, preparations: list[Callable[[Stream], None]] | None = None) -> None:
         self.gpu, self.stream = gpu, stream
         self.device = gpu.device.name
+        self.borrows = False  # whether it works on memory that another library gives out again
         self._completion: Completion | None = None
         self._preparations = [] if preparations is None else preparations
+
+    @property
+    def current(self) -> AbstractContextManager[object]:
+        return self.gpu.device.within(self.stream)
 
     def beside(self, stream: Stream | None = None) -> DeviceSpace:
         """Return the space on `stream`, by default that of asynchronous calls, going on from where this one is."""
         stream = stream or self.gpu.beside
         self.lead(stream)
-        return DeviceSpace(self.gpu, stream, self._preparations)
+        space = DeviceSpace(self.gpu, stream, self._preparations)
+        space.borrows = self.borrows
+        return space
+
+    def is_captured(self) -> bool:
+        """Return whether what is enqueued becomes part of a CUDA graph of the user's."""
+        return self.gpu.device.asynchronous and self.stream.is_capturing()
 
     def lead(self, stream: Stream) -> None:
         """Let `stream` wait for what this space's stream has been given so far."""
         begun = self.gpu.device.new_event()
-        begun.record(self.stream)
-        stream.wait_event(begun)
+        with self.gpu.device.current:
+            begun.record(self.stream)
+            stream.wait_event(begun)
 
     def completion(self) -> Completion:
         """Return the end, still to come, of an operation on this space's stream."""
@@ -130,13 +143,15 @@ class DeviceSpace:
     def end(self, keep: object) -> Operation:
         """End an operation: the next one follows it.
 
-        `keep` lives until it has ended, if it runs beside the caller's own work: else what is let go of earlier is
-        used again later in the same stream only.
+        `keep` lives until it has ended, if it runs beside the caller's own work or on memory that is not CuPy's: else
+        what is let go of earlier is used again later in the same stream only.
         """
-        if self._completion is None:
+        if self._completion is None and not self.borrows:
             self.gpu.order.passed(self.stream, keep)
         else:
-            self._completion.event = self.gpu.order.mark(self.stream, keep)
+            event = self.gpu.order.mark(self.stream, keep)
+            if self._completion is not None:
+                self._completion.event = event
         yield from self._settle()
 
     def end_message(self, keep: object) -> Operation:
@@ -226,7 +241,8 @@ class Completion:
     def order(self) -> None:
         """Let the current stream wait for it."""
         if self.event is not None:
-            self._device.stream(None).wait_event(self.event)
+            with self._device.current:
+                self._device.stream(None).wait_event(self.event)
 
 
 Peer: TypeAlias = Callable[[Device, Order], PeerExecutor]
@@ -243,7 +259,7 @@ def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer
         return _emulated(link, make)
     if ordinal is None:
         raise BackendError("CuPy finds no GPU in this process", code="GC-NO-GPU")
-    return _between_threads(link, ordinal, make) if link.mpi is None \
+    return _between_threads(link, timeout, ordinal, make) if link.mpi is None \
         else _between_processes(link, timeout, ordinal, make)
 
 
@@ -271,10 +287,20 @@ class _AfterKernels:
         yield from self._executor.run(task)
 
 
-def _between_threads(link: Link, ordinal: int, peer: Peer | None) -> Gpu:
+def _same_ordinal(link: Link, ordinal: int) -> Operation:
+    """Tell the other threads which GPU this one is on; raise UsageError, on all of them, where they differ."""
+    ordinals = [words[0] for words in (yield from exchange(link.place, link.wire, [ordinal]))]
+    if len(set(ordinals)) > 1:
+        raise UsageError(f"threads are on GPUs {', '.join(map(str, ordinals))}, and reach each other's memory on one "
+                         "only; cupy.cuda.Device(n).use() in each of them, or start processes by mpiexec",
+                         code="GC-DEVICE")
+
+
+def _between_threads(link: Link, timeout: float, ordinal: int, peer: Peer | None) -> Gpu:
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.local import LocalTransport
 
+    Waits(timeout, foreign=link.foreign).run(_same_ordinal(link, ordinal), "device")
     device = CudaDevice(ordinal)
     # Threads' tags have no limit: beyond MPI's, no message of the host can be mistaken for one of these.
     return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device),
@@ -283,7 +309,7 @@ def _between_threads(link: Link, ordinal: int, peer: Peer | None) -> Gpu:
 
 def _between_processes(link: Link, timeout: float, ordinal: int, peer: Peer | None) -> Gpu:
     bootstrap.gather_ranks(link.mpi, timeout)
-    bootstrap.claim_gpu(link.mpi, ordinal)
+    lowest = min(gpu.capability for gpu in bootstrap.claim_gpu(link.mpi, ordinal))
     # Messages have a communicator of their own: NCCL runs all that is enqueued on one in order.
     ids = [bootstrap.nccl_id(link.mpi) for _ in range(2)]
     from gpucoll.device.cuda import CudaDevice
@@ -292,4 +318,4 @@ def _between_processes(link: Link, timeout: float, ordinal: int, peer: Peer | No
 
     device = CudaDevice(ordinal)
     transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)
-    return Gpu(device, transport, points, NcclNative, peer)
+    return Gpu(device, transport, points, functools.partial(NcclNative, capability=lowest), peer)

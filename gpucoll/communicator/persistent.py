@@ -24,8 +24,8 @@ class PersistentCall:
     """
 
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
-                 express: Callable[[], Any] | None = None) -> None:
-        self._call, self._express = call, express
+                 express: Callable[[], Any] | None = None, *, keep: object = None) -> None:
+        self._call, self._express, self._kept = call, express, keep
         self.result, self.executor, self.algorithm = result, executor, algorithm
 
     def __call__(self) -> Any:
@@ -79,7 +79,7 @@ class Persistent(Collectives):
             same = (row.name, op, who.root, algorithm)
             self._learn(same, x, call.result, found)
             express = functools.partial(self._express, *same, x, call.result)
-        return PersistentCall(again, call.result, executor.name, task.algorithm, express)
+        return PersistentCall(again, call.result, executor.name, task.algorithm, express, keep=x)
 
 
 def _outs(row: Collective, out: Any) -> dict[str, Any]:

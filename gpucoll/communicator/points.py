@@ -11,7 +11,7 @@ import numpy
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.headers import Headers
-from gpucoll.device import Part
+from gpucoll.device import NO_CAPTURE, Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, abandon
@@ -43,6 +43,8 @@ class Points(Headers):
         given = None if name == "recv" else check_input(name, x)
         taken = None if name == "send" else check_input(name, out)
         space = self._space(name, given if taken is None else taken)
+        if isinstance(space, DeviceSpace) and not space.gpu.points.capturable and space.is_captured():
+            raise UsageError(f"{name}: {NO_CAPTURE}", code="GC-CAPTURED")
         for what, array in (("x", given), ("out", taken)):
             if array is not None:
                 space.check(name, what, array)

@@ -6,7 +6,7 @@ What is wrong on one rank is raised on every rank: the host message carries the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
@@ -16,6 +16,8 @@ from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, News, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
+
+T = TypeVar("T")
 
 
 class Ragged(Headers):
@@ -32,7 +34,8 @@ class Ragged(Headers):
 
     def _gather_v(self, name: str, x: Any, root: Any, how: How) -> Any:
         who = self._sizes(name, root)
-        source, news = self._agree(name, lambda: check_rows(name, x), lambda row: {"counts": [len(row)]})
+        source, news = self._agree(name, lambda: self._opened(check_rows, name, x, how.stream),
+                                   lambda row: {"counts": [len(row)]})
         counts = [one["counts"][0] for one in news]
         row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
         space = self._space(name, source, stream=how.stream)
@@ -45,7 +48,9 @@ class Ragged(Headers):
         """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6."""
         who = self._sizes("scatter_v", root)
         here = self.rank == who.root
-        blocks, mine = _attempt(lambda: check_blocks("scatter_v", xs, self.size)) if here else (None, None)
+        blocks, mine = None, None
+        if here:
+            blocks, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))
         news: News = {"error": str(mine)} if mine else _news(blocks, _counts) if blocks else {}
         told = self._told_by(who.root, news, "scatter_v", mine)
         counts, tail, dtype = told["counts"], tuple(told["tail"]), numpy_dtype(told["dtype"])
@@ -59,7 +64,7 @@ class Ragged(Headers):
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
         name = "all_to_all_v"
         self._check_usable()
-        blocks, news = self._agree(name, lambda: check_blocks(name, xs, self.size), _counts)
+        blocks, news = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size), _counts)
         everyone = [one["counts"] for one in news]
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         lengths = everyone[self.rank], [row[self.rank] for row in everyone]
@@ -80,7 +85,7 @@ class Ragged(Headers):
         lengths: list[int] = []
 
         def check() -> Array:
-            rows = check_rows(name, x)
+            rows = self._opened(check_rows, name, x, stream)
             lengths[:] = self._check_counts(name, counts, len(rows))
             return rows
 
@@ -99,6 +104,11 @@ class Ragged(Headers):
             raise ArgumentError(f"{name}: counts {counts!r} must be {self.size} numbers whose sum is {rows}, the "
                                 "length of x's first axis", code="GC-COUNTS")
         return [int(count) for count in counts]
+
+    def _opened(self, check: Callable[..., T], name: str, x: Any, stream: Any, *more: int) -> T:
+        """Return what `check` returns, called while the call's stream is the current one."""
+        with self._current(stream, x if isinstance(x, list | tuple) else [x]):
+            return check(name, x, *more)
 
     def _agree(self, name: str, check: Callable[[], Any], told: Callable[[Any], News]) -> tuple[Any, list[News]]:
         """Return this rank's checked argument and everybody's news; raise alike everywhere what is wrong anywhere."""

@@ -36,7 +36,8 @@ class Symmetric(Headers):
     def zeros(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
         """Return such an array, of zeros. A collective call."""
         array = self._symmetric("zeros", shape, dtype, device)
-        array[...] = 0
+        with self._current(None, [array]):
+            array[...] = 0
         return array
 
     def _release(self, failed: bool) -> None:

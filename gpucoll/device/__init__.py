@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
@@ -68,6 +69,10 @@ class Device(Protocol):
     def use(self) -> None:
         """Make it the device of the calling thread."""
 
+    @property
+    def current(self) -> AbstractContextManager[object]:
+        """It is the device of the calling thread inside, and afterwards whatever was."""
+
     def owns(self, array: Any) -> str | None:
         """Return None for an array in its memory, else where the array is."""
 
@@ -76,6 +81,12 @@ class Device(Protocol):
 
     def lasts(self, stream: Any) -> bool:
         """Return whether `stream` is there as long as its object, not somebody else's to destroy."""
+
+    def within(self, stream: Any) -> AbstractContextManager[object]:
+        """Inside, `stream` is the current one of the calling thread."""
+
+    def is_blocking(self, stream: Any) -> bool:
+        """Return whether `stream` and the null stream wait for each other."""
 
     def new_stream(self) -> Stream:
         """Return a stream that waits for no other."""
@@ -94,6 +105,9 @@ class Device(Protocol):
 
     def abandon(self) -> None:
         """Let go of what is under way: nothing may be written later where it can be seen."""
+
+
+NO_CAPTURE = "ranks that are threads meet on the host in every call, and no CUDA graph holds that"
 
 
 class Part(NamedTuple):
@@ -119,8 +133,8 @@ class Transport(Protocol):
     def check(self) -> None:
         """Raise BackendError where the transport has failed."""
 
-    def close(self) -> None:
-        """Give back what it holds, in the same order on every rank."""
+    def close(self, *, captured: bool) -> None:
+        """Give back what it holds, in the same order on every rank. `captured`: a graph of the user's may use it."""
 
     def abort(self) -> None:
         """End what is under way, without the other ranks."""

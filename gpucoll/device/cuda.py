@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import cupy
@@ -13,9 +14,12 @@ from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.nvrtc import compile_cubin, recipe
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
-from gpucoll.errors import BackendError
+from gpucoll.errors import BackendError, UsageError
 
-CUDAS_OWN = (0, 1, 2)  # the null stream, by two names, and a thread's own
+NULL_STREAM, PER_THREAD = (0, 1), 2  # CUDA's own streams: the null stream by two names, and a thread's
+NOT_READY, CAPTURED = 600, 907  # CUDA's codes for an event that has not come, and for one that was captured
+_loading = threading.Lock()
+_functions: dict[tuple[int, str, str], Any] = {}  # of all communicators: to unload code may wait for the whole GPU
 
 
 class CudaDevice:
@@ -26,7 +30,7 @@ class CudaDevice:
 
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
-        self.ordinal = ordinal
+        self.ordinal, self.current = ordinal, CurrentDevice(ordinal)
         self._arch = f"sm_{device.compute_capability}"
         self.kernels = Kernels(self._load, device.attributes["MultiProcessorCount"])
 
@@ -41,35 +45,60 @@ class CudaDevice:
         return None if other == self.ordinal else f"on GPU {other}"
 
     def stream(self, given: Any) -> Any:
-        """A stream of CuPy's, an object with ``__cuda_stream__``, as PyTorch's, or the address of a `cudaStream_t`.
+        """Return the stream of a call; see `as_stream`.
 
-        The null stream has one address on every GPU: which one it is the current device says, from here on this one.
+        The null stream has one address on every GPU: which one it is the current device says, in a call this one.
         """
-        self.use()
         if given is None:
-            return cupy.cuda.get_current_stream()
-        if isinstance(given, cupy.cuda.Stream | cupy.cuda.ExternalStream):
-            return given
-        address = given.__cuda_stream__()[1] if hasattr(given, "__cuda_stream__") else given
-        return _foreign_stream(int(getattr(address, "cuda_stream", address)), given)
+            with self.current:
+                stream = cupy.cuda.get_current_stream()
+        else:
+            stream = as_stream(given)
+        if stream.ptr <= PER_THREAD:
+            self._check_own(stream)
+        return stream
+
+    def _check_own(self, stream: Any) -> None:
+        """Refuse one of CUDA's own streams where it cannot serve."""
+        if stream.ptr == PER_THREAD:
+            raise UsageError("the per-thread default stream is another stream in each thread, and gpucoll's threads "
+                             "enqueue as well; pass stream=cupy.cuda.Stream(non_blocking=True), or be in one",
+                             code="GC-STREAM")
+        try:
+            with self.current:
+                stream.is_capturing()
+        except cupy.cuda.runtime.CUDARuntimeError as error:
+            raise UsageError("the null stream serves nobody while a blocking stream is being captured, since it would "
+                             f"wait for that; capture on Stream(non_blocking=True) ({error})",
+                             code="GC-STREAM") from error
+
+    def within(self, stream: Any) -> CurrentStream:
+        return CurrentStream(self.current, stream)
+
+    def is_blocking(self, stream: Any) -> bool:
+        """Whether the null stream and `stream` wait for each other."""
+        with self.current:
+            return not cupy.cuda.runtime.streamGetFlags(stream.ptr) & cupy.cuda.runtime.streamNonBlocking
 
     def lasts(self, stream: Any) -> bool:
-        """CuPy's own know their device; of the others only the three that CUDA itself has are without one."""
-        return isinstance(stream, cupy.cuda.Stream) and (stream.device_id >= 0 or stream.ptr in CUDAS_OWN)
+        """CuPy's own know their device; of the others only CUDA's null stream is without one."""
+        return isinstance(stream, cupy.cuda.Stream) and (stream.device_id >= 0 or stream.ptr in NULL_STREAM)
 
     def new_stream(self) -> Any:
-        return cupy.cuda.Stream(non_blocking=True)
+        with self.current:
+            return cupy.cuda.Stream(non_blocking=True)
 
     def new_event(self) -> Any:
-        return cupy.cuda.Event(disable_timing=True)
+        with self.current:
+            return CudaEvent(disable_timing=True)
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
         """CuPy's pool hands memory out again in the order of the stream that it was allocated on."""
-        with stream:
+        with self.within(stream):
             return cupy.empty(shape, dtype)
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
-        with stream:
+        with self.within(stream):
             if value.dtype.kind == "c":
                 row.fill(value[0])
             else:  # as integers: CuPy knows not every dtype of ours
@@ -86,9 +115,12 @@ class CudaDevice:
         source = text(instance)
         build = functools.partial(_cubin, source, self._arch)
         path = user_store().loadable(source, ".cubin", build, flags=recipe(self._arch, major=_major()))
-        self.use()
         try:
-            function = cupy.RawModule(path=path).get_function(instance.entry).kernel
+            with self.current, _loading:  # CuPy lets threads load a module side by side, and unloads all but one
+                key = self.ordinal, path, instance.entry
+                if key not in _functions:
+                    _functions[key] = cupy.RawModule(path=path).get_function(instance.entry).kernel
+                function = _functions[key]
         except cupy.cuda.driver.CUDADriverError as error:
             raise BackendError(f"kernel {instance.entry} does not load on {self._arch}: {error}",
                                code="GC-KERNEL") from error
@@ -99,8 +131,59 @@ class CudaDevice:
         return launch
 
 
+class CurrentDevice(threading.local):
+    """A GPU is the thread's inside; CuPy's own context keeps what was before for all threads in one list."""
+
+    def __init__(self, ordinal: int) -> None:
+        self._ordinal = ordinal
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        self._before.append(cupy.cuda.runtime.getDevice())
+        if self._before[-1] != self._ordinal:
+            cupy.cuda.runtime.setDevice(self._ordinal)
+
+    def __exit__(self, *_: object) -> None:
+        before = self._before.pop()
+        if cupy.cuda.runtime.getDevice() != before:
+            cupy.cuda.runtime.setDevice(before)
+
+
+class CurrentStream:
+    """A stream is the thread's current one inside, and its GPU is."""
+
+    def __init__(self, device: CurrentDevice, stream: Any) -> None:
+        self._device, self._stream = device, stream
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        try:
+            self._stream.__enter__()
+        except BaseException:  # one of another GPU's
+            self._device.__exit__()
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.__exit__(*error)
+        self._device.__exit__(*error)
+
+
+class CudaEvent(cupy.cuda.Event):
+    """CuPy's, which takes every code of CUDA's but success for "not yet", a fault's too."""
+
+    @property
+    def done(self) -> bool:
+        code = cupy.cuda.runtime.eventQuery(self.ptr)
+        if code == CAPTURED:
+            raise UsageError("a call in a CUDA graph ends when the graph is launched: ask the stream of that",
+                             code="GC-CAPTURED")
+        if code not in (0, NOT_READY):
+            raise BackendError(f"the GPU has failed: {cupy.cuda.runtime.CUDARuntimeError(code)}", code="GC-CUDA")
+        return bool(code == 0)
+
+
 class _Foreign:
-    """The address of a stream as CuPy 14 takes it; `owner` lives as long."""
+    """The address of a stream as CuPy takes it; `owner` lives as long."""
 
     def __init__(self, address: int, owner: Any) -> None:
         self._address, self._owner = address, owner
@@ -109,11 +192,12 @@ class _Foreign:
         return 0, self._address
 
 
-def _foreign_stream(address: int, owner: Any) -> Any:
-    """Return another library's stream as one of CuPy's; from 14 on CuPy warns of its class for them."""
-    if hasattr(cupy.cuda.Stream, "from_external"):
-        return cupy.cuda.Stream.from_external(_Foreign(address, owner))
-    return cupy.cuda.ExternalStream(address)
+def as_stream(given: Any) -> Any:
+    """Return one of CuPy's streams for one, an object with ``__cuda_stream__``, or the address of a `cudaStream_t`."""
+    if isinstance(given, cupy.cuda.Stream | cupy.cuda.ExternalStream):
+        return given
+    address = given.__cuda_stream__()[1] if hasattr(given, "__cuda_stream__") else given
+    return cupy.cuda.Stream.from_external(_Foreign(int(getattr(address, "cuda_stream", address)), given))
 
 
 def _cubin(source: str, arch: str) -> bytes:

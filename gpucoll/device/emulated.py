@@ -7,6 +7,7 @@ a seed, as on a GPU: what lacks an event between two streams gives wrong results
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import random
@@ -41,6 +42,8 @@ class EmulatedDevice:
         self.captured: EmulatedGraph | None = None  # where what is enqueued goes during a capture
         self._main = self.new_stream()
 
+    current = contextlib.nullcontext()  # there is one
+
     def use(self) -> None:
         """There is one."""
 
@@ -57,6 +60,14 @@ class EmulatedDevice:
 
     def lasts(self, stream: Any) -> bool:
         return True
+
+    def within(self, stream: Any) -> contextlib.AbstractContextManager[object]:
+        """Nothing asks for it."""
+        return self.current
+
+    def is_blocking(self, stream: Any) -> bool:
+        """There is no null stream."""
+        return False
 
     def new_stream(self) -> EmulatedStream:
         self._streams.append(EmulatedStream(self))

@@ -31,15 +31,21 @@ BLOCKS_PER_PROCESSOR = 32  # several times what it holds, so that all processors
 FEWEST_THREADS = 64
 
 
+def opaque(dtype: numpy.dtype) -> numpy.dtype:
+    """The same bytes without fields: CuPy asks arguments for ``__array_interface__``, which describes every field."""
+    return numpy.dtype(f"V{dtype.itemsize}")
+
+
 class _Struct:
     """A C struct of which arguments are made; `fields` say so in the words of `numpy.dtype`, `form` in `struct`'s."""
 
     def __init__(self, form: str, fields: list[Any]) -> None:
         self._pack = struct.Struct(form).pack
         self.dtype = numpy.dtype(fields, align=True)
+        self._bytes = opaque(self.dtype)
 
     def __call__(self, *values: Any) -> Arguments:
-        return numpy.frombuffer(bytearray(self._pack(*values)), self.dtype)
+        return numpy.frombuffer(bytearray(self._pack(*values)), self._bytes)
 
 
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]

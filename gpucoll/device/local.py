@@ -78,7 +78,7 @@ class LocalTransport:
     def check(self) -> None:
         """Failures are those of the wire, and raised there."""
 
-    def close(self) -> None:
+    def close(self, *, captured: bool) -> None:
         self._told.clear()
 
     def abort(self) -> None:

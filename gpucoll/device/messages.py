@@ -40,7 +40,7 @@ class MessageTransport:
     def check(self) -> None:
         """Failures are those of the wire, and raised there."""
 
-    def close(self) -> None:
+    def close(self, *, captured: bool) -> None:
         """Nothing to give back."""
 
     def abort(self) -> None:

@@ -5,11 +5,12 @@ What CuPy's binding lacks is called by ctypes in the library that it has loaded.
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import cupy
@@ -25,6 +26,9 @@ DTYPES = {"ncclInt8": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclUint32": 3, "ncclI
 OPS = {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4}
 BYTE = DTYPES["ncclUint8"]
 SINCE = {"ncclAlltoAll": 22800, "ncclGather": 22800, "ncclScatter": 22800}  # versions, as ncclGetVersion counts them
+ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)  # KeyError: CuPy's for codes it does not know
+NOTHING: Waiting = iter(())  # to wait for
+FLOAT8_SINCE = 22400, 90  # version and compute capability
 
 _pointer, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 PROTOTYPES = {
@@ -38,19 +42,25 @@ class Nccl:
     """NCCL's calls on addresses and streams; made by all ranks together, at most `timeout` seconds long.
 
     Collectives take the number of elements of a block, and names of our tables for dtype and op.
+
+    NCCL connects two ranks at the first message in each direction, and all of them at the first collective by one of
+    its algorithms: in C, on the host, until the other ranks have made the same call. Such a call is made in a thread of
+    its own, while the caller waits as for anything else: with a deadline, and an abort that ends it.
     """
 
     capturable = True
 
     def __init__(self, rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> None:
         self._timeout, self._device, self.size = timeout, device, size
+        self._connected: set[Hashable] = set()
+        self._connecting: concurrent.futures.Future[Any] | None = None
         with _reported("init"):
             self._comm = self._within("init", lambda: nccl.NcclCommunicator(size, unique_id, rank))
         # CuPy's destructor would wait for the other ranks whenever the collector comes by
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._comm))
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
-        with _reported("send and receive"):
+        def enqueue() -> None:
             nccl.groupStart()
             try:
                 for part in sends:
@@ -59,52 +69,85 @@ class Nccl:
                     self._comm.recv(part.address, part.nbytes, BYTE, part.peer, stream.ptr)
             finally:
                 nccl.groupEnd()
-        return iter(())
 
-    def all_reduce(self, source: int, target: int, count: int, dtype: str, op: str, stream: Any) -> None:
-        with _reported("all_reduce"):
-            self._comm.allReduce(source, target, count, DTYPES[dtype], OPS[op], stream.ptr)
+        ends = [*(("to", part.peer) for part in sends), *(("from", part.peer) for part in receives)]
+        return self._call("send and receive", ends, enqueue)
 
-    def reduce(self, source: int, target: int, count: int, dtype: str, op: str, root: int, stream: Any) -> None:
-        with _reported("reduce"):
-            self._comm.reduce(source, target, count, DTYPES[dtype], OPS[op], root, stream.ptr)
+    def all_reduce(self, source: int, target: int, count: int, dtype: str, op: str, stream: Any) -> Waiting:
+        return self._collective("all_reduce", count, lambda: self._comm.allReduce(
+            source, target, count, DTYPES[dtype], OPS[op], stream.ptr), dtype, op)
 
-    def reduce_scatter(self, source: int, target: int, count: int, dtype: str, op: str, stream: Any) -> None:
-        with _reported("reduce_scatter"):
-            self._comm.reduceScatter(source, target, count, DTYPES[dtype], OPS[op], stream.ptr)
+    def reduce(self, source: int, target: int, count: int, dtype: str, op: str, root: int, stream: Any) -> Waiting:
+        return self._collective("reduce", count, lambda: self._comm.reduce(
+            source, target, count, DTYPES[dtype], OPS[op], root, stream.ptr), dtype, op)
 
-    def broadcast(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> None:
-        with _reported("broadcast"):
-            self._comm.broadcast(source, target, nbytes, BYTE, root, stream.ptr)
+    def reduce_scatter(self, source: int, target: int, count: int, dtype: str, op: str, stream: Any) -> Waiting:
+        return self._collective("reduce_scatter", count, lambda: self._comm.reduceScatter(
+            source, target, count, DTYPES[dtype], OPS[op], stream.ptr), dtype, op)
 
-    def all_gather(self, source: int, target: int, nbytes: int, stream: Any) -> None:
-        with _reported("all_gather"):
-            self._comm.allGather(source, target, nbytes, BYTE, stream.ptr)
+    def broadcast(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> Waiting:
+        return self._collective("broadcast", nbytes, lambda: self._comm.broadcast(
+            source, target, nbytes, BYTE, root, stream.ptr))
 
-    def all_to_all(self, source: int, target: int, nbytes: int, stream: Any) -> None:
-        self._foreign("ncclAlltoAll", source, target, nbytes, BYTE, self._comm.comm, stream.ptr)
+    def all_gather(self, source: int, target: int, nbytes: int, stream: Any) -> Waiting:
+        return self._collective("all_gather", nbytes, lambda: self._comm.allGather(
+            source, target, nbytes, BYTE, stream.ptr))
 
-    def gather(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> None:
-        self._foreign("ncclGather", source, target, nbytes, BYTE, root, self._comm.comm, stream.ptr)
+    def all_to_all(self, source: int, target: int, nbytes: int, stream: Any) -> Waiting:
+        return self._foreign("ncclAlltoAll", nbytes, source, target, nbytes, BYTE, self._comm.comm, stream.ptr)
 
-    def scatter(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> None:
-        self._foreign("ncclScatter", source, target, nbytes, BYTE, root, self._comm.comm, stream.ptr)
+    def gather(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> Waiting:
+        return self._foreign("ncclGather", nbytes, source, target, nbytes, BYTE, root, self._comm.comm, stream.ptr)
 
-    def _foreign(self, function: str, *arguments: Any) -> None:
-        result = getattr(_library(), function)(*arguments)
-        if result:
-            raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
+    def scatter(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> Waiting:
+        return self._foreign("ncclScatter", nbytes, source, target, nbytes, BYTE, root, self._comm.comm, stream.ptr)
+
+    def _foreign(self, function: str, nbytes: int, *arguments: Any) -> Waiting:
+        def enqueue() -> None:
+            result = getattr(_library(), function)(*arguments)
+            if result:
+                raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
+
+        return self._collective(function, nbytes, enqueue)
+
+    def _collective(self, what: str, count: int, enqueue: Callable[[], Any], *more: str) -> Waiting:
+        """NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one."""
+        return self._call(what, ((what, count.bit_length(), *more),), enqueue)
+
+    def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
+        """Enqueue where the connections that are `needed` are there; else make them first, in the waiting returned."""
+        if self._connecting is not None or not self._connected.issuperset(needed):
+            return self._connect(what, needed, enqueue)
+        try:
+            enqueue()
+        except ERRORS as error:
+            raise _ours(what, error) from error
+        return NOTHING
+
+    def _connect(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
+        while self._connecting is not None:  # one thread at a time may call NCCL
+            yield self._connecting.done
+        self._connecting = begun = self._begin(what, enqueue)
+        yield begun.done
+        self._connecting = None
+        with _reported(what):
+            begun.result()
+        self._connected.update(needed)
 
     def check(self) -> None:
         with _reported("communicator"):
             self._comm.check_async_error()
 
-    def close(self) -> None:
-        """Destroy the communicator; abort it where that takes longer than the timeout."""
-        try:
-            self._within("close", self._comm.destroy)
-        except CollectiveTimeout:
-            self.abort()
+    def close(self, *, captured: bool) -> None:
+        """Destroy the communicator, in a thread that is left to itself where that takes longer than the timeout.
+
+        NCCL waits for the last graph that has `captured` a call: then so does that thread, and nobody else.
+        """
+        if captured:
+            self._begin("close", self._comm.destroy)
+        else:
+            with contextlib.suppress(CollectiveTimeout):
+                self._within("close", self._comm.destroy)  # NCCL forbids to abort what is being destroyed
 
     def abort(self) -> None:
         """End what is under way on this rank. NCCL may itself wait for ever: then it is left to do so."""
@@ -112,24 +155,24 @@ class Nccl:
 
     def _within(self, what: str, call: Callable[[], Any]) -> Any:
         """Return what `call` returns; CollectiveTimeout where NCCL waits longer than the timeout for other ranks."""
-        outcome: list[Any] = []
+        try:
+            return self._begin(what, call).result(min(self._timeout, threading.TIMEOUT_MAX))
+        except concurrent.futures.TimeoutError:
+            raise CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks") from None
+
+    def _begin(self, what: str, call: Callable[[], Any]) -> concurrent.futures.Future[Any]:
+        """Return what will come of `call`, made by a thread that no process waits for at its end, as an executor's."""
+        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def act() -> None:
             self._device.use()
             try:
-                outcome.append((call(), None))
+                outcome.set_result(call())
             except BaseException as error:
-                outcome.append((None, error))
+                outcome.set_exception(error)
 
-        thread = threading.Thread(target=act, name=f"gpucoll NCCL {what}", daemon=True)
-        thread.start()
-        thread.join(min(self._timeout, threading.TIMEOUT_MAX))
-        if not outcome:
-            raise CollectiveTimeout(f"NCCL {what}: waited {self._timeout:g} s for the other ranks")
-        result, error = outcome[0]
-        if error is not None:
-            raise error
-        return result
+        threading.Thread(target=act, name=f"gpucoll NCCL {what}", daemon=True).start()
+        return outcome
 
 
 def version() -> int:
@@ -141,6 +184,14 @@ def lacks(function: str) -> str | None:
     """Return None where this NCCL has `function`, else the reason why not."""
     needed = SINCE.get(function, 0)
     return None if version() >= needed else f"NCCL {version()} has no {function}, {needed} has"
+
+
+def lacks_float8(capability: int) -> str | None:
+    """Return None where this NCCL reduces float8 on GPUs of compute capability `capability`, as 90, else why not."""
+    if version() < FLOAT8_SINCE[0]:
+        return f"NCCL {version()} does not reduce float8, {FLOAT8_SINCE[0]} does"
+    needed = FLOAT8_SINCE[1]
+    return None if capability >= needed else f"NCCL reduces float8 from sm_{needed} on, and a rank has sm_{capability}"
 
 
 @functools.cache
@@ -162,12 +213,15 @@ def last_error() -> str:
         return ""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Raise NCCL's and CUDA's errors as BackendError; CuPy raises KeyError for codes that it does not know."""
+    """Raise NCCL's and CUDA's errors as BackendError."""
     try:
         yield
-    except KeyError as error:
-        raise BackendError(f"NCCL {what}: error code {error}: {last_error()}", code="GC-NCCL") from error
-    except (nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError) as error:
-        raise BackendError(f"NCCL {what}: {error}: {last_error()}", code="GC-NCCL") from error
+    except ERRORS as error:
+        raise _ours(what, error) from error
+
+
+def _ours(what: str, error: Exception) -> BackendError:
+    words = f"error code {error}" if isinstance(error, KeyError) else str(error)
+    return BackendError(f"NCCL {what}: {words}: {last_error()}", code="GC-NCCL")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import glob
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,11 @@ from typing import Any
 from gpucoll.device.compilers import SOURCE_NAME, CompileError
 from gpucoll.errors import BackendError
 
-# IEEE arithmetic as NumPy has it, so that the bits agree; ptxas' report is the log's only use where all is well.
-OPTIONS = ("--std=c++17", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true", "--ptxas-options=-v")
+# IEEE arithmetic as NumPy has it, so that the bits agree; ptxas' report is the log's only use where all is well. Before
+# 13.2 NVRTC takes a generic lambda for a function of the host, and refuses it, unless the default is the device.
+OPTIONS = ("--std=c++17", "-default-device", "-fmad=false", "-ftz=false", "-prec-div=true", "-prec-sqrt=true",
+           "--ptxas-options=-v")
+OLDEST = 70  # of the architectures: before it there is no __nanosleep, and no argument is read where the launch put it
 MAJORS = (13, 12)  # the CUDA versions that gpucoll has an extra for, newest first
 WHEELS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}  # where NVIDIA's wheels keep the library, below `nvidia`
 SUCCESS, COMPILATION = 0, 6  # nvrtcResult
@@ -43,7 +47,7 @@ def compile_cubin(source: str, arch: str, major: int | None = None) -> tuple[byt
     `major` is the CUDA version that the process uses already, as by CuPy; None takes the newest NVRTC there is.
     Raises CompileError for a source that NVRTC refuses, BackendError where NVRTC is missing or does not know `arch`.
     """
-    _check_arch(arch, major)
+    check_arch(arch, major)
     library, program = _library(major), _program()
     options = [option.encode() for option in (*OPTIONS, f"-arch={arch}")]
     _call(library, "nvrtcCreateProgram", ctypes.byref(program), source.encode(), SOURCE_NAME.encode(), 0, None, None)
@@ -80,8 +84,15 @@ def archs(major: int | None = None) -> tuple[int, ...]:
     return tuple(sorted(numbers))
 
 
-def _check_arch(arch: str, major: int | None) -> None:
-    """A cubin runs on its own line of GPUs only: there is no next best for one that NVRTC does not know."""
+def check_arch(arch: str, major: int | None) -> None:
+    """Raise BackendError where kernels for `arch` cannot be compiled.
+
+    A cubin runs on its own line of GPUs only: there is no next best for one that NVRTC does not know.
+    """
+    number = arch.removeprefix("sm_")
+    if number.isdecimal() and int(number) < OLDEST:
+        raise BackendError(f"the kernels need a GPU of compute capability {OLDEST / 10} or newer, "
+                           f"sm_{OLDEST}; this is sm_{number}")
     known = archs(major)
     if arch not in (f"sm_{number}" for number in known):
         release = ".".join(map(str, version(major)))
@@ -110,17 +121,51 @@ def _check(library: ctypes.CDLL, function: str, result: int) -> None:
 # ---------------------------------------------------------------- where the library is
 
 
+_chosen: dict[int | None, ctypes.CDLL] = {}  # by `use`
+
+
+def use(path: str) -> int:
+    """Load the libnvrtc at `path`, which serves this process from then on, and return its major version.
+
+    It serves whoever asks for that version, or for none. Raises BackendError where it is no NVRTC that can be loaded.
+    """
+    try:
+        library = _load(os.path.abspath(path))
+    except (OSError, AttributeError) as error:  # the latter for a library without NVRTC's functions
+        raise BackendError(f"no NVRTC can be loaded from {path}: {error}") from None
+    _chosen[None] = library
+    for cached in (_library, archs):
+        cached.cache_clear()
+    major = version()[0]
+    _chosen[major] = library
+    return major
+
+
 @functools.cache
 def _library(major: int | None) -> ctypes.CDLL:
     """Load libnvrtc, of CUDA `major` or of the newest that there is; BackendError says where it was looked for."""
+    if major in _chosen:
+        return _chosen[major]
     tried = []
     for path in _places(MAJORS if major is None else (major,), os.environ):
         try:
-            return _with_prototypes(ctypes.CDLL(path))
+            return _load(path)
         except OSError as error:
             tried.append(str(error))
     raise BackendError("NVRTC is needed to compile kernels for a GPU: pip install "
                        f"'gpucoll[cuda{major or MAJORS[0]}]'; tried {'; '.join(tried)}")
+
+
+def _load(path: str) -> ctypes.CDLL:
+    """Load libnvrtc, by its path or by the name that the system's loader knows.
+
+    It opens a second library by name when it compiles. 13.0 of the wheels does not look for that beside itself, but
+    takes the one of that name which the process has loaded.
+    """
+    folder = os.path.dirname(path)
+    for builtins in glob.glob(f"{glob.escape(folder)}/libnvrtc-builtins.so.*") if folder else ():
+        ctypes.CDLL(builtins)
+    return _with_prototypes(ctypes.CDLL(path))
 
 
 def _places(majors: tuple[int, ...], environment: Mapping[str, str]) -> Iterator[str]:

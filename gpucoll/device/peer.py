@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.device.launch import Arguments
+from gpucoll.device.launch import Arguments, opaque
 
 # As in the kernels.
 MOST_RANKS, BUFFERS = 16, 4
@@ -123,7 +123,7 @@ class Heap:
         arguments["heap"] = self._heap
         for name, value in fields.items():
             arguments[name] = value
-        return arguments
+        return arguments.view(opaque(dtype))
 
 
 def _filled(addresses: Sequence[int]) -> list[int]:

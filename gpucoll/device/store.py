@@ -21,9 +21,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-import filelock
-import platformdirs
-
 PATIENCE = 120.0  # seconds to wait for another process that builds the same; a hung one must not stop everybody
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -39,6 +36,8 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path:
     chosen = environment.get("GPUCOLL_CACHE")
     if chosen:
         return Path(chosen)
+    import platformdirs
+
     folder = platformdirs.user_cache_path("gpucoll")
     return folder if folder.is_absolute() else Path(tempfile.gettempdir(), "gpucoll")  # a user without a home
 
@@ -103,6 +102,8 @@ class Store:
 
     def _make(self, key: str, suffix: str, build: Callable[[], bytes]) -> Path:
         """Build the artifact under a lock of its own, which the system releases if this process dies."""
+        import filelock  # slow to import, and most processes build nothing
+
         with contextlib.ExitStack() as held:
             self._or_retreat(lambda: held.enter_context(
                 filelock.FileLock(self.folder / f"{key}.lock", PATIENCE, mode=0o600)))

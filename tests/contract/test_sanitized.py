@@ -67,6 +67,7 @@ def test_the_emulated_device(environment):
 @pytest.mark.parametrize(("old", "new", "said"), [("sum[BLOCK]", "sum[LINE]", "AddressSanitizer"), (
     "nbytes / sizeof(T)", "nbytes / (sizeof(T) - sizeof(T))", "division by zero")])
 def test_what_is_wrong_is_seen(environment, old, new, said):
-    job = sanitized(environment, 4, "-c", PLANT, PROGRAMS, old, new, "--calls", "2000", "--executors", "any")
+    job = sanitized(environment, 4, "-c", PLANT, PROGRAMS, old, new, "--calls", "2000", "--executors", "shared",
+                    "--seed", "1")
     assert job.returncode != 0
     assert said in job.stderr + job.stdout

@@ -3,7 +3,6 @@
 A case raises `Skipped` with the reason why this host cannot run it. What may hang runs in a process of its own.
 """
 
-import contextlib
 import functools
 import json
 import os
@@ -114,11 +113,12 @@ def binding():
     from gpu_helpers import refused
     from gpucoll.device import nccl
     from gpucoll.device.cuda import CudaDevice
+    from gpucoll.waits import Waits
 
     device = CudaDevice(0)
     device.use()
     own = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
-    with contextlib.closing(own), cupy.cuda.Stream(non_blocking=True) as stream:
+    with cupy.cuda.Stream(non_blocking=True) as stream:
         x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
         source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
         calls = [lambda: own.all_reduce(source, target, count, "ncclFloat32", "ncclSum", stream),
@@ -132,18 +132,27 @@ def binding():
                       lambda: own.scatter(source, target, nbytes, 0, stream)]
         for number, call in enumerate(calls):
             out.fill(0)
-            call()
+            Waits(LIMIT).run(call(), "binding")
             assert (out.get() == x.get()).all(), number
         own.check()
-        assert refused("GC-NCCL", own.broadcast, source, source, nbytes, 7, stream)
+        assert refused("GC-NCCL", lambda: Waits(LIMIT).run(own.broadcast(source, source, nbytes, 7, stream), "binding"))
+    own.close(captured=False)
 
 
-ALONE = [("streams", "ring"), ("asynchronous", "ring"), ("captured", "ring"), ("captured", "native"),
-         ("replayed", "ring"), ("points",), ("split",), ("dlpack",), ("refusals",),
-         ("mirrored", "carriers", "tree")]
-TOGETHER = [*ALONE[:8], ("native", "all_reduce"),
+MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
+NATIVE = [*(("native", name) for name in ("all_reduce", "reduce", "reduce_scatter")),
+          *(("mirrored", "copies", name, "native") for name in MOVES),
+          ("streams", "native"), ("asynchronous", "native")]
+GRAPHS = [("captured", "ring"), ("captured", "native"), ("replayed", "ring"), ("lifetimes", "native"),
+          ("lifetimes", "ring", "tree"), ("many_calls", "ring"), ("kept_graph", "native")]
+PEER_GRAPHS = [("captured", name) for name in ("one_shot", "two_shot", "ring")] + [("planned",), ("many_calls", "ring"),
+                                                                                  ("lifetimes", "one_shot", "ring")]
+ALONE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("split",), ("dlpack",), ("refusals",),
+         ("mirrored", "carriers", "tree"), ("current_device",), ("streams_refused",), ("asked_in_order",),
+         ("bytes_apart",)]
+TOGETHER = [*ALONE, ("missed",), ("without_nccl",), ("float8_below_hopper",),
             ("mirrored", "every_op_and_dtype", "all_reduce", "ring"), ("mirrored", "every_count", "all_reduce", "tree"),
-            ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "all_gather", "native"),
+            ("mirrored", "copies", "all_to_all", "auto"),
             ("mirrored", "segmented", "all_reduce", "ring"), ("mirrored", "shapes_and_strides", "tree")]
 # What the peer executor runs: schedules, not NCCL's own collectives. Threads share the null stream, ranks must not.
 PEER = [("streams", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",),
@@ -157,9 +166,10 @@ PEER = [("streams", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dl
         ("mirrored", "segmented", "all_reduce", "two_shot"), ("mirrored", "segmented", "all_reduce", "tree"),
         ("mirrored", "shapes_and_strides", "one_shot"), ("mirrored", "special_values", "ring"),
         ("mirrored", "carriers", "two_shot"), ("mirrored", "digests", "all_reduce", "two_shot", "float32")]
+PROCESSES = ("current_device", "missed", "without_nccl", "float8_below_hopper")  # make communicators of MPI's
 ON_PEER = {"GPUCOLL_EXECUTOR": "peer"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
-THREADS = [program for program in TOGETHER if "native" not in program and program[0] not in ("captured", "replayed")]
+THREADS = [*(program for program in TOGETHER if program[0] not in PROCESSES), ("of_threads",)]
 
 
 def run(command, seconds, variables=None):
@@ -226,6 +236,26 @@ def shared(ranks):
     programs(mpiexec(ranks), TOGETHER, 2 * LIMIT, SHARED)
 
 
+def killed():
+    """A rank of two is killed: the other one is told so, or is at its deadline, and ends."""
+    needs("mpi4py")
+    from ranks import find_launcher
+
+    taken(2)
+    launcher = find_launcher()
+    # A shell in between: the launcher is not to end the others, nor to signal them, which MPICH's does
+    alone = ["sh", "-c", 'trap "" USR1; "$0" "$@"; exit 0', sys.executable]
+    first, *others = launcher.command(2, [*alone, TESTS / "gpu_programs.py", '[["killed"]]'])
+    job = run([first, *launcher.vendor.keep_survivors, *others], LIMIT, SHARED)
+    assert "rank 0 was told" in job.stdout, (job.stdout + job.stderr)[-4000:]
+
+
+def torch_tensors():
+    """PyTorch's tensors: those that require grad, float8, and side streams of its own."""
+    needs("torch")
+    programs([], [("torch_tensors",)], LIMIT)
+
+
 def across(which, minutes, variables=None):
     if gpu_count() < 2:
         raise Skipped("there is one GPU")
@@ -259,17 +289,32 @@ def reason(text):
 
 DTYPES = ("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 "
           "complex128 float8_e4m3fn float8_e5m2").split()
-CASES = {
+KERNELS = {
     **{f"reduce {name}": functools.partial(reduces, name) for name in DTYPES},
     "reduce by expressions": expressions,
     "copy, pack, unpack": functools.partial(check, ("copy",), ("pack",), ("unpack",)),
     "scale": functools.partial(check, *SCALES),
     "cast": functools.partial(check, *CASTS, *(("conversions", name) for name in NARROW)),
-    "memcheck": sanitized, "NCCL's binding": binding,
-    "threads on one GPU": threads, "one rank": alone,
-    **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)},
-    "a rank on every GPU": functools.partial(across, TOGETHER, 2),
-    **{f"peer, {ranks} threads on one GPU": functools.partial(peer_threads, ranks) for ranks in (2, 4, 8)},
-    **{f"peer, {ranks} processes on one GPU": functools.partial(peer_processes, ranks) for ranks in (2, 4)},
-    "peer, a rank on every GPU": functools.partial(across, PEER, 3, ON_PEER), "peer, memcheck": peer_sanitized,
 }
+PARTS = {
+    "kernels": KERNELS,
+    "NCCL": {"NCCL's binding": binding,
+             "native, one rank": functools.partial(programs, [], NATIVE, LIMIT),
+             "native, a rank on every GPU": functools.partial(across, NATIVE, 2)},
+    "schedules": {"one rank": alone,
+                  **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)},
+                  "a rank on every GPU": functools.partial(across, TOGETHER, 2)},
+    "peer": {**{f"peer, {ranks} processes on one GPU": functools.partial(peer_processes, ranks) for ranks in (2, 4)},
+             "peer, a rank on every GPU": functools.partial(across, PEER, 3, ON_PEER)},
+    "graphs": {"graphs, one rank": functools.partial(programs, [], GRAPHS, LIMIT),
+               "graphs, a rank on every GPU": functools.partial(across, GRAPHS, 3),
+               "graphs, peer, a rank on every GPU": functools.partial(across, PEER_GRAPHS, 3, ON_PEER)},
+    "threads": {"threads on one GPU": threads,
+                **{f"peer, {ranks} threads on one GPU": functools.partial(peer_threads, ranks) for ranks in (2, 4, 8)}},
+    "two communicators": {"two communicators, one rank": functools.partial(programs, [], [("two",)], LIMIT),
+                          "two communicators, a rank on every GPU": functools.partial(across, [("two",)], 1)},
+    "a killed rank": {"a killed rank": killed},
+    "PyTorch": {"PyTorch's tensors": torch_tensors},
+    "compute-sanitizer": {"memcheck": sanitized, "peer, memcheck": peer_sanitized},
+}
+CASES = {name: case for part in PARTS.values() for name, case in part.items()}

@@ -75,9 +75,10 @@ def test_the_table_against_mpi(ranks, tmp_path):
     assert "ring" in (tmp_path / "p.svg").read_text()
 
 
-@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.slow) for size in (2, 8))])
-def test_every_test_by_every_algorithm(ranks, size):
-    line = f"all -b 1000 -e 1000 -n 1 -w 0 -c 1 -d int -r {size - 1} --algorithm all --against mpi"
+@pytest.mark.parametrize(("size", "algorithms"), [
+    (1, "all"), (3, "auto"), *(pytest.param(size, "all", marks=pytest.mark.slow) for size in (2, 3, 8))])
+def test_every_test_by_every_algorithm(ranks, size, algorithms):
+    line = f"all -b 1000 -e 1000 -n 1 -w 0 -c 1 -d int -r {size - 1} --algorithm {algorithms} --against mpi"
     code, output, record = ranks(bench, size, line, timeout=200)[0]
     assert code == 0, output
     by_test = {}
@@ -91,8 +92,12 @@ def test_every_test_by_every_algorithm(ranks, size):
             assert body["bus_bw"] == pytest.approx(body["alg_bw"] * result["factor"])
         assert result["root"] == f"{size - 1 if TESTS[name].rooted else -1:6d}"
     assert list(by_test) == [name for name in TESTS if name != "hypercube" or size != 3]
+
+    def usual(name):
+        return ["auto"] if algorithms == "auto" else [*gc.algorithms(name, size=size), "native"]
+
     own = {"sendrecv": ["sendrecv"], "hypercube": ["recursive_doubling"]}
-    assert by_test == {name: own.get(name) or [*gc.algorithms(name, size=size), "native"] for name in by_test}
+    assert by_test == {name: own.get(name) or usual(name) for name in by_test}
     assert ("hypercube left out: nRanks 3 is not a power of 2" in output) == (size == 3)
 
 

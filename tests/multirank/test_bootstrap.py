@@ -77,8 +77,8 @@ def claim(mpi, same, share):
 
 
 def test_two_ranks_on_one_gpu_are_named(ranks):
-    assert [gpu.ordinal for gpu in ranks(claim, 3, False, False)] == [0, 1, 2]
-    assert [gpu.pci for gpu in ranks(claim, 2, True, True)] == ["0000:01:00.0"] * 2
+    assert [[gpu.ordinal for gpu in found] for found in ranks(claim, 3, False, False)] == [[0, 1, 2]] * 3
+    assert [gpu.pci for gpu in ranks(claim, 2, True, True)[0]] == ["0000:01:00.0"] * 2
     for outcome, error in ranks(claim, 3, True, False, allow_errors=True):
         assert outcome == "error"
         assert isinstance(error, gc.UsageError)

@@ -18,7 +18,8 @@ STAND_IN = str(HERE / "stand_in")
 TRAIN = HERE.parent / "scripts" / "train.py"
 SIZE = 3
 PEER = {"GPUCOLL_EXECUTOR": "peer"}
-SLOW = pytest.mark.slow
+SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
+HOSTILE = {"GPUCOLL_STAND_IN": "hostile"}  # see stand_in/cupy/hostile.py
 
 pytestmark = [pytest.mark.kernel, pytest.mark.emulated]
 
@@ -47,53 +48,105 @@ def on_mpi(mpi, name, *arguments):
     return gpu_programs.on_mpi(mpi, name, *arguments)
 
 
-def named(programs, slow):
-    """Programs as parameters, those whose first word is in `slow` marked."""
-    return [pytest.param(one, id="-".join(one), marks=SLOW if one[0] in slow.split() else ()) for one in programs]
+def named(programs, slow="", machine="usual", sample=()):
+    """Programs as parameters, marked those that begin as `slow` says; on the hostile machine all but a sample."""
+    variables, later = ({}, tuple(slow.split())) if machine == "usual" else (HOSTILE, ())
+    usual = [() if machine == "usual" or one in sample else NIGHTLY for one in programs]
+    names = ["-".join(one) for one in programs]
+    return [pytest.param(one, variables, id=f"{machine}-{name}", marks=SLOW if name.startswith(later) else mark)
+            for one, name, mark in zip(programs, names, usual, strict=True)]
+
+
+def on_both(programs, slow, sample):
+    return [*named(programs, slow), *named(programs, machine="hostile", sample=sample)]
 
 
 ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack",), ("refusals",),
             ("mirrored", "shapes_and_strides", "ring"), ("mirrored", "segmented", "all_reduce", "tree"),
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
-            ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto")]
-WITH_NCCL = [("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
+            ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto"),
+            ("asked_in_order",), ("bytes_apart",), ("many_calls", "ring")]
+WITH_NCCL = [("lifetimes", "native"), ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("fault",),
+             ("float8_below_hopper",),
+             ("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
              ("captured", "auto"), ("aborted",), ("broken",), ("kept_from_the_collector",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
 ON_PEER = [("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), ("captured", "ring"),
            ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",), ("planned",), ("blocks",),
-           ("unreachable",), ("mirrored", "every_count", "all_reduce", "ring")]
+           ("unreachable",), ("many_calls", "ring"), ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",),
+           ("mirrored", "every_count", "all_reduce", "ring")]
 
 
-@pytest.mark.parametrize("program", named([*ANYWHERE, *WITH_NCCL], slow="kept_from_the_collector"))
-def test_programs(gpus, program):
-    gpus(program[0], SIZE, *program[1:])
+@pytest.mark.parametrize(("program", "machine"), on_both(
+    [*ANYWHERE, *WITH_NCCL], slow="kept_from_the_collector lifetimes-ring",
+    sample=[("streams", "ring"), ("captured", "native")]))
+def test_programs(gpus, program, machine):
+    gpus(program[0], SIZE, *program[1:], env=machine)
 
 
-@pytest.mark.parametrize("program", named(ON_PEER, slow="blocks asynchronous points"))
-def test_programs_by_the_peer_executor(gpus, program):
-    gpus(program[0], SIZE, *program[1:], env=PEER)
+@pytest.mark.parametrize(("program", "machine"), on_both(
+    ON_PEER, slow="blocks asynchronous points lifetimes", sample=[("captured", "two_shot")]))
+def test_programs_by_the_peer_executor(gpus, program, machine):
+    gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
 
 
-def test_alone_in_fours_and_in_parts(gpus):
-    gpus("many", 1, [("streams", "ring"), ("captured", "ring"), ("dlpack",)])
-    gpus("many", 1, [("streams", "ring"), ("captured", "one_shot"), ("symmetric",)], env=PEER)
-    gpus("split", 4)
-    assert gpus("executors_named", 2, env=PEER) == [["peer", "nccl", "native"]] * 2
+# What the usual machine never does to a program
+FOR_HOSTILE = [("streams_refused",), ("kept_graph", "ring"), ("kept_graph", "native"), ("missed",), ("in_turn",),
+               ("many_streams", "ring"),
+               ("handed_out_again", "plan"), ("handed_out_again", "native"), ("blocking", "ring"),
+               ("blocking", "native"), ("captured_beside", "ring"), ("captured_beside", "native"),
+               ("captured_globally", "native"), ("without_nccl",), ("mirrored", "carriers", "auto"),
+               ("tensors", "weights"), ("tensors", "float8"), ("tensors", "orders")]
+PEER_FOR_HOSTILE = [("many_streams", "two_shot"), ("captured_beside", "one_shot"), ("captured_globally", "two_shot"),
+                    ("tensors", "float8")]
 
 
+@pytest.mark.parametrize(("program", "machine"), named(
+    FOR_HOSTILE, machine="hostile",
+    sample=[("missed",), ("streams_refused",), ("kept_graph", "native"), ("tensors", "weights")]))
+def test_programs_for_a_hostile_machine(gpus, program, machine):
+    gpus(program[0], SIZE, *program[1:], env=machine)
+
+
+@pytest.mark.parametrize(("program", "machine"), named(PEER_FOR_HOSTILE, machine="hostile"))
+def test_programs_for_a_hostile_machine_by_the_peer_executor(gpus, program, machine):
+    gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
+
+
+ON_MACHINES = pytest.mark.parametrize("machine", [
+    pytest.param({}, id="usual"), pytest.param(HOSTILE, id="hostile", marks=NIGHTLY)])
+
+
+@ON_MACHINES
+def test_alone_in_fours_and_in_parts(gpus, machine):
+    gpus("many", 1, [("streams", "ring"), ("captured", "ring"), ("dlpack",)], env=machine)
+    gpus("many", 1, [("streams", "ring"), ("captured", "one_shot"), ("symmetric",)], env={**PEER, **machine})
+    gpus("split", 4, env=machine)
+    assert gpus("executors_named", 2, env={**PEER, **machine}) == [["peer", "nccl", "native"]] * 2
+
+
+@ON_MACHINES
 @pytest.mark.parametrize("algorithm", ["ring", pytest.param("tree", marks=SLOW)])
-def test_calls_that_repeat_become_graphs(gpus, algorithm):
-    assert min(gpus("replayed", SIZE, algorithm)) >= 3
+def test_calls_that_repeat_become_graphs(gpus, algorithm, machine):
+    assert min(gpus("replayed", SIZE, algorithm, env=machine)) >= 3
 
 
 # By NCCL's documentation: four ops of six integers, three of six floats (its min and max need not let NaN win), sums
 # and averages of two complex dtypes, and of bool what a byte can be in the place of.
 SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8
+FLOAT8 = 2 * 3  # of those; by NCCL's enqueue.cc from compute capability 9.0 on
 
 
+@ON_MACHINES
 @pytest.mark.parametrize("collective", ["all_reduce", pytest.param("reduce", marks=SLOW), "reduce_scatter"])
-def test_native_reductions(gpus, collective):
-    assert gpus("native", SIZE, collective) == [SERVED] * SIZE
+def test_native_reductions(gpus, collective, machine):
+    assert gpus("native", SIZE, collective, env=machine) == [SERVED - FLOAT8 * (machine == HOSTILE)] * SIZE
+
+
+@NIGHTLY
+def test_a_fault_is_told(mpiexec, emulated_kernels):
+    code = "import gpu_programs; from mpi4py import MPI; gpu_programs.on_mpi(MPI.COMM_WORLD, 'faulted')"
+    assert job(1, code, GPUCOLL_STAND_IN="hostile,-device_changes") == ""
 
 
 def job(ranks, code, **variables):
@@ -106,15 +159,6 @@ def job(ranks, code, **variables):
 @pytest.mark.slow
 def test_torchs_calls_on_cupy_arrays(mpiexec, emulated_kernels):
     assert job(2, "import gpu_programs; print(gpu_programs.torch_like())") == "nccl" * 2
-
-
-@pytest.mark.slow
-def test_the_oldest_cupy_that_is_taken(mpiexec, emulated_kernels):
-    """Its ids of NCCL are tuples, its streams have no protocol, and it has no bfloat16."""
-    which = [("streams", "ring"), ("mirrored", "carriers", "tree"), ("points",), ("replayed", "ring")]
-    code = (f"import gpu_programs; from mpi4py import MPI\nfor program in {which!r}:\n"
-            "    gpu_programs.on_mpi(MPI.COMM_WORLD, *program)")
-    assert job(2, code, STAND_IN_CUPY="13.6.0") == ""
 
 
 SHARE = {"GPUCOLL_SHARE_GPU": "1"}
@@ -155,14 +199,22 @@ def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
     assert (result.returncode, "--device cuda" in result.stderr) == (2, True)
 
 
-THREADS = [*ANYWHERE, ("split",)]
+THREADS = [*ANYWHERE, ("split",), ("of_threads",)]
 PEER_THREADS = [("asynchronous", "one_shot"), ("dlpack",), ("symmetric",), ("planned",), ("captured", "ring"),
-                ("blocks",)]
+                ("blocks",), ("kernels_of_threads",)]
+
+
+# On the hostile machine 16 blocks of each rank take their time here, and what allocates while a stream is held is stuck
+PEER_HOSTILE = [("dlpack",), ("planned",), ("captured", "ring"), ("kernels_of_threads",)]
 
 
 @pytest.mark.parametrize(("programs", "gpus", "variables"), [
-    (THREADS, 3, {}), pytest.param(THREADS, 1, {}, marks=SLOW), pytest.param(PEER_THREADS, 1, PEER, marks=SLOW)],
-    ids=["GPUs", "one GPU", "peer"])
+    pytest.param(THREADS, 3, {}, id="GPUs"), pytest.param(THREADS, 1, {}, id="one GPU", marks=SLOW),
+    pytest.param(PEER_THREADS, 1, PEER, id="peer", marks=SLOW),
+    pytest.param(THREADS, 3, HOSTILE, id="GPUs, hostile", marks=NIGHTLY),
+    pytest.param(THREADS, 1, HOSTILE, id="one GPU, hostile", marks=NIGHTLY),
+    pytest.param(PEER_HOSTILE, 1, {**PEER, **HOSTILE, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}, id="peer, hostile",
+                 marks=NIGHTLY)])
 def test_threads(emulated_kernels, programs, gpus, variables):
     which = json.dumps([("threads", 3, *program) for program in programs])
     result = run_job([sys.executable, HERE / "gpu_programs.py", which], seconds(200),

@@ -1,5 +1,6 @@
 """scripts/gpu_check: on a stand-in for CuPy, without any CuPy, and where parts hang, fail or run out of time."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -15,14 +16,14 @@ from pace import seconds
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS, STAND_IN = ROOT / "scripts", ROOT / "tests" / "stand_in"
 ON_STAND_IN = {"PYTHONPATH": str(STAND_IN), "STAND_IN_GPUS": "1"}
-PARTS = ["facts", "tests", "training", "benchmark", "bandwidth", "host time", "peer bandwidth", "peer latency"]
+PARTS = [part.name for part in gpu_check.PARTS]
 
 
 def check(folder, *options, **variables):
     """The exit code, what was printed, and what was written, by part and name."""
     job = subprocess.run([sys.executable, SCRIPTS / "gpu_check", "--output", folder, *options], capture_output=True,
                          text=True, timeout=seconds(600), env={**os.environ, **variables})
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*.json")
     parts = json.loads(path.read_text())["parts"]
     return job.returncode, job.stdout, {part: {one["name"]: one for one in more["findings"]}
                                         for part, more in parts.items()}
@@ -54,6 +55,41 @@ def test_a_part_that_hangs_is_stopped():
     assert "exit code 3: " in gpu_check.run([sys.executable, "-c", "raise SystemExit(3)"], 600.0)[1]
 
 
+ENDS = {"passed": "ok ", "failed": "FAILED ", "missing": "missing "}
+
+
+def said(name, status):
+    """What the command of a part would print, and why it ended, where it did not well."""
+    if name == "compile":
+        return json.dumps({"kernels": [{"kind": "copy"}] * 5}), "exit code 1: no" if status == "failed" else ""
+    if name == "training":
+        return "test accuracy 97.1 %" if status == "passed" else "", "exit code 1: no"
+    return json.dumps({"name": "one", "status": status, "reason": "because"}), ""
+
+
+@pytest.mark.parametrize("name", [name for name in PARTS if name != "benchmark"])
+@pytest.mark.parametrize("status", ENDS)
+def test_every_part_ends_in_one_of_three_ways(name, status, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_check, "run", lambda *_, **__: said(name, status))
+    monkeypatch.setattr(gpu_check, "_need", lambda gpus, *modules: _absent() if status == "missing" else None)
+    monkeypatch.setattr(gpu_check, "_mpiexec", lambda ranks: ["mpiexec"])
+    one = next(part for part in gpu_check.PARTS if part.name == name)
+    run = gpu_check.Check(gpu_check._options(["--output", str(tmp_path)]))
+    run.part(one, functools.partial(gpu_check._run_part, name, 1, run.options))
+    printed = capsys.readouterr().out
+    assert one.does in printed
+    assert (name, status) != ("compile", "passed") or run.parts[name]["findings"][0]["value"] == ["copy: 5"]
+    assert printed.splitlines()[-1].startswith(ENDS[status])
+    written = [path.read_text() for path in tmp_path.iterdir()]
+    assert len(written) == (status == "failed")
+    assert all(("because" in text or "no" in text) and name.replace(" ", "-") in path.name
+               for text, path in zip(written, tmp_path.iterdir(), strict=True))
+
+
+def _absent():
+    raise gpu_check.Absent("pip install what is needed")
+
+
 def test_when_time_is_up_the_rest_is_missing(tmp_path):
     *_, found = check(tmp_path, "--minutes", "0")
     assert [one["reason"] for part in found.values() for one in part.values()] == ["time is up"] * len(PARTS)
@@ -61,17 +97,17 @@ def test_when_time_is_up_the_rest_is_missing(tmp_path):
 
 @pytest.mark.slow
 def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
-    """Of the tests a few; the peer executor's part, in which every CUDA thread is a fiber here, by itself."""
-    code, printed, found = check(tmp_path, "--only", ",".join(PARTS[1:6]), "--megabytes", "1", "-k", "NCCL",
-                                 **ON_STAND_IN)
-    assert {name: one["status"] for name, one in found["tests"].items()} == {"NCCL's binding": "passed"}
+    """Of the kernels a few; the peer executor's part, in which every CUDA thread is a fiber here, by itself."""
+    only = "kernels,NCCL,bandwidth,training,a killed rank,two communicators,PyTorch,benchmark,host time"
+    code, printed, found = check(tmp_path, "--only", only, "--megabytes", "1", "-k", "bool", **ON_STAND_IN)
+    assert found["NCCL"]["NCCL's binding"]["status"] == "passed"
     assert found["training"]["train.py"]["accuracy"] > 80
     assert {name.split(",")[0] for name in found["benchmark"]} == {"ring", "tree", "native"}
     assert all(one["ranks"] == 2 for one in found["benchmark"].values())  # on one GPU
     assert set(found["bandwidth"]) == {"device copy", "copy", "reduce", "pack", "cast", "scale"}
     assert all(one["gigabytes_per_second"] > 0 for one in found["bandwidth"].values())
     assert set(found["host time"]) == {"all_reduce, native", "all_reduce, ring"}
-    assert (code, " 0 failed" in printed) == (1, True)  # no processor copies as fast as it copies by one call
+    assert (code, " 0 failed" in printed) == (1, True), printed  # no processor copies as fast as by one call
 
     quick = ("import json, gpu_parts as p; p.RANKS, p.SMALL, p.REPEATS, p.GRAPH = (2,), (8,), 1, 2; "
              "print(json.dumps([*p.peer_bandwidth('1'), *p.peer_latency('')]))")

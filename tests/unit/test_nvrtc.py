@@ -112,9 +112,52 @@ def test_nvrtc_says_what_is_wrong(library):
     with pytest.raises(compilers.CompileError) as caught:
         nvrtc.compile_cubin(WRONG, "sm_90")
     assert str(caught.value) == '[GC-COMPILE] NVRTC at kernels.cu:2: identifier "unknown" is undefined'
-    for arch in ("sm_35", "90"):
+    for arch in ("sm_999", "90"):
         with pytest.raises(BackendError, match=rf"NVRTC {library[0]}\.{library[1]} does not compile for {arch}, only"):
             nvrtc.compile_cubin("", arch)
+
+
+def test_what_is_too_old_for_the_kernels_is_refused(library):
+    """CUDA 12 has compilers for GPUs that lack what the kernels need, as __nanosleep."""
+    with pytest.raises(BackendError) as caught:
+        nvrtc.compile_cubin(KERNEL, "sm_61")
+    assert str(caught.value) == ("[GC-BACKEND] the kernels need a GPU of compute capability 7.0 or newer, sm_70; "
+                                 "this is sm_61")
+
+
+@pytest.fixture
+def unchosen():
+    """What `use` has loaded is forgotten after the test."""
+    yield
+    nvrtc._chosen.clear()
+    nvrtc._library.cache_clear()
+    nvrtc.archs.cache_clear()
+
+
+def test_a_library_by_its_path_serves_its_version_and_none(library, unchosen):
+    path = nvrtc._library(None)._name
+    assert nvrtc.use(path) == library[0]
+    assert nvrtc._library(None) is nvrtc._library(library[0])
+    assert nvrtc.version() == nvrtc.version(library[0]) == library
+
+
+@pytest.mark.parametrize("path", ["no/libnvrtc.so.13", __file__, "/proc/self/exe"])
+def test_what_is_no_nvrtc_is_not_loaded(path, unchosen):
+    with pytest.raises(BackendError, match="no NVRTC can be loaded from "):
+        nvrtc.use(path)
+    assert nvrtc._chosen == {}
+
+
+def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it(tmp_path, monkeypatch):
+    """The library of the wheels of 13.0 does not look there itself."""
+    for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"):
+        (tmp_path / name).touch()
+    loaded = []
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", loaded.append)
+    monkeypatch.setattr(nvrtc, "_with_prototypes", lambda library: library)
+    nvrtc._load(f"{tmp_path}/libnvrtc.so.13")
+    nvrtc._load("libnvrtc.so.13")
+    assert loaded == [f"{tmp_path}/libnvrtc-builtins.so.13.0", f"{tmp_path}/libnvrtc.so.13", "libnvrtc.so.13"]
 
 
 def test_all_that_decides_the_bits_is_in_the_recipes(library, monkeypatch):

@@ -18,7 +18,7 @@ def test_what_is_run_follows_from_the_command_line(monkeypatch):
     script = SimpleNamespace(**runpy.run_path(str(ROOT / "scripts" / "test")))
     assert [script.chosen_marks(words.split()) for words in ("-k ring -x", "-m slow -mkernel", "-m=gpu -x")] == \
         ["", "kernel", "gpu"]
-    assert script.workers(["-n", "3"]) == script.workers(["--pdb"]) == ["--dist", "loadgroup"]
+    assert script.workers(["-n", "3"]) == script.workers(["--pdb"]) == ["--dist", "worksteal"]
     assert script.workers(["-k", "ring"])[0] == "-n"
     monkeypatch.setattr(environment, "stamp_of", lambda python: {"vendor": "openmpi"})
     monkeypatch.setattr(environment, "ensure", lambda extras, name: (sorted(extras)[1], name))

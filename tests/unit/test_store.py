@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import filelock
 import pytest
 
 from gpucoll.device import store
@@ -159,7 +160,7 @@ def test_without_a_folder_a_private_one_serves(tmp_path, monkeypatch):
     _, path = ask(tmp_path)
     path.unlink()
     monkeypatch.setattr(store, "PATIENCE", 0)
-    with store.filelock.FileLock(path.with_name(f"{path.name.partition('-')[0]}.lock")):  # by a process that hangs
+    with filelock.FileLock(path.with_name(f"{path.name.partition('-')[0]}.lock")):  # by a process that hangs
         assert_private(ask(tmp_path)[0], tmp_path)
     written = store._written
     monkeypatch.setattr(store, "_written", lambda path, *rest: no_room() if path.is_relative_to(tmp_path)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpucoll.arrays import address
-from gpucoll.device import Device, Event, Part, Stream, Transport
+from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
 from gpucoll.device.compilers import CompileError
 from gpucoll.device.sources import UNITS, copy, reduce
 from gpucoll.errors import ArgumentError
@@ -38,7 +38,7 @@ class NcclExecutor:
         self._device, self._transport, self._order = device, transport, order
         self._rooms = Rooms(device)
         self._graphs = Graphs()
-        self._captured: list[Rooms] = []
+        self._captured = Rooms(device)
         self._is_own_capture = False
         self._side: Stream | None = None
         self._events: list[Event] = []
@@ -46,8 +46,9 @@ class NcclExecutor:
 
     def serves(self, task: Task) -> str | None:
         """Every schedule. Once there is a plan, the kernel that it needs is compiled, before data move."""
+        if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():
+            return NO_CAPTURE
         if task.plan is not None and task.op is not None:
-            self._device.use()
             try:
                 self._device.kernels.ready(reduce(task.op, task.dtype))
             except CompileError as error:
@@ -70,6 +71,7 @@ class NcclExecutor:
         """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
         self._graphs.clear()
         self._rooms.clear()
+        self._captured.clear()
 
     def _enqueue(self, task: Task, stream: Stream, source: Any, target: Any) -> Operation:
         assert task.plan is not None
@@ -81,7 +83,7 @@ class NcclExecutor:
             if node.after is not None:
                 where.wait_event(self._event(node.after))
             if isinstance(node.work, Exchange):
-                yield from self._transport.group(run.parts(node.work.sends), run.parts(node.work.receives), where)
+                yield from self._transport.group(*run.parts(node.work), where)
                 self._device.use()  # this may be another thread than before
             else:
                 run.combine(node.work, where)
@@ -89,11 +91,8 @@ class NcclExecutor:
                 self._event(number).record(where)
 
     def _rooms_for(self, stream: Stream) -> Rooms:
-        """Return the rooms; a graph of the user's has its own, since it is launched when nobody knows."""
-        if not stream.is_capturing() or self._is_own_capture:
-            return self._rooms
-        self._captured.append(Rooms(self._device))
-        return self._captured[-1]
+        """Return the rooms: graphs of the user's, launched when nobody knows but one after the other, have others."""
+        return self._captured if stream.is_capturing() and not self._is_own_capture else self._rooms
 
     def _replay(self, task: Task) -> Operation:
         kept = self._graphs.get(task)
@@ -149,10 +148,15 @@ class _Run:
         self._width = task.dtype.itemsize
         self._addresses = {name: 0 if row is None else address(row) for name, row in rows.items()}
 
-    def parts(self, messages: tuple[Message, ...]) -> list[Part]:
-        """Return the messages as addresses; those without data only where a barrier needs them."""
-        if self._task.collective == "barrier":
-            return [Part(self._addresses["token"], TOKEN, message.peer) for message in messages]
+    def parts(self, exchange: Exchange) -> tuple[list[Part], list[Part]]:
+        """Return what is sent and received as addresses; messages without data only where a barrier needs them."""
+        if self._task.collective == "barrier":  # one byte is sent, and each that comes has its own
+            token = self._addresses["token"]
+            return ([Part(token, TOKEN, message.peer) for message in exchange.sends],
+                    [Part(token + place, TOKEN, one.peer) for place, one in enumerate(exchange.receives, 1)])
+        return self._parts(exchange.sends), self._parts(exchange.receives)
+
+    def _parts(self, messages: tuple[Message, ...]) -> list[Part]:
         parts = [Part(self._at(m.span), (m.span.stop - m.span.start) * self._width, m.peer) for m in messages]
         return [part for part in parts if part.nbytes]
 

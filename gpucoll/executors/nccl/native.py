@@ -7,7 +7,7 @@ and avg; bool is a byte, whose max is `or` and whose min is `and`.
 from __future__ import annotations
 
 from gpucoll.arrays import address
-from gpucoll.device import Device, nccl
+from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
 from gpucoll.dtypes import DTYPES
 from gpucoll.executors import Task
@@ -26,13 +26,15 @@ class NcclNative:
 
     name = "native"
 
-    def __init__(self, device: Device, transport: Nccl, order: Order) -> None:
+    def __init__(self, device: Device, transport: Nccl, order: Order, *, capability: int) -> None:
         self._device, self._transport, self._order = device, transport, order
+        self._lacks_float8 = nccl.lacks_float8(capability)  # the lowest of all ranks
 
     def serves(self, task: Task) -> str | None:
         """The collectives, ops and dtypes that NCCL has and that mean what the contract says."""
         if task.collective in REDUCES:
-            return _cannot_reduce(task)
+            return _cannot_reduce(task) or (self._lacks_float8 if task.dtype.itemsize == 1 and
+                                            task.dtype.kind == "float" else None)
         if task.collective in ("broadcast", "all_gather"):
             return None
         return nccl.lacks(MOVES[task.collective]) if task.collective in MOVES else f"NCCL has no {task.collective}"
@@ -42,41 +44,41 @@ class NcclNative:
         self._device.use()
         self._order.follow(task.stream)
         source, target = (0 if row is None else address(row) for row in (task.input, task.output))
-        if task.collective in REDUCES:
-            self._reduce(task, source, target)
-        else:
-            self._move(task, source, target)
-        return iter(())
+        return self._reduce(task, source, target) if task.collective in REDUCES else self._move(task, source, target)
 
     def close(self) -> None:
         """Nothing to give back: the transport belongs to the communicator."""
 
-    def _reduce(self, task: Task, source: int, target: int) -> None:
+    def _reduce(self, task: Task, source: int, target: int) -> Waiting:
         dtype, op, per_element = _spelled(task)
         count = (task.output if task.collective == "reduce_scatter" else task.input).size * per_element
         call = getattr(self._transport, task.collective)
         if task.collective == "reduce":
-            call(source, target or source, count, dtype, op, task.root, task.stream)
-        else:
-            call(source, target, count, dtype, op, task.stream)
+            return call(source, target or source, count, dtype, op, task.root, task.stream)
+        return call(source, target, count, dtype, op, task.stream)
 
-    def _move(self, task: Task, source: int, target: int) -> None:
+    def _move(self, task: Task, source: int, target: int) -> Waiting:
         """Bytes of a block: of what a rank gives or gets where the other side has one for every rank."""
         call = getattr(self._transport, task.collective)
         sides = [row.nbytes for row in (task.input, task.output) if row is not None]
         if task.collective == "broadcast":
-            call(source or target, target, sides[-1], task.root, task.stream)
-        elif task.collective == "all_gather":
-            call(source, target, task.input.nbytes, task.stream)
-        elif task.collective == "all_to_all":
-            if source == target:  # NCCL has no all_to_all in place
-                aside = self._device.empty(task.input.size, task.input.dtype, task.stream)
-                source = address(aside)
-                self._device.kernels.copy(target, source, task.input.size, task.dtype.itemsize, task.stream)
-            call(source, target, task.input.nbytes // self._transport.size, task.stream)
-        else:
-            block = (task.input if task.collective == "gather" else task.output).nbytes
-            call(source, target, block, task.root, task.stream)
+            return call(source or target, target, sides[-1], task.root, task.stream)
+        if task.collective == "all_gather":
+            return call(source, target, task.input.nbytes, task.stream)
+        if task.collective == "all_to_all":
+            return self._all_to_all(task, source, target)
+        block = (task.input if task.collective == "gather" else task.output).nbytes
+        return call(source, target, block, task.root, task.stream)
+
+    def _all_to_all(self, task: Task, source: int, target: int) -> Waiting:
+        """NCCL has none in place: then it reads a copy, which is there until all is enqueued, or captured for good."""
+        block = task.input.nbytes // self._transport.size
+        if source == target:
+            aside = self._device.empty(task.input.size, task.input.dtype, task.stream)
+            self._order.keep_captured(task.stream, aside)
+            source = address(aside)
+            self._device.kernels.copy(target, source, task.input.size, task.dtype.itemsize, task.stream)
+        yield from self._transport.all_to_all(source, target, block, task.stream)
 
 
 def _cannot_reduce(task: Task) -> str | None:

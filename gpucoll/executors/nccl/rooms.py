@@ -28,7 +28,8 @@ class Rooms:
         rows = {"input": source, "output": target, "scratch": self._room("scratch", plan.scratch * width, stream),
                 "staging": self._room("staging", 2 * plan.staging * width, stream)}
         if task.collective == "barrier":
-            rows["token"] = self._room("token", 1, stream)
+            most = max((len(planned.receives) for planned in plan.rounds), default=0)
+            rows["token"] = self._room("token", 1 + most, stream)
         if plan.copy_input:
             rows["input"] = self._room("input", source.nbytes, stream)
         return rows
@@ -67,8 +68,7 @@ class Order:
 
     def passed(self, stream: Stream, keep: object) -> None:
         """The operation enqueued on `stream` is the last one from here on; a graph of the user's keeps its memory."""
-        if stream.is_capturing():
-            self._captured.append(keep)
+        if self.keep_captured(stream, keep):
             return
         self._last, self._event = stream, None
         if not self._device.lasts(stream):  # it may be gone by the next operation
@@ -87,12 +87,22 @@ class Order:
         """Return the event that stands for the end of what `stream` has; `keep` lives until it has come."""
         event = self._device.new_event()
         event.record(stream)
-        if stream.is_capturing():
-            self._captured.append(keep)
-        else:
+        if not self.keep_captured(stream, keep):
             self._flying.append((event, keep))
             self.let_go()
         return event
+
+    def keep_captured(self, stream: Stream, memory: object) -> bool:
+        """Return whether `stream` is being captured: then a graph of the user's goes on using `memory`, which stays."""
+        if stream.is_capturing():
+            self._captured.append(memory)
+            return True
+        return False
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a graph of the user's has calls of this communicator."""
+        return bool(self._captured)
 
     def let_go(self) -> None:
         """Let go of what was kept for operations that have ended."""
@@ -103,7 +113,8 @@ class Order:
         """Return whether the last operation and those beside it come to an end within `timeout` seconds."""
         if self._last is not None and self._event is None:
             self._event = self._device.new_event()
-            self._event.record(self._last)
+            with self._device.current:  # by which the null stream is known
+                self._event.record(self._last)
         deadline = time.monotonic() + timeout
         waiting = [event for event, _ in self._flying] + ([self._event] if self._event else [])
         while not all(event.done for event in waiting):

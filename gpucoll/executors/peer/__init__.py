@@ -19,18 +19,21 @@ from typing import Any
 from gpucoll.device import Device
 from gpucoll.device.compilers import CompileError
 from gpucoll.device.peer import WAITS
-from gpucoll.errors import ArgumentError, CollectiveTimeout
+from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.executors import Task
 from gpucoll.executors.peer.binding import Binder
 from gpucoll.executors.peer.meeting import Meeting
 from gpucoll.executors.peer.symmetric import SymmetricMemory
 from gpucoll.waits import Operation
 
+BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null stream, they "
+            "would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")
+
 
 class PeerExecutor:
     """Runs schedules on `device`; made by all ranks together, in at most `timeout` seconds.
 
-    `link` joins the ranks, `order` is that of the communicator's operations on any streams (its `follow`). Arrays of
+    `link` joins the ranks, `order` is that of the communicator's operations on any streams. Arrays of
     `symmetric`, None where the ranks cannot share memory, are read where they lie.
     """
 
@@ -40,17 +43,18 @@ class PeerExecutor:
         self._device, self._order, self._timeout = device, order, timeout
         self._meeting = Meeting(device, link, timeout, self.check)
         self.symmetric = None if self._meeting.trouble else SymmetricMemory(link.place.size, self._meeting.memory)
-        self._binder = Binder(device, self._meeting, self.symmetric)
+        self._binder = Binder(device, order, self._meeting, self.symmetric)
 
     def serves(self, task: Task) -> str | None:
         """Every schedule whose ranks are on one node. Once there is a plan, its kernels are compiled."""
         if self._meeting.trouble:
             return self._meeting.trouble
+        if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
+            return BLOCKING
         if task.plan is None:
             return None
         if task.plan.schedules is None or task.plan.layouts is None:
             return f"{task.algorithm} has no schedule"
-        self._device.use()
         try:
             self._binder.load(task)
         except CompileError as error:
@@ -61,13 +65,22 @@ class PeerExecutor:
         return None
 
     def run(self, task: Task) -> Operation:
-        """Enqueue `task` on its stream."""
+        """Enqueue `task` on its stream.
+
+        To load code or to allocate memory may take until the GPU has nothing to do: where ranks share one, all have
+        done so, for this call and before, when the first of its kernels begins to wait for another rank's.
+        """
         self._device.use()
         self.check()
-        self._order.follow(task.stream)
-        for call in self._binder.bind(task).calls:
+        if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
+            raise UsageError(f"{task.collective}: {BLOCKING}", code="GC-STREAM")
+        self._order.follow(task.stream)  # before `bind`, which lets go of memory when the stream has come to here
+        calls = self._binder.bind(task).calls
+        if self._meeting.on_one_gpu and not task.stream.is_capturing():
+            yield from self._meeting.meet()
+            self._device.use()  # this may be another thread than before
+        for call in calls:
             call(task.stream)
-        return iter(())
 
     def check(self) -> None:
         """Raise CollectiveTimeout where a kernel has given up waiting for another rank."""

@@ -57,8 +57,8 @@ class Ends(NamedTuple):
 class Binder:
     """Binds tasks to the ranks' slabs, to rooms of this rank's, and to arrays in `symmetric` memory."""
 
-    def __init__(self, device: Device, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:
-        self._device, self._meeting, self._symmetric = device, meeting, symmetric
+    def __init__(self, device: Device, order: Any, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:
+        self._device, self._order, self._meeting, self._symmetric = device, order, meeting, symmetric
         self._loaded: set[Any] = set()
         self._bound: dict[Any, Bound] = {}
         self._walks: dict[Any, Walk] = {}
@@ -80,12 +80,13 @@ class Binder:
         key = id(task.plan), ends, task.dtype.name, task.op and task.op.cuda
         bound = self._bound.get(key)
         if bound is None:
-            if len(self._bound) >= KEPT:
-                self._bound.clear()
-                self._walks.clear()
+            if len(self._bound) >= KEPT:  # kernels, and graphs of the user's, may still be reading the tables
+                self._order.hold(task.stream, self._walks)
+                self._bound, self._walks = {}, {}
             assert task.plan is not None
             make = self._direct if self._is_direct(task) else self._walk
             bound = self._bound[key] = Bound(task.plan, tuple(make(task, task.plan, *ends)))
+        self._order.keep_captured(task.stream, self._walks)
         return bound
 
     def clear(self) -> None:

@@ -33,8 +33,7 @@ class CudaSlab:
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
         self.nbytes, self.key = nbytes, next(_SERIALS)
-        device.use()
-        with _as_os_error():
+        with device.current, _as_os_error():
             self.start = cupy.cuda.runtime.malloc(nbytes)
             self.free = weakref.finalize(self, _free, device, self.start)
             self.free.atexit = False  # CUDA may have ended by then
@@ -53,14 +52,13 @@ class CudaSlab:
 
 def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
     """Return a CuPy array on a block; as from CuPy's pool, it may be used on streams that follow its last use."""
-    device.use()
     memory = cupy.cuda.UnownedMemory(block.address, block.nbytes, block, device.ordinal)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
 def _free(device: CudaDevice, pointer: int) -> None:
-    device.use()
-    cupy.cuda.runtime.free(pointer)
+    with device.current:
+        cupy.cuda.runtime.free(pointer)
 
 
 class IpcMemory:
@@ -72,8 +70,10 @@ class IpcMemory:
         self._device = device
         self.slab = self.new_slab(nbytes)
         self._opened: list[int] = []
+        self._uploads = device.new_stream()  # one, so that what is uploaded takes memory of CuPy's pool
         # The host must be able to write it while a kernel runs, hence it is the host's, which the GPU reaches too.
-        self._pinned = cupy.cuda.alloc_pinned_memory(CONTROL.itemsize)
+        with device.current:
+            self._pinned = cupy.cuda.alloc_pinned_memory(CONTROL.itemsize)
         self.control = numpy.frombuffer(self._pinned, CONTROL, 1).reshape(())
         self.control[...] = numpy.zeros((), CONTROL)
 
@@ -90,17 +90,15 @@ class IpcMemory:
         process, number, pointer, *handle = told[:3 + WORDS]
         if (process, number) == (PROCESS, os.getpid()):  # CUDA opens no handle in the process that it comes from
             return pointer
-        self._device.use()
-        with _as_os_error():
+        with self._device.current, _as_os_error():
             self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle)))
         return self._opened[-1]
 
     def upload(self, row: Array) -> Any:
         """Return the bytes on the GPU, when they are there."""
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:
+        with self._device.current, self._uploads:
             there = cupy.asarray(row)
-        stream.synchronize()
+            self._uploads.synchronize()
         return there
 
     def load(self, instance: Instance) -> Launch:
@@ -109,9 +107,9 @@ class IpcMemory:
 
     def close(self) -> None:
         """Let go of the others' slabs: before any of them is freed."""
-        self._device.use()
-        for pointer in self._opened:
-            cupy.cuda.runtime.ipcCloseMemHandle(pointer)
+        with self._device.current:
+            for pointer in self._opened:
+                cupy.cuda.runtime.ipcCloseMemHandle(pointer)
         self._opened.clear()
 
     def free(self) -> None:

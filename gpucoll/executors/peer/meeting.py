@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, cast
 
 import numpy
@@ -73,6 +73,15 @@ class Meeting:
         if self.trouble is None:
             self._waits.run(self._meet(), "peer memory")
 
+    @property
+    def on_one_gpu(self) -> bool:
+        """Whether kernels of several ranks of this process wait for each other on one GPU."""
+        return not self._between_processes and self._place.size > 1 and self._device.asynchronous
+
+    def meet(self) -> Iterator[Pending]:
+        """Come to an end once every rank has come here."""
+        yield from exchange(self._place, self._wire, [])
+
     def close(self) -> None:
         """Give all memory back; idempotent. A collective call, but of threads: those map nobody's memory."""
         if self._open:
@@ -81,12 +90,12 @@ class Meeting:
             for memory in mine:
                 memory.close()
             if self._between_processes:
-                self._waits.run(self._exchange([]), "peer memory")  # an owner frees what nobody maps any more
+                self._waits.run(exchange(self._place, self._wire, []), "peer memory")  # it is mapped nowhere
             for memory in mine:
                 memory.free()
 
     def _meet(self) -> Iterator[Pending]:
-        proposed = yield from self._exchange([_channels(self._device, self._place.size)])
+        proposed = yield from exchange(self._place, self._wire, [_channels(self._device, self._place.size)])
         self.room = Room(self._place.size, min(words[0] for words in proposed))
         told: list[int] = []
         try:
@@ -95,9 +104,9 @@ class Meeting:
             told = self.memory.slab.told()
         except OSError as error:
             self.trouble = f"there is no memory that ranks could share: {error}"
-        everybody = yield from self._exchange([bool(told), *told])
+        everybody = yield from exchange(self._place, self._wire, [bool(told), *told])
         reached = self._reach(everybody)
-        everybody = yield from self._exchange([reached])
+        everybody = yield from exchange(self._place, self._wire, [reached])
         failed = [rank for rank, words in enumerate(everybody) if not words[0]]
         if failed:
             self.trouble = self.trouble or f"rank {failed[0]} cannot reach the memory of every other rank"
@@ -115,22 +124,22 @@ class Meeting:
         self.heap = Heap(self.room, self._place.rank, slabs, self.control.ctypes.data, self._timeout)
         return True
 
-    def _exchange(self, words: list[int]) -> Any:
-        """Return what every rank tells, in the order of ranks; what there is less of is 0."""
-        rank, size = self._place.rank, self._place.size
-        rows = numpy.zeros((size, WORDS), numpy.int64)
-        rows[rank, :len(words)] = words
-        others = [other for other in range(size) if other != rank]
-        requests = [self._wire.Irecv([rows[other].view(numpy.uint8), "B"], other, TAG) for other in others]
-        requests += [self._wire.Isend([rows[rank].view(numpy.uint8), "B"], other, TAG) for other in others]
-        try:
-            for request in requests:
-                while not request.Test():
-                    yield request.Test
-        except BaseException:
-            keep_for_ever((rows, requests))
-            raise
-        return rows.tolist()
+
+def exchange(place: Any, wire: Any, words: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:
+    """Return what every rank tells, in the order of ranks, over a link's `wire`; what there is less of is 0."""
+    rows = numpy.zeros((place.size, WORDS), numpy.int64)
+    rows[place.rank, :len(words)] = words
+    others = [other for other in range(place.size) if other != place.rank]
+    requests = [wire.Irecv([rows[other].view(numpy.uint8), "B"], other, TAG) for other in others]
+    requests += [wire.Isend([rows[place.rank].view(numpy.uint8), "B"], other, TAG) for other in others]
+    try:
+        for request in requests:
+            while not request.Test():
+                yield request.Test
+    except BaseException:
+        keep_for_ever((rows, requests))
+        raise
+    return rows.tolist()
 
 
 def make_memory(device: Device, nbytes: int, check: Callable[[], None]) -> Memory:

@@ -3,7 +3,7 @@
     STAND_IN_GPUS   how many GPUs this process sees (1); 0 is a host without any
     STAND_IN_BUS    the PCI bus of the first one (10)
     STAND_IN_SEED   in which order streams go on where no event says it
-    STAND_IN_CUPY   which version of CuPy it stands for (14.2.0); 13.6.0 is the oldest that we take
+    GPUCOLL_STAND_IN, STAND_IN_NCCL, STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   see hostile.py
 
 The "cubins" that it loads are shared objects: importing it makes our compiler of GPU code g++.
 """
@@ -36,4 +36,4 @@ __all__ = ["RawKernel", "RawModule", "arange", "array", "asarray", "asfortranarr
            "empty", "empty_like", "exp", "from_dlpack", "full", "log", "ndarray", "ones", "tanh", "zeros"]
 
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
-nvrtc.recipe = lambda arch, major=None: f"stand-in {arch}\n{gxx.recipe()}"
+nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # the same for every arch

@@ -8,7 +8,7 @@ import warnings
 import numpy
 
 from . import _memory
-from ._machine import MACHINE, OLD, check, on_device
+from ._machine import MACHINE, check, on_device
 from .cuda import runtime
 from .cuda.stream import _BaseStream, get_current_stream
 
@@ -149,7 +149,7 @@ class ndarray:
 
 def supported(dtype):
     dtype = numpy.dtype(dtype)
-    if dtype.name.startswith("float8") or (dtype.kind not in "biufc" and (OLD or dtype.name != "bfloat16")):
+    if dtype.name.startswith("float8") or (dtype.kind not in "biufc" and dtype.name != "bfloat16"):
         raise ValueError(f"Unsupported dtype {dtype}")
     return dtype
 

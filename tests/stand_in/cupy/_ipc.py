@@ -1,5 +1,6 @@
 """Memory beside the pool, which other processes can map by a handle, and memory of the host that a GPU reaches."""
 
+import collections
 import ctypes
 import mmap
 import os
@@ -7,15 +8,19 @@ import struct
 
 import numpy
 
+from ._capture import synchronising
 from ._machine import MACHINE, check
-from ._memory import Chunk
+from ._memory import GARBAGE, Chunk
+from .hostile import on
 
 HANDLE = struct.Struct("=3q40x")  # process, file, bytes: 64 bytes as CUDA's
 
 _own, _opened = {}, {}  # by address: file, what is mapped, and the chunk; what is mapped
+_pinned = collections.defaultdict(list)  # by size: pinned memory that was used before
 
 
 def malloc(size):
+    synchronising("cudaMalloc", MACHINE.device())
     file = os.memfd_create("stand-in")
     os.ftruncate(file, size)
     row = _mapped(file, size)
@@ -27,6 +32,7 @@ def malloc(size):
 def free(ptr):
     if ptr:
         check(ptr in _own, 1, f"no allocation begins at {ptr:#x}")
+        synchronising("cudaFree", _own[ptr][2].device)
         file, _, chunk = _own.pop(ptr)
         os.close(file)
         chunk.forget()
@@ -35,7 +41,10 @@ def free(ptr):
 def memset(ptr, value, size):
     row = _own[ptr][1]
     check(size <= row.nbytes, 1)
-    row[:size] = value
+    if on("null_stream"):
+        MACHINE.submit(MACHINE.queue(0), lambda: lambda: row[:size].fill(value) is None)
+    else:
+        row[:size] = value
 
 
 def ipcGetMemHandle(devPtr):
@@ -60,7 +69,16 @@ def ipcCloseMemHandle(devPtr):
 
 
 def alloc_pinned_memory(size):
-    return (ctypes.c_char * size)()
+    """Memory of the host; CuPy's pool rounds it up, hands it out again, and empties nothing."""
+    if not on("memory"):
+        return (ctypes.c_char * size)()
+    rounded = max(1, -(-size // 512)) * 512
+    if not _pinned[rounded]:
+        synchronising("cudaHostAlloc", MACHINE.device())
+        _pinned[rounded].append(bytearray([GARBAGE]) * rounded)
+    room = _pinned[rounded].pop()
+    kind = type("Pinned", (ctypes.c_char * rounded,), {"__del__": lambda self: _pinned[rounded].append(room)})
+    return kind.from_buffer(room)
 
 
 def _mapped(file, nbytes):

@@ -11,8 +11,9 @@ import random
 import threading
 import time
 
-VERSION = os.environ.get("STAND_IN_CUPY", "14.2.0")
-OLD = VERSION.startswith("13.")
+from .hostile import connections, on
+
+VERSION = "14.2.0"  # of CuPy
 LAG = 3e-4  # seconds between what the host asks for and its beginning, unless the host waits
 NAP = 5e-5  # seconds between two looks at what waits for another process
 
@@ -32,9 +33,9 @@ def check(condition, status, words=""):
 class Queue:
     """One stream: actions in order, each begun when those before it and those it depends on have ended."""
 
-    def __init__(self, device, blocking, handle=None):
-        self.device, self.blocking, self.handle = device, blocking, handle
-        self.work = collections.deque()  # of (dependencies, action)
+    def __init__(self, device, blocking, handle=None, channel=0):
+        self.device, self.blocking, self.handle, self.channel = device, blocking, handle, channel
+        self.work = collections.deque()  # of (dependencies, action, whether it is a kernel)
         self.issued = self.ended = 0
         self.capture = None
 
@@ -49,6 +50,14 @@ class Queue:
             self.ended += 1
             done += 1
         return done
+
+    def runs(self):
+        """Whether a kernel of it runs, or will as soon as the machine comes to it: no other stream, nor the host, is
+        waited for."""
+        work = list(self.work)
+        first = work[0] if work else None
+        return first is not None and any(kernel for _, _, kernel in work) and self.ready(first[0]) and (
+            not getattr(first[1], "on_host", False))
 
 
 class Mark:
@@ -73,6 +82,9 @@ class Machine:
         self.order = random.Random(seed)
         self.handles = itertools.count(0x7000_0000_0000, 0x40)  # streams, events and graphs
         self.objects = {}
+        self.gone = collections.defaultdict(list)  # by kind: handles of what was destroyed
+        self.made = collections.Counter()  # streams by device
+        self.due = collections.deque()  # what the pool does with freed memory as soon as a thread comes by
         self.queues = [Queue(device, True, 0) for device in range(self.devices)]  # the null streams come first
         self.current = threading.local()
         self.thread = None
@@ -81,9 +93,19 @@ class Machine:
 
     def keep(self, thing):
         """A new handle that stands for `thing`."""
-        handle = next(self.handles)
-        self.objects[handle] = thing
+        with self.news:
+            gone = self.gone[type(thing)]
+            handle = gone.pop() if gone and on("handles") else next(self.handles)
+            self.objects[handle] = thing
         return handle
+
+    def drop(self, handle):
+        """The handle stands for nothing from here on; what it stood for, or None."""
+        with self.news:
+            found = self.objects.pop(handle, None)
+            if found is not None:
+                self.gone[type(found)].append(handle)
+        return found
 
     def find(self, handle, kind):
         """What a handle stands for; an error where it stands for nothing of that kind, as after its destruction."""
@@ -96,9 +118,11 @@ class Machine:
         return self.queues[self.device()] if handle in (0, 1) else self.find(handle, Queue)
 
     def new_queue(self, blocking):
-        queue = Queue(self.device(), blocking)
-        queue.handle = self.keep(queue)
+        device = self.device()
         with self.news:
+            self.made[device] += 1
+            queue = Queue(device, blocking, channel=self.made[device] % connections())
+            queue.handle = self.keep(queue)
             self.queues.append(queue)
         return queue.handle
 
@@ -109,15 +133,20 @@ class Machine:
 
     # Work
 
-    def submit(self, queue, begin, after=()):
+    def submit(self, queue, begin, after=(), kernel=False):
         """Put the action that `begin` returns at the end of a queue, or `begin` in the graph that is being captured."""
         self.check()
+        self.settle()
         if queue.capture is not None:
-            queue.capture.append(begin)
+            queue.capture.add(queue, begin, kernel)
             return
         with self.news:
-            dependencies = [*after, *self.implied(queue)]
-            queue.work.append((dependencies, begin()))
+            self.put(queue, begin(), [*after, *self.implied(queue), *self.ahead(queue)], kernel)
+
+    def put(self, queue, action, after=(), kernel=False):
+        """Put an action at the end of a queue, even of one that captures."""
+        with self.news:
+            queue.work.append((after, action, kernel))
             queue.issued += 1
             self.wake()
 
@@ -130,6 +159,17 @@ class Machine:
             check(all(other.capture is None for other in others), 906)
             return [(other, other.issued) for other in others]
         return [(null, null.issued)] if queue.blocking else []
+
+    def ahead(self, queue):
+        """What other streams have in the same hardware queue: it goes first."""
+        return [(other, other.issued) for other in self.queues if other is not queue and other.ended < other.issued
+                and (other.device, other.channel) == (queue.device, queue.channel)] if on("queues") else []
+
+    def settle(self):
+        """Do what is due. Not where it arises: a collector may come by inside any lock."""
+        while self.due:
+            with contextlib.suppress(IndexError):  # another thread was first
+                self.due.popleft()()
 
     def wake(self):
         if self.thread is None:
@@ -158,7 +198,7 @@ class Machine:
             self.fail(error)
         if done:
             with self.news:
-                self.queues[:] = [q for q in self.queues if q.work or q.handle == 0 or q.handle in self.objects]
+                self.queues[:] = [q for q in self.queues if q.work or q.handle == 0 or self.objects.get(q.handle) is q]
                 self.hurry = self.hurry and any(queue.work for queue in self.queues)
                 self.news.notify_all()
         return done
@@ -185,6 +225,14 @@ class Machine:
                 self.news.notify_all()
                 self.news.wait(0.1)
         self.check()
+
+    def until_idle(self, device):
+        """Return when no kernel of the device runs."""
+        with self.news:
+            while any(queue.runs() for queue in self.queues if queue.device == device) and self.fault is None:
+                self.hurry = True
+                self.news.notify_all()
+                self.news.wait(0.01)
 
     def ended(self, queue, count):
         """Whether it has ended; the host that asks seems to wait."""

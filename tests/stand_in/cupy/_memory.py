@@ -9,7 +9,9 @@ import threading
 
 import numpy
 
-from ._machine import MACHINE, check
+from ._capture import synchronising
+from ._machine import MACHINE, Queue, check
+from .hostile import on
 
 UNIT = 512
 GARBAGE = 0xC5
@@ -50,16 +52,35 @@ class Memory:
         if nbytes:
             from .cuda import get_current_stream
             self._key = (self.device_id, get_current_stream().ptr, -(-nbytes // UNIT) * UNIT)
+            MACHINE.settle()
             with _lock:
-                self.chunk = _free[self._key].pop() if _free[self._key] else Chunk(self._key[2], self.device_id)
-                self.chunk.live = True
+                self.chunk = _free[self._key].pop() if _free[self._key] else None
+            if self.chunk is None:
+                synchronising("cudaMalloc", self.device_id)
+                self.chunk = Chunk(self._key[2], self.device_id)
+            self.chunk.live = True
             self.ptr = self.chunk.start
 
     def __del__(self):
         if getattr(self, "chunk", None) is not None:
-            with _lock:
-                self.chunk.live = False
-                _free[self._key].append(self.chunk)
+            self.chunk.live = False
+            if on("memory"):
+                MACHINE.due.append(lambda key=self._key, chunk=self.chunk: _spoil(key, chunk))
+            else:
+                with _lock:
+                    _free[self._key].append(self.chunk)
+
+
+def _spoil(key, chunk):
+    """Memory that was freed is free once it is overwritten: as by the next one to have it, in the order of its stream.
+
+    Where that stream is gone, as by the next stream of its handle, which comes after nothing.
+    """
+    queue = MACHINE.queues[key[0]] if key[1] in (0, 1) else MACHINE.objects.get(key[1])
+    if isinstance(queue, Queue) and MACHINE.fault is None:
+        MACHINE.put(queue, lambda: chunk.bytes.fill(GARBAGE) is None)
+    with _lock:
+        _free[key].append(chunk)
 
 
 class UnownedMemory:

@@ -1,13 +1,17 @@
 """Kernels: `RawModule(path=)` of a "cubin", here a shared object that g++ made of the same source."""
 
 import ctypes
+import sys
 import types
 
 import numpy
 
 from . import _memory
+from ._capture import synchronising
 from ._machine import MACHINE
 from .cuda.driver import CUDADriverError
+
+_loaded = {}  # modules by device and path
 
 
 class RawModule:
@@ -15,7 +19,22 @@ class RawModule:
         self._path = path
 
     def get_function(self, name):
-        return types.SimpleNamespace(kernel=Function(self._path, name, MACHINE.device()))
+        device = MACHINE.device()
+        if (device, self._path) not in _loaded:  # CuPy's memo has no lock: who comes second unloads its own
+            _loaded.setdefault((device, self._path), _Module(self._path, device))
+        return types.SimpleNamespace(kernel=Function(self._path, name, device))
+
+
+class _Module:
+    """Stands for what cuModuleLoad gives."""
+
+    def __init__(self, path, device):
+        synchronising("cuModuleLoad", device)
+        self.path, self._device = path, device
+
+    def __del__(self, is_shutting_down=sys.is_finalizing):
+        if not is_shutting_down() and _loaded.get((self._device, self.path)) is not self:
+            synchronising("cuModuleUnload", self._device)
 
 
 class RawKernel:
@@ -26,7 +45,7 @@ class RawKernel:
 
     def __call__(self, grid, block, args):
         from .cuda import get_current_stream
-        MACHINE.submit(MACHINE.queue(get_current_stream().ptr), lambda: lambda: True)
+        MACHINE.submit(MACHINE.queue(get_current_stream().ptr), lambda: lambda: True, kernel=True)
 
 
 class Function:
@@ -48,7 +67,7 @@ class Function:
         (given,) = args  # one structure, passed by value
         check_addresses(self._name, given, self._device)
         argument = given.copy()
-        MACHINE.submit(queue, lambda: self._begin(grid[0], block[0], argument))
+        MACHINE.submit(queue, lambda: self._begin(grid[0], block[0], argument), kernel=True)
 
     def _begin(self, blocks, threads, argument):
         """What runs the kernel; one that waits for other ranks does so piece by piece, as on the emulated device."""

@@ -14,6 +14,7 @@ import numpy
 
 HEAD = struct.Struct("=QQ")  # bytes and dtype
 MEETING = 23_000  # a tag of COMM_WORLD, of ours alone
+DATA = 0  # tags of a communicator: from 1 on those of the host's own messages
 
 
 class Mismatch(Exception):
@@ -26,6 +27,7 @@ class Wire:
     def __init__(self, rank, size, mpi):
         self.rank, self.size, self.mpi = rank, size, mpi
         self._own = collections.deque()  # messages to itself
+        self._told = []  # the host's own messages, under way
 
     def send(self, data, kind, peer):
         """A predicate: whether the message has gone. `data` may change from here on."""
@@ -33,17 +35,18 @@ class Wire:
         if peer == self.rank:
             self._own.append(message)
             return lambda: True
-        return self.mpi.Isend([message, "B"], peer).Test
+        return _under_way(self.mpi.Isend([message, "B"], peer, tag=DATA), message)
 
     def receive(self, target, kind, peer):
         """A predicate: whether the message has come; from then on it is in `target`."""
         room = numpy.zeros(HEAD.size + target.size, numpy.uint8)
-        request = None if peer == self.rank else self.mpi.Irecv([room, "B"], peer)
+        arrived = self._own.__len__ if peer == self.rank else _under_way(
+            self.mpi.Irecv([room, "B"], peer, tag=DATA), room)
 
         def has_come():
-            if not (self._own if request is None else request.Test()):
+            if not arrived():
                 return False
-            message = self._own.popleft() if request is None else room
+            message = self._own.popleft() if peer == self.rank else room
             told = HEAD.unpack(message[:HEAD.size].tobytes())
             if told != (target.size, kind):
                 raise Mismatch(f"rank {peer} sent {told} bytes and dtype, expected {target.size, kind}")
@@ -51,6 +54,31 @@ class Wire:
             return True
 
         return has_come
+
+    def put(self, peer, tag, value):
+        """Send what a host tells another one; does not wait."""
+        self._told = [one for one in self._told if not one.test()[0]]
+        self._told.append(self.mpi.isend(value, peer, 1 + tag))
+
+    def take(self, peer, tag, check):
+        """Wait for what another host tells, in this thread alone; `check` may raise in between."""
+        while not self.mpi.iprobe(peer, 1 + tag):
+            check()
+            time.sleep(1e-4)
+        return self.mpi.recv(source=peer, tag=1 + tag)
+
+
+_left = {}  # what MPI works on, though nobody may ask for it any more, as after an abort
+
+
+def _under_way(request, room):
+    """Whether the request has ended, asked again and again; until then its memory stays."""
+    _left[id(request)] = request, room
+
+    def ended():
+        return id(request) not in _left or (request.Test() and _left.pop(id(request)) is not None)
+
+    return ended
 
 
 def meet(size, unique_id, rank, bus):

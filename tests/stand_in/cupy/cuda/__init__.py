@@ -1,5 +1,12 @@
-"""What `cupy.cuda` has, as far as we use it. As there, `nccl` is a module that must be imported."""
+"""What `cupy.cuda` has, as far as we use it. As there, `nccl` is a module that must be imported.
 
+Without NCCL's library it is CuPy's stub of one, which has `available` and nothing else.
+"""
+
+import sys
+import types
+
+from .. import hostile
 from .._ipc import alloc_pinned_memory
 from .._memory import MemoryPointer, UnownedMemory
 from . import driver, runtime
@@ -32,7 +39,15 @@ class Device:
     @property
     def compute_capability(self):
         runtime.deviceGetPCIBusId(self.id)  # which refuses what is no device
-        return "90"
+        return hostile.capability()
 
-    attributes = {"MultiProcessorCount": 2}  # noqa: RUF012 (as in CuPy)
+    @property
+    def attributes(self):
+        return {"MultiProcessorCount": hostile.processors()}
+
     mem_info = 1 << 29, 1 << 30
+
+
+if hostile.nccl_version() is None:
+    nccl = sys.modules[f"{__name__}.nccl"] = types.ModuleType(f"{__name__}.nccl")
+    nccl.available = False

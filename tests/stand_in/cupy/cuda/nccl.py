@@ -14,13 +14,17 @@ import ml_dtypes
 import numpy
 
 from .. import _memory, _wire
-from .._machine import MACHINE, OLD, CUDARuntimeError
+from .._connect import Connections, Truncated
+from .._machine import MACHINE, CUDARuntimeError
+from ..hostile import capability, nccl_version, on, report
 from . import runtime
 
+available = True
 _KINDS = [numpy.dtype(kind) for kind in ("i1 u1 i4 u4 i8 u8 f2 f4 f8".split())] + [
     numpy.dtype(kind) for kind in (ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
 _PAIRS = (numpy.add, numpy.multiply, numpy.maximum, numpy.minimum, numpy.add)
 _AVG = 4
+_FLOAT8 = 10  # from this number on
 
 _last_error = ""
 _communicators = weakref.WeakValueDictionary()  # by what stands for the address of an ncclComm
@@ -48,12 +52,11 @@ def _refuse(status, words):
 
 
 def get_version():
-    return 23203
+    return nccl_version()
 
 
 def get_unique_id():
-    made = _wire.make_id()
-    return tuple(made) if OLD else made
+    return _wire.make_id()
 
 
 def groupStart():
@@ -61,6 +64,10 @@ def groupStart():
 
 
 def groupEnd():
+    _end_group()
+
+
+def _end_group():
     if not _local.depth:
         _refuse(5, "ncclGroupEnd: not in a group call.")
     _local.depth -= 1
@@ -69,8 +76,10 @@ def groupEnd():
         _local.calls, _local.error = (), None
         if error:
             raise error
-        for comm in {call.comm for call in calls}:
-            _enqueue(comm, [call for call in calls if call.comm is comm])
+        for comm in {call.comm: None for call in calls}:
+            mine = [call for call in calls if call.comm is comm]
+            comm._connect(mine)
+            _enqueue(comm, mine)
 
 
 def _enqueue(comm, calls):
@@ -82,7 +91,17 @@ def _enqueue(comm, calls):
     queue = MACHINE.queue(stream)
     if queue.device != comm.device_id():
         _refuse(4, f"a stream of GPU {queue.device} for a communicator on GPU {comm.device_id()}")
-    MACHINE.submit(queue, lambda: _Group(comm, calls))
+    MACHINE.submit(queue, _Launch(comm, calls), kernel=True)
+
+
+class _Launch:
+    """What a stream is given, and a graph keeps: its communicator knows of the graph."""
+
+    def __init__(self, comm, calls):
+        self.comm, self.calls = comm, calls
+
+    def __call__(self):
+        return _Group(self.comm, self.calls)
 
 
 class _Group:
@@ -117,8 +136,9 @@ class _Message:
 class _Collective:
     """Everybody sends what it has to everybody; `form` makes of all contributions what this rank gets."""
 
-    def __init__(self, comm, name, source, target, given, taken, kind, stream, form):
+    def __init__(self, comm, name, source, target, given, taken, kind, stream, form, reaches=()):
         self.comm, self.stream, self.form = comm, stream, form
+        self.reaches = reaches  # to whom and from whom it sends; () is a collective that goes around the ring
         self.kind = kind + 100 * sum(map(ord, name))  # so that another collective does not match
         self.source = comm._place(source, given)
         self.target = comm._place(target, taken) if taken else None
@@ -137,9 +157,11 @@ class _Collective:
         return [*(wire.send(mine, self.kind, peer) for peer in range(wire.size)), has_ended]
 
 
-def _reduced(kind, op, rooms):
+def _reduced(kind, op, rooms, root=None):
     """The reduction in rank order; floats of 16 bits and less in float32, integers divided towards zero."""
     dtype = _KINDS[kind]
+    if on("rounding") and dtype.kind not in "iu":
+        return _by_hops(dtype, op, [room.view(dtype) for room in rooms], root)
     wide = numpy.float32 if dtype.itemsize < 4 and dtype.kind not in "iu" else dtype
     with numpy.errstate(all="ignore"):
         total = rooms[0].view(dtype).astype(wide)
@@ -149,17 +171,35 @@ def _reduced(kind, op, rooms):
         return total.astype(dtype).view(numpy.uint8)
 
 
+def _by_hops(dtype, op, rooms, root):
+    """As around a ring: the part that a rank ends begins at the next one, and is rounded at each; `root` ends all."""
+    wide, size = numpy.float32 if dtype.itemsize < 4 else dtype, len(rooms)
+    with numpy.errstate(all="ignore"):
+        if op == _AVG:  # NCCL divides what goes in
+            rooms = [(room.astype(wide) * wide.type(1 / size) if wide is dtype else room.astype(wide) / wide(size)
+                      ).astype(dtype) for room in rooms]
+        split = [numpy.array_split(room, size) if root is None else [room] for room in rooms]
+        for part, last in enumerate(range(size) if root is None else [root]):
+            total = split[(last + 1) % size][part]
+            for hop in range(2, size + 1):
+                total = _PAIRS[op](split[(last + hop) % size][part].astype(wide), total.astype(wide)).astype(dtype)
+            split[0][part] = total
+        return numpy.concatenate(split[0]).view(numpy.uint8)
+
+
 class NcclCommunicator:
     _collected = 0  # how many the garbage collector has destroyed
 
     def __init__(self, ndev, commId, rank):
         self.comm = 0
-        if not isinstance(commId, tuple if OLD else bytes) or len(commId) != 128:
+        if not isinstance(commId, bytes) or len(commId) != 128:
             raise TypeError(f"Argument 'commId' has incorrect type {type(commId)} or length")
         self._device = runtime.getDevice()
         mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
         self.mpi, self.wire = mpi, _wire.Wire(rank, ndev, mpi)
         self.aborted, self.issued, self.ended = False, 0, 0
+        self.graphs, self.destroying = 0, False
+        self._connections = Connections(rank, ndev)
         if len(set(spots)) < len(spots) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
             _refuse(5, "Duplicate GPU detected : two ranks on one CUDA device")
         self.comm = next(MACHINE.handles)
@@ -179,19 +219,48 @@ class NcclCommunicator:
         except CUDARuntimeError as error:
             _refuse(4, str(error))
 
+    def _connect(self, calls):
+        """Make this thread wait for those that are reached for the first time; only an abort ends that."""
+        if not on("connect"):
+            return
+        peers = [{call.peer for call in calls if isinstance(call, _Message) and call.sends is sends}
+                 for sends in (True, False)]
+        for call in calls:
+            for mine, others in zip(peers, getattr(call, "reaches", ()), strict=False):
+                mine.update(others)
+        collective = get_version() >= 22200 and any(getattr(call, "reaches", None) == () for call in calls)
+        try:
+            self._connections.reach(*peers, collective, self.wire.put,
+                                    lambda peer, tag: self.wire.take(peer, tag, self._not_aborted))
+        except Truncated as error:
+            _refuse(3, str(error))
+
+    def _not_aborted(self):
+        if self.aborted:
+            _refuse(3, "the communicator was aborted")
+
+    def _wait_for_graphs(self):
+        while on("graphs_alive") and self.graphs:
+            threading.Event().wait(1e-3)
+
     def destroy(self):
         """Returns when what was enqueued has ended."""
         if self.comm:
+            self.destroying = True
             while self.ended < self.issued and not self.aborted and MACHINE.fault is None:
                 MACHINE.hurry = True
                 threading.Event().wait(1e-3)
+            self._wait_for_graphs()
             self.comm = 0
             if self.mpi is not None and not self.aborted:
                 self.mpi.Free()
 
     def abort(self):
         if self.comm:
+            if self.destroying and on("graphs_alive"):
+                report("ncclCommAbort of a communicator while ncclCommDestroy is at work on it")
             self.aborted, self.comm = True, 0
+            self._wait_for_graphs()
 
     def device_id(self):
         self._usable()
@@ -203,11 +272,11 @@ class NcclCommunicator:
 
     def check_async_error(self):
         self._usable()
-        if MACHINE.fault is not None:
+        if MACHINE.fault is not None and not on("codes"):  # NCCL knows of the network's faults, not of a kernel's
             _refuse(1, repr(MACHINE.fault))
 
     @contextlib.contextmanager
-    def _calling(self, datatype, op=0, peer=0):
+    def _calling(self, datatype, op=None, peer=0):
         """A call, enqueued at the end unless a group is open; what is wrong in a group is told at its end again.
 
         Gives the bytes of an element.
@@ -215,14 +284,19 @@ class NcclCommunicator:
         groupStart()
         try:
             self._usable()
-            if not 0 <= datatype < len(_KINDS) or not 0 <= op < len(_PAIRS) or not 0 <= peer < self.wire.size:
+            if not 0 <= datatype < len(_KINDS) or not 0 <= (op or 0) < len(_PAIRS) or not 0 <= peer < self.wire.size:
                 _refuse(4, f"dtype {datatype}, op {op}, rank {peer}")
+            if datatype >= _FLOAT8 and on("float8"):
+                if get_version() < 22400:
+                    _refuse(4, f"dtype {datatype} is unknown to NCCL {get_version()}")
+                if op is not None and int(capability()) < 90:
+                    _refuse(4, "FP8 reduction support begins with sm90 capable devices.")
             yield _KINDS[datatype].itemsize
         except NcclError as error:
             _local.error = error
-            groupEnd()
+            _end_group()
             raise
-        groupEnd()
+        _end_group()
 
     def _message(self, sends, address, count, datatype, peer, stream):
         with self._calling(datatype, peer=peer) as width:
@@ -234,10 +308,11 @@ class NcclCommunicator:
     def recv(self, recvbuf, count, datatype, peer, stream):
         self._message(False, recvbuf, count, datatype, peer, stream)
 
-    def _collective(self, name, source, target, given, taken, datatype, stream, form, op=0, root=0):
+    def _collective(self, name, source, target, given, taken, datatype, stream, form, op=None, root=0,
+                    reaches=()):
         with self._calling(datatype, op, root) as width:
-            _local.calls += (_Collective(self, f"{name}{op}{root}", source, target, given * width, taken * width,
-                                         datatype, stream, form),)
+            _local.calls += (_Collective(self, f"{name}{op or 0}{root}", source, target, given * width, taken * width,
+                                         datatype, stream, form, reaches),)
 
     def allReduce(self, sendbuf, recvbuf, count, datatype, op, stream):
         self._collective("allReduce", sendbuf, recvbuf, count, count, datatype, stream,
@@ -245,7 +320,7 @@ class NcclCommunicator:
 
     def reduce(self, sendbuf, recvbuf, count, datatype, op, root, stream):
         self._collective("reduce", sendbuf, recvbuf, count, count * (self.rank_id() == root), datatype, stream,
-                         lambda rooms: _reduced(datatype, op, rooms), op, root)
+                         lambda rooms: _reduced(datatype, op, rooms, root), op, root)
 
     def broadcast(self, sendbuff, recvbuff, count, datatype, root, stream):
         source = sendbuff if self.rank_id() == root else recvbuff
@@ -263,13 +338,16 @@ class NcclCommunicator:
     # Those that CuPy lacks are called by ctypes in the library that it has loaded.
 
     def _ncclAlltoAll(self, source, target, count, datatype, stream):
+        everybody = set(range(self.wire.size))
         self._collective("ncclAlltoAll", source, target, count * self.wire.size, count * self.wire.size, datatype,
                          stream, lambda rooms: numpy.concatenate([room.reshape(len(rooms), -1)[self.wire.rank]
-                                                                  for room in rooms]))
+                                                                  for room in rooms]), reaches=(everybody, everybody))
 
     def _ncclGather(self, source, target, count, datatype, root, stream):
-        taken = count * self.wire.size * (self.wire.rank == root)
-        self._collective("ncclGather", source, target, count, taken, datatype, stream, numpy.concatenate, root=root)
+        is_root = self.wire.rank == root
+        givers = set(range(self.wire.size)) if is_root else set()
+        self._collective("ncclGather", source, target, count, count * self.wire.size * is_root, datatype, stream,
+                         numpy.concatenate, root=root, reaches=({root}, givers))
 
     def _ncclScatter(self, source, target, count, datatype, root, stream):
         with self._calling(datatype, peer=root) as width:
@@ -297,7 +375,8 @@ class _Library(ctypes.CDLL):
     def __new__(cls, name=None, *rest, **options):
         if name != "libnccl.so.2":
             return super().__new__(cls)
-        functions = {name: _foreign(name) for name in ("ncclAlltoAll", "ncclGather", "ncclScatter")}
+        names = ("ncclAlltoAll", "ncclGather", "ncclScatter") if get_version() >= 22800 else ()
+        functions = {name: _foreign(name) for name in names}
         return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
 
 

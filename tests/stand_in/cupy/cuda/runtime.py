@@ -5,13 +5,15 @@ import os
 
 import numpy
 
-from .. import _memory
+from .. import _memory, hostile
+from .._capture import GLOBAL, RELAXED, THREAD_LOCAL, Capture, CapturedMark, forbidden, unsafe
 from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset
 from .._machine import MACHINE, CUDARuntimeError, Event, Mark, Queue, check
 
 __all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset"]
 
-streamNonBlocking, streamLegacy, eventDisableTiming, memcpyDeviceToDevice = 1, 1, 2, 3
+streamDefault, streamNonBlocking, streamLegacy, eventDisableTiming, memcpyDeviceToDevice = 0, 1, 1, 2, 3
+streamCaptureModeGlobal, streamCaptureModeThreadLocal, streamCaptureModeRelaxed = GLOBAL, THREAD_LOCAL, RELAXED
 
 
 def getDeviceCount():
@@ -42,19 +44,23 @@ def deviceGetPCIBusId(device):
 
 def getDeviceProperties(device):
     check(0 <= device < MACHINE.devices, 101)
-    return {"name": b"stand-in", "totalGlobalMem": 1 << 30, "major": 9, "minor": 0, "multiProcessorCount": 2}
+    major, minor = map(int, hostile.capability())
+    return {"name": b"stand-in", "totalGlobalMem": 1 << 30, "major": major, "minor": minor,
+            "multiProcessorCount": hostile.processors(),
+            "uuid": int(os.environ.get("STAND_IN_BUS", "10")).to_bytes(8) + device.to_bytes(8)}
 
 
 def deviceSynchronize():
+    unsafe("cudaDeviceSynchronize")
     queues = [queue for queue in MACHINE.queues if queue.device == getDevice()]
     check(all(queue.capture is None for queue in queues), 900)
     MACHINE.finish([(queue, queue.issued) for queue in queues])
 
 
-def memcpyAsync(target, source, nbytes, kind, stream):
+def memcpyAsync(dst, src, size, kind, stream):
     check(kind == memcpyDeviceToDevice, 1, "the stand-in copies inside a device only")
     queue = MACHINE.queue(stream)
-    to, begun = (_memory.view(address, nbytes, queue.device) for address in (target, source))
+    to, begun = (_memory.view(address, size, queue.device) for address in (dst, src))
     MACHINE.submit(queue, lambda: lambda: numpy.copyto(to, begun) is None)
 
 
@@ -62,13 +68,19 @@ def streamCreateWithFlags(flags):
     return MACHINE.new_queue(blocking=not flags & streamNonBlocking)
 
 
+def streamGetFlags(stream):
+    return 0 if MACHINE.queue(stream).blocking else streamNonBlocking
+
+
 def streamDestroy(stream):
-    del MACHINE.objects[stream]
+    MACHINE.find(stream, Queue)
+    MACHINE.drop(stream)
 
 
 def streamSynchronize(stream):
     queue = MACHINE.queue(stream)
     check(queue.capture is None, 900, "a capturing stream cannot be waited for")
+    unsafe("cudaStreamSynchronize")
     with MACHINE.news:
         points = [(queue, queue.issued), *MACHINE.implied(queue)]
     MACHINE.finish(points if queue.handle == 0 else points[:1])
@@ -78,50 +90,62 @@ def streamQuery(stream):
     queue = MACHINE.queue(stream)
     if queue.capture is not None:
         return 900
-    return 0 if MACHINE.ended(queue, queue.issued) else 600
+    return _asked(queue, queue.issued)
+
+
+def _asked(queue, count):
+    """What a query of CUDA's returns, and CuPy returns as it is."""
+    if forbidden():
+        return 900
+    if MACHINE.fault is not None and hostile.on("codes"):
+        return 700
+    return 0 if MACHINE.ended(queue, count) else 600
 
 
 def streamWaitEvent(stream, event):
     """What the stream is given from here on follows the event."""
     queue, mark = MACHINE.queue(stream), MACHINE.find(event, Event).mark
-    if mark is not None:
+    if isinstance(mark, CapturedMark):
+        mark.capture.wait(queue, mark)
+    elif mark is not None:
         check(queue.capture is None, 905, "an event from outside in a capture")
         MACHINE.submit(queue, lambda: _nothing, after=[(mark.queue, mark.count)])
 
 
-def streamBeginCapture(stream):
+def streamBeginCapture(stream, mode=streamCaptureModeRelaxed):
     queue = MACHINE.find(stream, Queue)
     check(queue.capture is None, 900)
-    queue.capture = []
+    queue.capture = Capture(queue, mode)
 
 
 def streamEndCapture(stream):
     queue = MACHINE.find(stream, Queue)
-    check(queue.capture is not None, 900)
-    nodes, queue.capture = queue.capture, None
-    return MACHINE.keep(_Graph(nodes))
+    check(queue.capture is not None and queue.capture.origin is queue, 900)
+    return MACHINE.keep(_Graph(queue.capture.end()))
 
 
 def streamIsCapturing(stream):
-    return MACHINE.queue(stream).capture is not None
+    queue = MACHINE.queue(stream)
+    if queue.handle == 0 and hostile.on("capture_modes"):
+        MACHINE.implied(queue)  # 906 where a blocking stream captures
+    return queue.capture is not None
 
 
 def eventCreateWithFlags(flags):
     return MACHINE.keep(Event(getDevice(), timed=not flags & eventDisableTiming))
 
 
-def eventDestroy(handle):
-    MACHINE.objects.pop(handle, None)
-
-
-graphDestroy = eventDestroy
+def eventDestroy(event):
+    MACHINE.drop(event)
 
 
 def eventRecord(event, stream):
     """The event stands for what the stream has been given so far."""
     event, queue = MACHINE.find(event, Event), MACHINE.queue(stream)
     check(event.device == queue.device, 400, "event and stream are of different devices")
-    check(queue.capture is None, 900, "the stand-in captures no events")
+    if queue.capture is not None:
+        event.mark = queue.capture.mark(queue)
+        return
     with MACHINE.news:
         event.mark = mark = Mark(queue)
         MACHINE.submit(queue, lambda: mark.passed)
@@ -129,11 +153,16 @@ def eventRecord(event, stream):
 
 def eventQuery(event):
     mark = MACHINE.find(event, Event).mark
-    return 0 if mark is None or MACHINE.ended(mark.queue, mark.count) else 600
+    if isinstance(mark, CapturedMark):
+        check(hostile.on("codes"), 907, "the event was recorded in a capture")
+        return 907
+    return 0 if mark is None else _asked(mark.queue, mark.count)
 
 
 def eventSynchronize(event):
     mark = MACHINE.find(event, Event).mark
+    check(not isinstance(mark, CapturedMark), 907, "the event was recorded in a capture")
+    unsafe("cudaEventSynchronize")
     MACHINE.finish([] if mark is None else [(mark.queue, mark.count)])
 
 
@@ -152,12 +181,15 @@ class _Graph:
 
     def __init__(self, nodes):
         self.nodes, self.last = nodes, ()
+        self.users = [begin.comm for begin, _ in nodes if hasattr(begin, "comm")]  # NCCL counts its graphs
+        for comm in self.users:
+            comm.graphs += 1
 
     def launch(self, queue):
         check(queue.capture is None, 900, "a graph inside a graph")
         MACHINE.submit(queue, lambda: _nothing, after=self.last)
-        for begin in self.nodes:
-            MACHINE.submit(queue, begin)
+        for begin, kernel in self.nodes:
+            MACHINE.submit(queue, begin, kernel=kernel)
         self.last = [(queue, queue.issued)]
 
 
@@ -165,5 +197,10 @@ def _nothing():
     return True
 
 
-def graphLaunch(graph, stream):
-    MACHINE.find(graph, _Graph).launch(MACHINE.queue(stream))
+def graphDestroy(graph):
+    for comm in MACHINE.drop(graph).users:
+        comm.graphs -= 1
+
+
+def graphLaunch(graphExec, stream):
+    MACHINE.find(graphExec, _Graph).launch(MACHINE.queue(stream))

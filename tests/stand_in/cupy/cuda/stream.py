@@ -4,7 +4,7 @@ import sys
 import threading
 import warnings
 
-from .._machine import MACHINE, OLD
+from .._machine import MACHINE
 from . import runtime
 
 _local = threading.local()
@@ -86,7 +86,7 @@ class _BaseStream:
     def begin_capture(self, mode=None):
         if self.ptr in (0, 1):
             raise RuntimeError("cannot capture on the default (legacy) stream")
-        runtime.streamBeginCapture(self.ptr)
+        runtime.streamBeginCapture(self.ptr, runtime.streamCaptureModeRelaxed if mode is None else mode)
 
     def end_capture(self):
         return Graph(runtime.streamEndCapture(self.ptr))
@@ -111,6 +111,8 @@ class Graph:
 
 class _HostFunction:
     """A call on the host, in a thread of its own: other streams go on."""
+
+    on_host = True
 
     def __init__(self, callback, arg):
         self._thread = threading.Thread(target=callback, args=(arg,), daemon=True)
@@ -147,11 +149,8 @@ class Stream(_BaseStream):
 
 class ExternalStream(_BaseStream):
     def __init__(self, ptr, device_id=-1):
-        if not OLD:
-            warnings.warn("ExternalStream is deprecated. Use Stream.from_external()", DeprecationWarning, stacklevel=2)
+        warnings.warn("ExternalStream is deprecated. Use Stream.from_external()", DeprecationWarning, stacklevel=2)
         super().__init__(ptr, device_id)
 
 
 Stream.null = Stream(null=True) if MACHINE.devices else None
-if OLD:
-    del Stream.from_external, _BaseStream.__cuda_stream__

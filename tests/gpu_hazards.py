@@ -1,0 +1,169 @@
+"""Programs on CuPy arrays where CUDA would go wrong in silence, or wait for ever: all end, by a typed error."""
+
+import os
+import signal
+from unittest.mock import patch
+
+import cupy
+import numpy
+
+import gpucoll as gc
+from gpu_helpers import PATIENCE, Foreign, held, ramp, ranges, refused, same
+
+RUNTIME = cupy.cuda.runtime
+
+
+def current_device(comm):
+    """Calls, their ends and closing leave the thread's current device as it was, whichever that is."""
+    count = RUNTIME.getDeviceCount()
+    x, y, stream = cupy.ones(5), cupy.ones(5), cupy.cuda.Stream(non_blocking=True)
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        for device in range(count):
+            RUNTIME.setDevice(device)
+            for call in (lambda: other.all_reduce(x), lambda: other.all_reduce(x, stream=stream, algorithm="ring"),
+                         lambda: other.all_reduce(x, async_op=True).wait(), other.barrier,
+                         lambda: other.sendrecv(x, y, other.rank, other.rank),
+                         lambda: other.all_gather_v(x), lambda: other.plan("all_reduce", x)(),
+                         lambda: refused("GC-DEVICE", other.all_reduce, x, numpy.ones(5))):
+                call()
+                assert RUNTIME.getDevice() == device
+    assert RUNTIME.getDevice() == count - 1, "closing has changed it"
+
+
+def fault(comm):
+    """After a fault of the device every wait ends at once, by an error that says so; CuPy returns codes."""
+    for ask in (lambda work: work.synchronize(), lambda work: work.is_completed()):
+        with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+            work = other.all_reduce(cupy.ones(10), async_op=True)
+            work._enqueue()
+            with patch.object(RUNTIME, "eventQuery", lambda event: 700):
+                assert "700" in refused("GC-CUDA", ask, work)
+
+
+def streams_refused(comm):
+    """CUDA's stream of each thread, and the null stream while a blocking one is captured, are refused at once."""
+    x = cupy.ones(3)
+    same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
+    assert refused("GC-STREAM", comm.all_reduce, x, stream=2)
+    blocking = cupy.cuda.Stream()
+    with blocking:
+        blocking.begin_capture()
+        assert refused("GC-STREAM", comm.all_reduce, x, stream=cupy.cuda.Stream.null)
+        blocking.end_capture()
+    same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
+
+
+def asked_in_order(comm):
+    """A library's array is asked for in the order of the call's stream, wherever it is opened."""
+    theirs, ours, current = (cupy.cuda.Stream(non_blocking=True) for _ in range(3))
+    total = sum(ranges(comm, 900, 3))
+    with theirs:
+        x = ramp(comm, 900, 3)
+    with current:
+        for call in (comm.all_reduce, comm.broadcast, comm.all_gather_v):
+            foreign = Foreign(x, theirs)
+            call(foreign, stream=ours)
+            assert set(foreign.asked) == {ours.ptr}, call
+    with held(theirs):
+        with theirs:
+            x = ramp(comm, 900, 3)
+        with current:
+            y = comm.all_reduce(Foreign(x, theirs), stream=ours)
+            assert not ours.done
+    with ours:
+        same(y, total)
+
+
+def bytes_apart(comm):
+    """Arrays whose elements do not lie on multiples of their size are reduced as any others."""
+    for name in ("float32", "float64", "complex64", "int16"):
+        room = cupy.zeros(100 * numpy.dtype(name).itemsize + 1, "uint8")
+        x = room[1:].view(name)
+        x += comm.rank
+        expected = numpy.full(100, sum(range(comm.size)), name)
+        same(comm.all_reduce(x, algorithm="ring"), expected)
+        same(comm.all_reduce(x, x), expected)
+
+
+def float8_below_hopper(comm):
+    """NCCL reduces float8 from sm_90 on: where one rank has less, `auto` takes a schedule and `native` is refused."""
+    x = cupy.full(64, 0x38, "uint8")  # ones
+    facts = RUNTIME.getDeviceProperties
+    older = (lambda ordinal: {**facts(ordinal), "major": 8, "minor": 0}) if comm.rank == comm.size - 1 else facts
+    with patch.object(RUNTIME, "getDeviceProperties", older), \
+            gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        said = refused("GC-ALGO", other.all_reduce, x, dtype="float8_e4m3fn", algorithm="native")
+        assert "sm_80" in said, said
+        found = other.all_reduce(x, dtype="float8_e4m3fn")
+        assert (found.get() == {1: 0x38, 2: 0x40, 3: 0x44, 4: 0x48}[comm.size]).all()
+
+
+def of_threads(comm):
+    """Ranks that are threads meet on the host, which no graph holds, and share one GPU, whose memory all reach."""
+    x, stream = cupy.ones(3), cupy.cuda.Stream(non_blocking=True)
+    same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
+    with stream:
+        stream.begin_capture()
+        assert "CUDA graph" in refused("GC-ALGO", comm.all_reduce, x, algorithm="ring")
+        assert refused("GC-CAPTURED", comm.send, x, comm.rank)
+        stream.end_capture()
+    other = comm.split(0)
+    if RUNTIME.getDeviceCount() > 1:
+        with cupy.cuda.Device(comm.rank % 2):
+            assert "threads are on GPUs" in refused("GC-DEVICE", other.all_reduce, cupy.ones(3))
+    other.close()
+    same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
+
+
+def kernels_of_threads(comm):
+    """Kernels that wait for each other on one GPU are not put on streams that would wait for each other."""
+    x = cupy.ones(3)
+    for blocking in (cupy.cuda.Stream.null, cupy.cuda.Stream()):
+        assert "non_blocking=True" in refused("GC-ALGO", comm.all_reduce, x, stream=blocking, algorithm="one_shot")
+    same(comm.all_reduce(x, algorithm="one_shot"), numpy.full(3, float(comm.size)))
+
+
+def two(comm):
+    """Calls of two communicators side by side, on streams of their own, end however they are waited for."""
+    first, second = comm.split(0), comm.split(0)
+    x = ramp(comm, 5000)
+    total = sum(ranges(comm, 5000))
+    for turn in range(10):
+        works = [one.all_reduce(x, algorithm=algorithm, async_op=True)
+                 for one, algorithm in ((first, "ring"), (second, "native"), (first, "tree"))]
+        for work in works if turn % 2 else reversed(works):
+            same(work.wait(), total)
+    first.close()
+    same(second.all_reduce(x), total)
+    second.close()
+
+
+def killed(comm):
+    """Rank 1 dies: rank 0's call ends at the deadline or before, by an error."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=5) as other:
+        same(other.all_reduce(cupy.ones(3), algorithm="ring"), numpy.full(3, 2.0))
+        if comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            other.all_reduce(cupy.ones(3), algorithm="ring", async_op=True).synchronize()
+        except gc.GpucollError as error:
+            print(f"rank 0 was told: {error}", flush=True)
+            os._exit(0)  # MPI would wait for the dead one
+
+
+def torch_tensors(comm):
+    """PyTorch's tensors: in place, those that require grad, float8, on a stream of PyTorch's own that is current."""
+    import torch
+
+    side = torch.cuda.Stream(comm.device)
+    with torch.cuda.stream(side):
+        x = torch.full((1000,), float(comm.rank + 1), device=f"cuda:{comm.device}")
+        comm.all_reduce(x, x)
+        x += 1  # in the same stream: after the sum
+        weight = torch.nn.Parameter(torch.ones(10, device=f"cuda:{comm.device}"))
+        assert comm.broadcast(weight) is weight
+        small = torch.ones(64, device=f"cuda:{comm.device}").to(torch.float8_e4m3fn)
+        comm.all_reduce(small, small)
+    side.synchronize()
+    assert (x.cpu().numpy() == sum(range(1, comm.size + 1)) + 1).all()
+    assert (small.float().cpu().numpy() == comm.size).all()

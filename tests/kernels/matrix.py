@@ -1,0 +1,101 @@
+"""NVRTC of many versions: where their wheels are kept, and a process that compiles by one of them alone.
+
+    python matrix.py LIBRARY KERNELS ARCH[,ARCH] [FAULT]       # prints what ptxas says, by architecture
+
+A fault is what the test of the matrix must notice: "host" takes generic lambdas for the host's, "alone" leaves the
+library to find what it opens by name.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import filelock
+
+import packages
+from gpucoll.device import nvrtc, sources
+from gpucoll.device.store import default_folder
+from gpucoll.dtypes import DTYPES
+from gpucoll.errors import BackendError
+from gpucoll.ops import OPS
+
+WHEELS = ("nvidia-cuda-nvrtc-cu12==12.0.76", "nvidia-cuda-nvrtc-cu12==12.9.86", "nvidia-cuda-nvrtc==13.0.48",
+          "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvrtc==13.1.80", "nvidia-cuda-nvrtc")  # the last: the newest
+ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
+FRESH = 30 * 86400.0  # seconds that the newest stays the newest
+SHORT = ["packets", "reduce", "cast", "scale", "pack", "unpack", "copy"]  # those that take little time
+
+
+def kernels():
+    """One kernel of each kind, of those that take many registers."""
+    of = {name: (OPS["sum"], DTYPES[name]) for name in DTYPES}
+    return {"steps": sources.steps(*of["bfloat16"]), "two_shot": sources.shots("two_shot", *of["bfloat16"]),
+            "one_shot": sources.shots("one_shot", *of["float8_e4m3fn"]), "reduce": sources.reduce(*of["float8_e5m2"]),
+            "packets": sources.packets(*of["float16"]),
+            "cast": sources.cast(DTYPES["float32"], DTYPES["float8_e4m3fn"]),
+            "scale": sources.scale("divide", DTYPES["float64"]), "pack": sources.pack(4), "unpack": sources.unpack(16),
+            "copy": sources.copy(16)}
+
+
+def library(wheel):
+    """The path of the NVRTC in a wheel, which stays among the user's caches. Raises NoNetwork where it is not there."""
+    folder = default_folder() / "nvrtc" / wheel.replace("==", "-")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(f"{folder}.lock"):
+        if not folder.is_dir() or ("==" not in wheel and time.time() - folder.stat().st_mtime > FRESH):
+            with contextlib.suppress(packages.NoNetwork) if folder.is_dir() else contextlib.nullcontext():
+                install(wheel, folder)
+    (found,) = [path for path in folder.rglob("libnvrtc.so.*") if re.fullmatch(r"libnvrtc\.so\.\d+", path.name)]
+    return found
+
+
+def install(wheel, folder):
+    """The folder has the wheel's files, all or none."""
+    with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
+        packages.install("--no-deps", "--target", f"{draft}/made", wheel)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(f"{draft}/made", folder)
+        os.utime(folder)
+
+
+def compiled(path, kinds, archs, fault=""):
+    """The version of the NVRTC at `path`, and its report by architecture, from a process that loads no other."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("LD_LIBRARY_PATH", "CUDA_PATH")}
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    job = subprocess.run([sys.executable, Path(__file__), path, ",".join(kinds), ",".join(archs), fault],
+                         capture_output=True, text=True, env=variables)
+    assert job.returncode == 0, job.stderr
+    return json.loads(job.stdout)
+
+
+def plant(fault):
+    if fault == "host":
+        nvrtc.OPTIONS = tuple(option for option in nvrtc.OPTIONS if option != "-default-device")
+    elif fault == "alone":
+        nvrtc.glob.glob = lambda pattern: []
+
+
+def main(path, kinds, archs, fault=""):
+    plant(fault)
+    nvrtc.use(path)
+    chosen = [kernel for kind, kernel in kernels().items() if kind in kinds.split(",")]
+    reports, errors = {}, {}
+    for arch in archs.split(","):
+        if int(arch.removeprefix("sm_")) in nvrtc.archs():
+            try:
+                reports[arch] = nvrtc.compile_cubin(sources.text(*chosen), arch)[1]
+            except BackendError as error:
+                errors[arch] = str(error)
+    print(json.dumps({"version": nvrtc.version(), "entries": [kernel.entry for kernel in chosen], "reports": reports,
+                      "errors": errors}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,73 @@
+"""Every kind of kernel compiles by every NVRTC that users have, loaded by its path, for every line of GPUs.
+
+Users' toolkits are of many versions, and CUDA_PATH names one by its path. Each compiles in a process of its own, which
+no LD_LIBRARY_PATH helps. No kernel may spill, or take more registers than a block of 512 threads has.
+"""
+
+import importlib
+import re
+
+import matrix
+import pytest
+
+import packages
+from gpucoll.device import nvrtc, precompile
+from gpucoll.errors import BackendError
+from grids import naming
+
+gate = importlib.import_module("test_compile")
+
+pytestmark = pytest.mark.kernel
+
+
+def library(wheel):
+    try:
+        return matrix.library(wheel)
+    except packages.NoNetwork as error:
+        pytest.skip(f"{wheel} is not in the cache, and there is no network: {error}")
+
+
+def check(found):
+    """Nothing is refused or spilled; what it took is printed, for the record."""
+    assert found["errors"] == {}
+    for arch, log in found["reports"].items():
+        registers, spills = precompile.usage(log)
+        print(f"NVRTC {found['version']} {arch}: at most {registers} registers, {spills} bytes spilled")
+        with naming((found["version"], arch)):
+            assert list(gate.complaints(log, found["entries"])) == []
+
+
+def test_the_environments_own_compiles_what_takes_little_time():
+    try:
+        path = nvrtc._library(None)._name
+    except BackendError as error:
+        pytest.skip(str(error))
+    found = matrix.compiled(path, matrix.SHORT, ["sm_90"])
+    assert (found["version"], len(found["entries"]), [*found["reports"]]) == ([*nvrtc.version()], 7, ["sm_90"])
+    check(found)
+
+
+def test_the_matrix_has_every_kind():
+    assert [*matrix.kernels()] == [*precompile.instances(everything=True)]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("wheel", matrix.WHEELS)
+def test_every_kind_by_every_version(wheel):
+    found = matrix.compiled(library(wheel), matrix.kernels(), matrix.ARCHS)
+    version = re.search(r"==(\d+)\.(\d+)", wheel)
+    assert version is None or found["version"] == [int(number) for number in version.groups()]
+    assert {"sm_75", "sm_80", "sm_90"} <= {*found["reports"]} <= {*matrix.ARCHS}
+    assert {"sm_100", "sm_120"} <= {*found["reports"]} or found["version"] < [12, 8]
+    check(found)
+
+
+@pytest.mark.nightly
+@pytest.mark.mutant
+@pytest.mark.parametrize(("wheel", "fault", "said"), [
+    ("nvidia-cuda-nvrtc-cu12==12.0.76", "host", "host functions are not allowed in JIT mode"),
+    ("nvidia-cuda-nvrtc==13.1.80", "host", "host functions are not allowed in JIT mode"),
+    ("nvidia-cuda-nvrtc==13.0.48", "alone", "BUILTIN_OPERATION_FAILURE")])
+def test_the_matrix_notices(wheel, fault, said):
+    found = matrix.compiled(library(wheel), ["copy"], ["sm_90"], fault)
+    assert said in found["errors"]["sm_90"]

@@ -1,0 +1,80 @@
+"""The rules of a hostile machine: what a real GPU, its driver and NCCL may do, and the usual stand-in does not.
+
+    GPUCOLL_STAND_IN=hostile            all of them
+    GPUCOLL_STAND_IN=connect,handles    these; asked again at every call, so that it may change while a process runs
+    GPUCOLL_STAND_IN=hostile,-handles   all but these
+
+    STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   of every GPU: 90 and 2, by the rule `capability` 80 and 108
+    STAND_IN_NCCL                              NCCL's version (23203), or "absent": CuPy without the library
+    CUDA_DEVICE_MAX_CONNECTIONS                how many hardware queues a GPU has (8; 32 at most)
+"""
+
+import functools
+import os
+import sys
+
+RULES = {
+    # _connect.py, after NCCL's transport.cc (ncclTransportP2pSetup) and group.cc (groupLaunch)
+    "connect": "ncclGroupEnd meets the peers of every new direction, a first collective all ranks, without a deadline",
+    # cuda/nccl.py, after init.cc (commDestroySync, commReclaim), enqueue.cc and device/common_kernel.h
+    "graphs_alive": "ncclCommDestroy and ncclCommAbort wait until no graph is left that captured the communicator",
+    "float8": "NCCL reduces float8 from version 2.24 and compute capability 9.0 on",
+    "rounding": "NCCL rounds to the dtype after every hop around the ring, which begins behind the rank that ends it",
+    # _machine.py, after the CUDA programming guide: implicit synchronization, lazy loading, streams
+    "synchronising": "malloc, free, pinned memory, modules that come and go: the host waits while a kernel runs",
+    "queues": "streams share a few hardware queues, and what stands in one goes in the order it was given in",
+    "null_stream": "cudaMemset is work of the null stream, which all blocking streams follow and are followed by",
+    "handles": "the handle of a destroyed stream, event or graph is the next one's",
+    # cuda/runtime.py and _capture.py, after CuPy's runtime.pyx and CUDA's cudaStreamBeginCapture
+    "codes": "eventQuery and streamQuery return CUDA's code, whatever it is: 600, 700 after a fault, 907 in a capture",
+    "capture_modes": "a capture forbids what may synchronise: to all threads, to its own, or to none",
+    # cuda/__init__.py
+    "capability": "an A100's compute capability and multiprocessors, unless variables say otherwise",
+    # _memory.py and _ipc.py, after CuPy's memory.pyx and pinned_memory.pyx
+    "memory": "freed memory is overwritten in its stream's order; pinned memory is a used one's, in steps of 512 bytes",
+    # tests/restless.py and tests/stand_in/torch_like.py
+    "device_changes": "another device is current at every call of a program, and must still be so after it",
+    "torch": "tensors whose properties raise what PyTorch's raise, and that know which stream they were asked for",
+}
+
+reported = []  # what a real machine might not survive and would not tell
+
+
+@functools.cache
+def _chosen(given):
+    names = set(filter(None, given.split(",")))
+    without = {name for name in names if name.startswith("-")}
+    wanted = set(RULES) if "hostile" in names else names - without
+    if not names <= {"hostile", *RULES, *(f"-{rule}" for rule in RULES)}:
+        raise ValueError(f"GPUCOLL_STAND_IN={given}: known are hostile, {', '.join(RULES)}")
+    return {rule for rule in wanted if f"-{rule}" not in without}
+
+
+def on(rule):
+    """Whether the machine has this rule now."""
+    assert rule in RULES, rule
+    return rule in _chosen(os.environ.get("GPUCOLL_STAND_IN", ""))
+
+
+def report(words):
+    """Tell of a misuse that ends nothing here: `reported` has it, and the process's output."""
+    reported.append(words)
+    print(f"hostile machine: {words}", file=sys.stderr, flush=True)
+
+
+def capability():
+    return os.environ.get("STAND_IN_CAPABILITY") or ("80" if on("capability") else "90")
+
+
+def processors():
+    return int(os.environ.get("STAND_IN_PROCESSORS") or (108 if on("capability") else 2))
+
+
+def connections():
+    return min(32, int(os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") or 8))
+
+
+def nccl_version():
+    """None where CuPy has no NCCL."""
+    given = os.environ.get("STAND_IN_NCCL") or "23203"
+    return None if given == "absent" else int(given)

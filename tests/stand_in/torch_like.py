@@ -1,0 +1,83 @@
+"""Tensors on a GPU as PyTorch has them, as far as we ask them: put in the place of the module `torch`.
+
+After torch/_tensor.py: `__cuda_array_interface__` is a property, which raises RuntimeError where the tensor requires
+grad and KeyError for a dtype that NumPy has no letter for; `__dlpack__` orders the stream that it is asked for.
+"""
+
+import types
+
+import cupy
+import numpy
+
+from gpucoll.dtypes import numpy_dtype
+
+
+class dtype:
+    def __init__(self, name):
+        self.name, self.itemsize = name, numpy_dtype(name).itemsize
+        self.is_carried = name.startswith(("float8", "bfloat16"))
+
+    def __repr__(self):
+        return f"torch.{self.name}"
+
+
+float32, float16, bfloat16, int16, uint8, float8_e4m3fn, float8_e5m2 = map(
+    dtype, "float32 float16 bfloat16 int16 uint8 float8_e4m3fn float8_e5m2".split())
+
+
+class Tensor:
+    """The elements of a CuPy array, made and used on `stream`; `asked` are the streams that `__dlpack__` was given."""
+
+    def __init__(self, array, kind=None, requires_grad=False, stream=None, asked=None):
+        self._array, self.requires_grad = array, requires_grad
+        self.dtype = dtype(array.dtype.name) if kind is None else kind
+        self._stream = stream or cupy.cuda.get_current_stream()
+        self.asked, self.recorded = [] if asked is None else asked, []
+
+    shape = property(lambda self: self._array.shape)
+    is_cuda = True
+    device = property(lambda self: types.SimpleNamespace(type="cuda", index=self._array.device.id))
+
+    @property
+    def __cuda_array_interface__(self):
+        if self.requires_grad:
+            raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad. "
+                               "If gradients aren't required, use var.detach()")
+        if self.dtype.is_carried:
+            raise KeyError(self.dtype)
+        return self._array.__cuda_array_interface__
+
+    def __dlpack_device__(self):
+        return self._array.__dlpack_device__()
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        if self.requires_grad:
+            raise BufferError("Can't export tensors that require gradient, use tensor.detach()")
+        self.asked.append(stream)
+        with cupy.cuda.Device(self._array.device.id), self._stream:
+            return self._array.__dlpack__(stream=stream, max_version=max_version)
+
+    def detach(self):
+        return Tensor(self._array, self.dtype, False, self._stream, self.asked)
+
+    def view(self, kind):
+        assert kind.itemsize == self.dtype.itemsize
+        array = self._array if kind.is_carried else self._array.view(numpy.dtype(kind.name))
+        return Tensor(array, kind, self.requires_grad, self._stream, self.asked)
+
+    def element_size(self):
+        return self.dtype.itemsize
+
+    def data_ptr(self):
+        return self._array.data.ptr
+
+    def record_stream(self, stream):
+        self.recorded.append(stream)
+
+
+def _current_stream(device=None):
+    stream = cupy.cuda.get_current_stream()
+    return types.SimpleNamespace(cuda_stream=stream.ptr, __cuda_stream__=lambda: (0, stream.ptr))
+
+
+cuda = types.SimpleNamespace(current_stream=_current_stream)

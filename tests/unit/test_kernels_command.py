@@ -1,0 +1,184 @@
+"""`gpucoll kernels`: which kernels there are, what it prints, and that a GPU's device finds what it has compiled."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import oracle
+from gpucoll.cli import main
+from gpucoll.device import command, nvrtc, precompile, sources
+from gpucoll.device.precompile import Task, compile_one
+from gpucoll.device.store import Store
+from gpucoll.dtypes import DTYPES
+from gpucoll.errors import BackendError
+from gpucoll.ops import OPS
+from refusals import refused
+
+ROOT = Path(__file__).parents[2]
+KINDS = ["steps", "two_shot", "one_shot", "reduce", "packets", "cast", "scale", "pack", "unpack", "copy"]
+FEW = {"cast": [sources.cast(DTYPES["float32"], DTYPES["float16"])], "copy": [sources.copy(1), sources.copy(16)]}
+
+
+@pytest.fixture(autouse=True)
+def release():
+    """NVRTC's version, where it is installed."""
+    try:
+        return ".".join(map(str, nvrtc.version()))
+    except BackendError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path, monkeypatch):
+    """An empty cache, three kernels, and no CuPy, which would know of GPUs here."""
+    kept = Store(tmp_path)
+    for module in (command, precompile):
+        monkeypatch.setattr(module, "user_store", lambda: kept)
+    monkeypatch.setattr(command, "instances", lambda everything: FEW)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    return kept
+
+
+def printed(capsys, *words):
+    """The exit code, and the lines."""
+    code = main(["kernels", *words])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_all_are_what_collectives_are_defined_for():
+    found = precompile.instances(everything=True)
+    assert list(found) == KINDS
+    pairs = [(OPS[op], DTYPES[name]) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
+    for kind, make in (("reduce", sources.reduce), ("packets", sources.packets), ("steps", sources.steps),
+                       ("two_shot", lambda *pair: sources.shots("two_shot", *pair))):
+        assert {make(*pair) for pair in pairs} == {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
+    assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}
+    assert len(found["cast"]) == 15 * 14
+    everything = [one.entry for some in found.values() for one in some]
+    assert len(everything) == len({*everything})
+    families = {one.entry for family in sources._families().values() for one in family}
+    assert families - {*everything} == {"scale_truth_complex64", "scale_truth_complex128"}  # complex has no logical op
+
+
+def test_without_all_it_is_what_training_uses():
+    found = precompile.instances(everything=False)
+    assert list(found) == KINDS
+    assert {one.entry for one in found["reduce"]} == {f"reduce_{name}_sum" for name in precompile.TRAINING}
+    assert {one.entry for one in found["scale"]} == {f"scale_divide_{name}" for name in precompile.TRAINING}
+    assert {one.entry for one in found["steps"]} == {*(f"steps_{width}" for width in sources.UNITS),
+                                                     *(f"steps_{name}_sum" for name in precompile.TRAINING)}
+    assert len(found["cast"]) == 6
+
+
+def test_what_is_compiled_is_cached_with_its_registers(capsys, release, store):
+    code, lines = printed(capsys, "--arch", "sm_80,sm_90", "-j", "1")
+    first = [line.split() for line in lines]
+    assert code == 0
+    assert first[0] == ["arch", "kernels", "count", "cached", "CPU", "s", "registers", "spills"]
+    assert [row[:4] for row in first[1:5]] == [["sm_80", "cast", "1", "0"], ["sm_90", "cast", "1", "0"],
+                                               ["sm_80", "copy", "2", "0"], ["sm_90", "copy", "2", "0"]]
+    assert {row[-1] for row in first[1:5]} == {"0"}
+    assert all(20 < int(row[-2]) <= 128 for row in first[1:5])
+    assert lines[5].startswith(f"6 kernels by NVRTC {release} in ")
+    assert lines[5].endswith(f"1 process: 6 compiled, 0 cached, none failed; {store.folder}")
+    code, lines = printed(capsys, "--arch", "sm_80,sm_90", "-j", "1")
+    assert [(row.split()[3], row.split()[-2:]) for row in lines[1:5]] == [
+        (row[2], row[-2:]) for row in first[1:5]]
+    assert "0 compiled, 6 cached, none failed" in lines[5]
+
+
+TWO = """
+import sys
+from gpucoll.cli import main
+from gpucoll.device import command, sources
+command.instances = lambda everything: {"copy": [sources.copy(1), sources.copy(2)]}
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_processes_share_the_work(tmp_path, monkeypatch):
+    """Their cache is the one that the environment names."""
+    monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path / "shared"))
+    path = nvrtc._library(None)._name
+    words = ["kernels", "--arch", "sm_90", "--json", "-j", "2", "--nvrtc", path]
+    program = tmp_path / "program.py"
+    program.write_text(TWO)
+    job = subprocess.run([sys.executable, program, *words], capture_output=True, text=True,
+                         env={**os.environ, "PYTHONPATH": str(ROOT)})
+    record = json.loads(job.stdout)
+    assert (job.returncode, record["jobs"], record["failed"]) == (0, 2, 0)
+    assert [(one["kernel"], one["cached"]) for one in record["kernels"]] == [("copy_1", False), ("copy_2", False)]
+    assert len([*(tmp_path / "shared").rglob("*.cubin")]) == 2
+
+
+def test_a_kernel_without_a_report_has_a_dash(capsys, store):
+    instance = FEW["copy"][0]
+    store.path(sources.text(instance), ".cubin", lambda: b"made on a GPU's host", flags=nvrtc.recipe("sm_90"))
+    code, lines = printed(capsys, "--arch", "sm_90", "-j", "1")
+    assert (code, lines[2].split()[:4], lines[2].split()[-2:]) == (0, ["sm_90", "copy", "2", "1"], ["-", "-"])
+
+
+def test_a_failure_names_kernel_compiler_and_line(capsys, monkeypatch, release):
+    text = sources.text
+    monkeypatch.setattr(sources, "text", lambda one: text(one) + "\n  unknown x;" * (one.entry != "copy_1"))
+    code, lines = printed(capsys, "--arch", "sm_90", "-j", "1")
+    row = text(FEW["cast"][0]).count("\n") + 2
+    assert code == 1
+    assert lines[3:5] == [f"cast_float32_float16 for sm_90 by NVRTC {release}: NVRTC at kernels.cu:{row}: identifier "
+                          '"unknown" is undefined', "    unknown x;"]
+    assert lines[5].startswith(f"copy_16 for sm_90 by NVRTC {release}: NVRTC at kernels.cu:")
+    assert "1 compiled, 0 cached, 2 failed" in lines[-1]
+    assert main(["kernels", "--arch", "sm_90", "-j", "1", "--json"]) == 1
+    record = json.loads(capsys.readouterr().out)
+    assert (record["nvrtc"], record["failed"]) == (release, 2)
+    first = record["kernels"][0]
+    assert (first["line"], first["registers"], first["spills"]) == ("unknown x;", None, None)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("", "there is no GPU here that CuPy can use: say for which ones"), ("--arch sm_61", "compute capability 7.0"),
+    ("--arch sm_90,90", "does not compile for 90"), ("--arch sm_90 --nvrtc 11", "neither 12 nor 13 nor a library"),
+    ("--arch sm_90 --nvrtc /etc/passwd", "no NVRTC can be loaded from /etc/passwd"),
+    ("--arch sm_90 -j 0", "-j 0: it takes one process"), ("--arch sm_90 -j x", "invalid int value: 'x'")])
+def test_wrong_arguments_are_refused_in_one_line(capsys, words, said):
+    assert said in refused(capsys, main, ["kernels", *words.split()], "gpucoll kernels: ")
+
+
+# The stand-in's compiler of GPU code is g++; the key under which its work is kept is made as for NVRTC's.
+PROGRAM = """
+import cupy
+from gpucoll.cli import main
+from gpucoll.device import command, cuda, precompile, sources
+command.instances = lambda everything: {"copy": [sources.copy(1)]}
+command.nvrtc.version = lambda major: (13, 0)
+command.nvrtc.check_arch = lambda arch, major: None
+assert main(["kernels", "-j", "1"]) == 0  # for the stand-in's GPU
+def refuse(*arguments): raise SystemExit("compiled once more")
+cuda._cubin = refuse
+cuda.CudaDevice(0).kernels.ready(sources.copy(1))
+print("found")
+"""
+
+
+@pytest.mark.kernel
+def test_a_device_finds_what_was_compiled_ahead(tmp_path):
+    places = [str(ROOT / "tests" / "stand_in"), str(ROOT)]
+    job = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, env={
+        **os.environ, "GPUCOLL_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(places), "STAND_IN_GPUS": "1"})
+    lines = job.stdout.splitlines()
+    assert (job.returncode, lines[-1:]) == (0, ["found"]), job.stderr
+    assert lines[1].split()[:4] == ["sm_90", "copy", "1", "0"]
+
+
+def test_a_cache_that_cannot_be_kept_is_a_failure(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    lost = Store(tmp_path / "file")
+    for module in (command, precompile):
+        monkeypatch.setattr(module, "user_store", lambda: lost)
+    assert compile_one(Task("copy", FEW["copy"][0], "sm_90")).error.startswith("kernels are not kept in ")

@@ -1,0 +1,64 @@
+"""Our calls, and the stand-in, held against the real CuPy and NCCL from their wheels; without a GPU."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import filelock
+import pytest
+
+import packages
+from gpucoll.device.store import user_store
+from pace import seconds
+
+pytestmark = pytest.mark.nightly
+
+WHEELS = Path(__file__).parents[1] / "wheels.py"
+COMMON = ["numpy", "mpi4py", "platformdirs", "filelock", "ml_dtypes"]
+ENVIRONMENTS = {
+    "newest": ["cupy-cuda13x", "nvidia-nccl-cu13", "nvidia-cuda-nvrtc>=13,<14"],
+    "oldest": ["cupy-cuda12x==14.0.0", "nvidia-nccl-cu12", "nvidia-cuda-nvrtc-cu12"],
+    "bare": ["cupy-cuda13x"],
+}
+
+
+def environment(name):
+    """The Python of an environment that has these wheels; it is kept between runs, and made anew where they change."""
+    folder = user_store().folder / f"wheels-{name}"
+    stamp = folder / "made-of.json"
+    with filelock.FileLock(f"{folder}.lock"):
+        if not stamp.exists() or json.loads(stamp.read_text()) != ENVIRONMENTS[name]:
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+            try:
+                packages.install(*ENVIRONMENTS[name], *COMMON, python=folder / "bin" / "python")
+            except packages.NoNetwork as error:
+                pytest.skip(str(error))
+            stamp.write_text(json.dumps(ENVIRONMENTS[name]))
+    return folder / "bin" / "python"
+
+
+def asked(name, *arguments):
+    job = subprocess.run([environment(name), WHEELS, *arguments], capture_output=True, text=True, timeout=seconds(300))
+    assert job.returncode == 0, job.stderr
+    return json.loads(job.stdout)
+
+
+@pytest.mark.parametrize("name", ["newest", "oldest"])
+def test_the_real_ones_have_what_we_call(name):
+    said = asked(name)
+    print(said)  # with the microseconds, which decide nothing here
+    for part in ("calls", "surface", "costs", "symbols"):
+        assert said[part][1] == [], part
+    assert said["calls"][0] > 300
+    assert said["surface"][0] > 40
+    assert len(said["costs"][0]) == 7
+
+
+def test_what_is_missing_is_said():
+    said = asked("bare", "absent")
+    assert "[GC-NCCL] NCCL gives no id on rank 0" in said["NCCL"]
+    assert "pip install 'gpucoll[cuda13]'" in said["NVRTC"]
+    assert "pip install 'gpucoll[nvml]'" in said["NVML"]

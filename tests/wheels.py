@@ -1,0 +1,212 @@
+"""What the real CuPy and NCCL say of our calls, asked without a GPU; run by the Python of an environment that has them.
+
+    python wheels.py            # prints a JSON object: what was looked at, and what is wrong
+    python wheels.py absent     # in an environment without NCCL and NVRTC: the errors that a user sees
+"""
+
+import ast
+import ctypes
+import importlib
+import inspect
+import json
+import re
+import sys
+import timeit
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+STAND_IN = ROOT / "tests" / "stand_in"
+USERS = ("gpucoll/**/*.py", "scripts/*.py", "bench/*.py", "tests/gpu_*.py", "tests/gpu/*.py", "tests/mirrored.py")
+MICROSECONDS = 1.0  # in CuPy's own conversion of a launch's arguments
+
+
+def dotted(node):
+    """The words of `a.b.c`; None for anything else."""
+    words = []
+    while isinstance(node, ast.Attribute):
+        words.insert(0, node.attr)
+        node = node.value
+    return [node.id, *words] if isinstance(node, ast.Name) else None
+
+
+def names_of(path):
+    """Yield (line, full name, call) for whatever a file takes from CuPy; `call` is None where it is not called."""
+    tree = ast.parse(path.read_text())
+    known = {"cupy": ["cupy"]}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "cupy":
+            known |= {one.asname or one.name: [*node.module.split("."), one.name] for one in node.names}
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and dotted(node.value):
+            first, *more = dotted(node.value)
+            if first in known:
+                known[node.targets[0].id] = [*known[first], *more]
+    calls = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        words = dotted(node)
+        name = [*known[words[0]], *words[1:]] if words and words[0] in known else ()
+        if len(name) > 1 and not any(word.startswith("_") for word in name):  # what begins so is the stand-in's own
+            yield node.lineno, name, calls.get(id(node))
+
+
+def resolved(words):
+    """The object of a full name, and the class that a method of it would be of; AttributeError where there is none."""
+    found = importlib.import_module("cupy")
+    for number, word in enumerate(words[1:], 2):
+        try:
+            found = getattr(found, word)
+        except AttributeError:
+            try:
+                found = importlib.import_module(".".join(words[:number]))
+            except ImportError:
+                raise AttributeError(".".join(words[:number])) from None
+    return found
+
+
+def parameters(function):
+    """Names of the parameters, which of them have defaults, and whether any number is taken; None where unknown."""
+    try:
+        found = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return embedded(function)
+    kinds = {one.kind for one in found}
+    many = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} & kinds
+    return None if many else [(one.name, one.default is not one.empty, one.kind is one.KEYWORD_ONLY) for one in found]
+
+
+def embedded(function):
+    """The same by the first line that Cython writes into the documentation: `send(self, intptr_t sendbuf, ...)`."""
+    line = (function.__doc__ or "").strip().partition("\n")[0]
+    match = re.match(r"[\w.]+\((.*)\)", line)
+    if match is None or "*args" in line:
+        return None
+    found, only = [], False
+    for part in filter(None, map(str.strip, re.split(r",(?![^(\[]*[)\]])", match[1]))):
+        if part == "*":
+            only = True
+        else:
+            name, _, default = part.partition("=")
+            found.append((name.split()[-1], bool(default), only))
+    return found
+
+
+def misfit(call, wanted):
+    """Why a call does not fit these parameters; None where it does, or where that cannot be told."""
+    if any(isinstance(one, ast.Starred) for one in call.args) or any(one.arg is None for one in call.keywords):
+        return None
+    names = [name for name, _, only in wanted if not only]
+    if len(call.args) > len(names):
+        return f"{len(call.args)} arguments for {names}"
+    given = set(names[:len(call.args)]) | {one.arg for one in call.keywords}
+    unknown = given - {name for name, *_ in wanted}
+    lacking = {name for name, has_default, _ in wanted if not has_default} - given
+    return f"unknown {sorted(unknown)}" if unknown else f"lacking {sorted(lacking)}" if lacking else None
+
+
+def calls():
+    """Every dotted name of ours is there, and every call of one fits its parameters."""
+    seen, wrong = 0, []
+    for path in sorted({path for pattern in USERS for path in ROOT.glob(pattern)}):
+        for line, words, call in names_of(path):
+            where = f"{path.relative_to(ROOT)}:{line}: {'.'.join(words)}"
+            seen += 1
+            try:
+                found = resolved(words)
+            except AttributeError as error:
+                wrong.append(f"{where}: not there: {error}")
+                continue
+            except RuntimeError:  # a property that asks the driver
+                continue
+            wanted = parameters(found) if call is not None and callable(found) else None
+            if wanted is not None:
+                why = misfit(call, [one for one in wanted if one[0] != "self"])
+                wrong += [f"{where}: {why}"] if why else []
+    return seen, wrong
+
+
+def surface():
+    """What the stand-in has, the real one has too, with parameters of the same names."""
+    tree = {"cupy.cuda.runtime": "cuda/runtime.py", "cupy.cuda.nccl": "cuda/nccl.py", "cupy.cuda": "cuda/stream.py"}
+    seen, wrong = 0, []
+    for module, name in tree.items():
+        real = importlib.import_module(module)
+        for node in ast.parse((STAND_IN / "cupy" / name).read_text()).body:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+                continue
+            members = [node] if isinstance(node, ast.FunctionDef) else [
+                one for one in node.body if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+            owner = real if isinstance(node, ast.FunctionDef) else getattr(real, node.name, None)
+            for one in members:
+                seen += 1
+                there = getattr(owner, one.name, None)
+                if there is None:
+                    wrong.append(f"{module}: the stand-in's {node.name}.{one.name} is not CuPy's")
+                    continue
+                wanted = parameters(there)
+                ours = [a.arg for a in (*one.args.posonlyargs, *one.args.args) if a.arg not in ("self", "cls")]
+                theirs = [name for name, *_ in wanted or () if name not in ("self", "cls")]
+                if wanted is not None and ours != theirs[:len(ours)]:
+                    wrong.append(f"{module}.{one.name}: {ours} stand for {theirs}")
+    return seen, wrong
+
+
+def costs():
+    """Microseconds of CuPy's own conversion of each struct of launch arguments; none has fields to describe."""
+    from cupy.cuda.function import CNumpyArray
+
+    from gpucoll.device import launch, peer
+
+    heap = peer.Heap(peer.Room(2), 0, [1, 2], 3, 1.0)
+    structs = {"copy": launch.COPY(1, 2, 3), "reduce": launch.REDUCE(*range(8), 1, 2, 3),
+               "pack": launch.PACK(1, 2, 3, 4, *range(16)), "scale": launch.SCALE(1, 2, 3, bytes(16)),
+               "packets": heap.packets(1, 2, 3), "shots": heap.shots(1, 2, 3),
+               "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1)}
+    found, wrong = {}, []
+    for name, one in structs.items():
+        taken = min(timeit.repeat(lambda one=one: CNumpyArray(one), number=2000, repeat=9)) / 2000 * 1e6
+        found[name] = round(taken, 2)
+        if one.dtype.names is not None or one.size != 1:
+            wrong.append(f"{name}: CuPy would describe the fields of {one.dtype}")
+    return found, wrong
+
+
+def symbols():
+    """Every function that we call in NCCL's library itself is there, if its version is what it is asked of."""
+    from gpucoll.device import nccl
+
+    library, version = ctypes.CDLL("libnccl.so.2"), nccl.version()
+    wrong = [f"NCCL {version} has no {name}" for name in nccl.PROTOTYPES
+             if nccl.lacks(name) is None and not hasattr(library, name)]
+    return version, wrong
+
+
+def absent():
+    """What a rank that lacks a library is told: errors of ours, with what to install."""
+    from gpucoll import bootstrap
+    from gpucoll.device import nvrtc
+
+    class Alone:
+        rank = 0
+
+        def bcast(self, thing):
+            return thing
+
+    said = {}
+    for name, call in (("NCCL", lambda: bootstrap.nccl_id(Alone())), ("NVRTC", lambda: nvrtc.version(13))):
+        try:
+            call()
+            said[name] = "nothing is missing"
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    said["NVML"] = bootstrap.gpu_name("0000:01:00.0")
+    return said
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    if sys.argv[1:] == ["absent"]:
+        print(json.dumps(absent()))
+    else:
+        import cupy
+
+        parts = {one.__name__: one() for one in (calls, surface, costs, symbols)}
+        print(json.dumps({"cupy": cupy.__version__, **parts}))
