@@ -85,7 +85,7 @@ def bandwidth(megabytes: str) -> Iterator[Finding]:
     from gpucoll.device.cuda import CudaDevice
 
     device = CudaDevice(0)
-    device.use()
+    cupy.cuda.Device(0).use()
     with cupy.cuda.Stream(non_blocking=True) as stream:
         arrays = [cupy.zeros(int(megabytes) << 20, "uint8") for _ in range(3)]
         works = _works(device.kernels, arrays, stream)

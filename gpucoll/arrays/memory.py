@@ -53,7 +53,9 @@ def module_of(x: Any) -> Any:
 
 
 def address(x: Any) -> int:
-    """Return the address of the first element."""
+    """Return the address of the first element, 0 of None."""
+    if x is None:
+        return 0
     return x.__array_interface__["data"][0] if isinstance(x, numpy.ndarray) else x.data.ptr
 
 

@@ -131,23 +131,23 @@ class Core:
         found = self._repeats.find(key_of(same, x, out))
         if found is None:
             return None
-        self._check_usable()
         self._learn(same, x, out, found)
         self._repeat(found, *found.rows(x, out), stream)
         return out
 
     def _learn(self, same: Key, x: Any, out: Any, found: Repeat) -> None:
         """Let the slots know a call that they can do."""
-        if self._slots is not None and found.step is not None and type(x) is type(out) is numpy.ndarray:
+        if found.step is not None and self._slots is not None and type(x) is type(out) is numpy.ndarray:
+            assert found.seconds is not None
             self._slots.learn(*same, x, out, *found.step, found.seconds.ring)
 
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
-                  seconds: Seconds) -> None:
+                  seconds: Seconds | None) -> None:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
         key, overwrites = key_of(same, x, out), task.collective == "broadcast"
         if task.output is None or (task.input is None and not overwrites) or not (key or step_of(executor, task)):
             return
-        found = repeat_of(x, call.result, executor, task, call, seconds)
+        found = repeat_of(x, call.result, executor, task, seconds)
         if found is not None and key:
             self._repeats.keep(key, found)
         if found is not None and (call.result is not x or out is x or overwrites):
@@ -156,13 +156,13 @@ class Core:
     def _repeat(self, found: Repeat, source: Any, target: Any, stream: Any) -> None:
         """Run a call once more, from the row `source` to the row `target`."""
         self._check_usable()
-        call, task = found.call, found.task
-        if task.device == "cpu":
-            task = task.again(source, target)  # it may outlive the call, where that fails
+        space: Space = HOST
+        if found.task.device == "cpu":
+            task = found.task.again(source, target)  # it may outlive the call, where that fails
         else:
-            call = call._replace(space=self._gpu(task.device).space(stream))
-            task.stream = call.space.stream
-        self._timed(self._operation(found.executor, task, call), task.collective, found.seconds)
+            task, space = found.task, self._gpu(found.task.device).space(stream)
+            task.stream = space.stream
+        self._timed(self._operation(found.executor, task, space), task.collective, found.seconds)
 
     def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0, same: Key = (),
              x: Any = None, out: Any = None) -> Any:
@@ -175,17 +175,26 @@ class Core:
             call = call._replace(space=call.space.beside())
         allowed = self._host_executor() if call is NOTHING else self.executor
         executor, task = self._resolve(COLLECTIVES[name], call, how, allowed, op, root)
-        seconds = self._times.of(name, executor.name, task.algorithm, task.nbytes, task.device)
+        seconds = self._seconds(executor, task)
         if same:
             self._remember(same, x, out, executor, task, call, seconds)
-        return self._start(name, self._operation(executor, task, call), call, how.async_op, seconds)
+        return self._start(name, self._operation(executor, task, call.space, call), call, how.async_op, seconds)
 
-    def _timed(self, operation: Operation, name: str, seconds: Seconds) -> None:
+    def _seconds(self, executor: Executor, task: Task) -> Seconds | None:
+        """Return where calls like this one are noted; those on a device do not wait, and are not."""
+        if task.device != "cpu":
+            return None
+        return self._times.of(task.collective, executor.name, task.algorithm, task.nbytes)
+
+    def _timed(self, operation: Operation, name: str, seconds: Seconds | None) -> None:
+        if seconds is None:
+            self._waits.run(operation, name)
+            return
         started = time.perf_counter()
         self._waits.run(operation, name)
         seconds.append(time.perf_counter() - started)
 
-    def _start(self, name: str, operation: Operation, call: Prepared, async_op: bool, seconds: Seconds) -> Any:
+    def _start(self, name: str, operation: Operation, call: Prepared, async_op: bool, seconds: Seconds | None) -> Any:
         if self._group is None and not async_op:
             self._timed(operation, name, seconds)
             return call.result
@@ -226,8 +235,8 @@ class Core:
     def _backend(self, space: Space) -> Backend:
         return space.gpu if isinstance(space, DeviceSpace) else self._host
 
-    def _operation(self, executor: Executor, task: Task, call: Prepared) -> Operation:
-        space = call.space
+    def _operation(self, executor: Executor, task: Task, space: Space, call: Prepared = NOTHING) -> Operation:
+        """Run `task` in `space`; `call` has what is still to be delivered, and what must live as long."""
         try:
             space.begin()
             yield from executor.run(task)
@@ -241,7 +250,8 @@ class Core:
             raise
 
     def _finish(self, task: Task, space: Space, op: Op) -> None:
-        contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(task.collective, self.size)
+        rank, size = self._link.place.rank, self._link.place.size
+        contributions = rank + 1 if task.collective == "scan" else rank if task.collective == "exscan" else size
         if contributions:
             space.finish(op, task.output, task.dtype, contributions)
         else:

@@ -152,19 +152,14 @@ class DeviceSpace:
             event = self.gpu.order.mark(self.stream, keep)
             if self._completion is not None:
                 self._completion.event = event
-        yield from self._settle()
+        return self.gpu.device.settle(self.stream)
 
     def end_message(self, keep: object) -> Operation:
         """End messages between two ranks, which no collective follows; `keep` lives until they have ended."""
         event = self.gpu.order.hold(self.stream, keep)
         if self._completion is not None:
             self._completion.event = event
-        yield from self._settle()
-
-    def _settle(self) -> Operation:
-        yield from self.gpu.device.settle(self.stream)
-        if not self.stream.is_capturing():
-            self.gpu.order.let_go()
+        return self.gpu.device.settle(self.stream)
 
     def abandon(self, keep: object) -> None:
         self.gpu.device.abandon()

@@ -41,7 +41,7 @@ class Headers(Core):
 
     def _exchange(self, collective: str, call: Prepared, name: str, root: int = 0) -> None:
         executor, task = self._resolve(COLLECTIVES[collective], call, How(), self._host_executor(), root=root)
-        self._waits.run(self._operation(executor, task, call), name)
+        self._waits.run(self._operation(executor, task, call.space, call), name)
 
     def _told_space(self, name: str, told: News, source: Any, out: Any, stream: Any) -> Space:
         """Return where a call runs whose root has told of its arrays; `source` and `out` are this rank's, or None."""

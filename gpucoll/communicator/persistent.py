@@ -64,8 +64,7 @@ class Persistent(Collectives):
         call = prepare(row, x, out, who, dtype, space)
         checked = self._check_op(row.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, How(algorithm, False, stream), self.executor, checked, who.root)
-        seconds = self._times.of(row.name, executor.name, task.algorithm, task.nbytes, task.device)
-        found = repeat_of(x, call.result, executor, task, call, seconds)
+        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task))
         if found is None or row.name == "exscan":
             options = {"root": root} if row.rooted else {}
             options |= {"op": op, "dtype": dtype} if row.reduces else {}

@@ -201,7 +201,6 @@ class Batch:
         gpu, stream = self._space.gpu, self._space.stream
         sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
         try:
-            gpu.device.use()
             self._space.begin()
             yield from gpu.points.group(sends, receives, stream)
             for one in self._targets:

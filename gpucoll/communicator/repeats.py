@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.arrays import Prepared, address, same_memory
+from gpucoll.arrays import address, same_memory
 from gpucoll.communicator.times import Seconds
 from gpucoll.executors import Executor, Hasty, Task
 from gpucoll.ops import LOGICAL
@@ -32,12 +32,11 @@ class Row:
 
 
 class Repeat(NamedTuple):
-    """A call to be made again; `task` and `call` hold no arrays of the user's."""
+    """A call to be made again; `task` holds no arrays of the user's."""
 
     executor: Executor
     task: Task
-    call: Prepared
-    seconds: Seconds
+    seconds: Seconds | None
     step: tuple[int, int, int, int] | None = None
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
@@ -65,17 +64,16 @@ class Repeats:
         self._kept[key] = found
 
 
-def repeat_of(x: Any, out: Any, executor: Executor, task: Task, call: Prepared, seconds: Seconds) -> Repeat | None:
+def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds | None) -> Repeat | None:
     """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other."""
     on_device = task.device != "cpu"
-    sides = ((x, task.input), (out, None if call.target is None else call.target.row))
+    sides = ((x, task.input), (out, task.output))
     if (on_device and executor.name == "native" and task.device == "emulated") \
             or not all(row is None or _is_plain(array, row) for array, row in sides):
         return None
     rows = [None if row is None or not on_device else Row(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
-    bare = call._replace(input=None, target=None, result=None, given=None)
-    return Repeat(executor, again, bare, seconds, step_of(executor, task))
+    return Repeat(executor, again, seconds, step_of(executor, task))
 
 
 def step_of(executor: Executor, task: Task) -> tuple[int, int, int, int] | None:

@@ -26,26 +26,14 @@ class Seconds:
         return iter(self.ring[1:1 + min(LAST, int(self.ring[0]))].tolist())
 
 
-class Unnoted(Seconds):
-    """Those of calls on a device, which do not wait: none."""
-
-    def append(self, seconds: float) -> None:
-        """Forget it."""
-
-
-UNNOTED = Unnoted()
-
-
 class Times:
     """Seconds of the blocking calls on host arrays, by collective, executor, algorithm and digits of the size."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, str, str, int], Seconds] = {}
 
-    def of(self, collective: str, executor: str, algorithm: str, nbytes: int, device: str = "cpu") -> Seconds:
+    def of(self, collective: str, executor: str, algorithm: str, nbytes: int) -> Seconds:
         """Return where calls of a kind are noted."""
-        if device != "cpu":
-            return UNNOTED
         key = (collective, executor, algorithm, nbytes.bit_length())
         if key not in self._kept:
             self._kept[key] = Seconds()

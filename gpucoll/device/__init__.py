@@ -66,9 +66,6 @@ class Device(Protocol):
     asynchronous: bool  # whether work goes on after the call that has enqueued it
     kernels: Kernels
 
-    def use(self) -> None:
-        """Make it the device of the calling thread."""
-
     @property
     def current(self) -> AbstractContextManager[object]:
         """It is the device of the calling thread inside, and afterwards whatever was."""

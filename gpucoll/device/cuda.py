@@ -34,10 +34,6 @@ class CudaDevice:
         self._arch = f"sm_{device.compute_capability}"
         self.kernels = Kernels(self._load, device.attributes["MultiProcessorCount"])
 
-    def use(self) -> None:
-        if cupy.cuda.runtime.getDevice() != self.ordinal:
-            cupy.cuda.runtime.setDevice(self.ordinal)
-
     def owns(self, array: Any) -> str | None:
         if not isinstance(array, cupy.ndarray):
             return "on the host"
@@ -49,11 +45,7 @@ class CudaDevice:
 
         The null stream has one address on every GPU: which one it is the current device says, in a call this one.
         """
-        if given is None:
-            with self.current:
-                stream = cupy.cuda.get_current_stream()
-        else:
-            stream = as_stream(given)
+        stream = cupy.cuda.get_current_stream(self.ordinal) if given is None else as_stream(given)
         if stream.ptr <= PER_THREAD:
             self._check_own(stream)
         return stream

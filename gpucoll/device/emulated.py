@@ -44,9 +44,6 @@ class EmulatedDevice:
 
     current = contextlib.nullcontext()  # there is one
 
-    def use(self) -> None:
-        """There is one."""
-
     def owns(self, array: Any) -> str | None:
         return None if isinstance(array, numpy.ndarray) else "on a GPU"
 

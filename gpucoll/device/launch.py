@@ -29,6 +29,7 @@ AT_ONCE = 4  # words that a thread has under way; of a dtype of one byte it has 
 THREADS = 256  # in a block; by the registers that they take, three such blocks fit a processor, and only one of 512
 BLOCKS_PER_PROCESSOR = 32  # several times what it holds, so that all processors end at about the same time
 FEWEST_THREADS = 64
+COPIES = 1024  # kept: calls on the same arrays make the same ones
 
 
 def opaque(dtype: numpy.dtype) -> numpy.dtype:
@@ -77,6 +78,7 @@ class Kernels:
         self._most_blocks = BLOCKS_PER_PROCESSOR * processors
         self._few = processors * threads  # threads; with fewer, smaller blocks reach more processors
         self._loaded: dict[Any, Launch] = {}
+        self._copy_of = functools.lru_cache(COPIES)(self._new_copy)
 
     def ready(self, instance: Instance) -> None:
         """Compile and load `instance`, so that its first launch takes no longer than the next."""
@@ -100,14 +102,17 @@ class Kernels:
         return launch
 
     def _run(self, launch: Launch, nbytes: int, arguments: Arguments, stream: Any) -> None:
-        """Launch as many threads as `nbytes` keep busy."""
+        launch(*self._grid(nbytes), arguments, stream)
+
+    def _grid(self, nbytes: int) -> tuple[int, int]:
+        """Return how many blocks of how many threads `nbytes` keep busy."""
         wanted = -(-nbytes // (WORD * AT_ONCE))
         threads = self._threads
         while wanted < self._few and threads > FEWEST_THREADS:
             threads >>= 1
             wanted <<= 1
         blocks = -(-nbytes // (WORD * AT_ONCE * threads))
-        launch(min(blocks, self._most_blocks), threads, arguments, stream)
+        return min(blocks, self._most_blocks), threads
 
     def reduce(self, op: Op, dtype: Dtype, sources: Sequence[int], dst: int, count: int, stream: Any) -> None:
         """dst = op(...op(sources[0], sources[1])...), formed in the wide dtype and rounded once.
@@ -131,11 +136,14 @@ class Kernels:
     def copy(self, src: int, dst: int, count: int, width: int, stream: Any) -> None:
         """dst = src, `count` elements of `width` bytes."""
         nbytes = count * width
-        if nbytes == 0 or src == dst:
-            return
+        if nbytes and src != dst:
+            launch, blocks, threads, arguments = self._copy_of(src, dst, nbytes)
+            launch(blocks, threads, arguments, stream)
+
+    def _new_copy(self, src: int, dst: int, nbytes: int) -> tuple[Launch, int, int, Arguments]:
         unit = math.gcd(src | dst, nbytes, WORD)
         launch = self._get(("copy", unit), kernels.copy, unit)
-        self._run(launch, nbytes, COPY(src, dst, nbytes // unit), stream)
+        return launch, *self._grid(nbytes), COPY(src, dst, nbytes // unit)
 
     def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
              stream: Any) -> None:

@@ -32,23 +32,19 @@ class LocalTransport:
         self._told: collections.deque[Any] = collections.deque(maxlen=EVENTS)
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
-        self._device.use()
         ready = self._event(stream)
         posted = [(part, *self._offer(part, ready)) for part in sends]
         awaited = [(part, *self._await(part.peer, self._offers + 2 * part.tag)) for part in receives]
         for part, news, request in awaited:
             yield request.Test
-            self._device.use()
             self._copy(part, news, stream)
         done = self._event(stream)
         answers = [self._tell(part.peer, [0, 0, done.ptr], self._answers + 2 * part.tag) for part in receives]
         for _, _, answer, request in posted:
             yield request.Test
-            self._device.use()  # the null stream is that of the current device
             cupy.cuda.runtime.streamWaitEvent(stream.ptr, int(answer[2]))
         for request in [*answers, *(told for _, told, _, _ in posted)]:
             yield request.Test
-        self._device.use()  # what follows may be done by another thread than what was before
         self._told += [ready, done]
 
     def _offer(self, part: Part, ready: Any) -> tuple[Any, Any, Any]:

@@ -165,9 +165,9 @@ class Nccl:
         outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
         def act() -> None:
-            self._device.use()
             try:
-                outcome.set_result(call())
+                with self._device.current:
+                    outcome.set_result(call())
             except BaseException as error:
                 outcome.set_exception(error)
 

@@ -116,7 +116,7 @@ def binding():
     from gpucoll.waits import Waits
 
     device = CudaDevice(0)
-    device.use()
+    cupy.cuda.Device(0).use()
     own = nccl.Nccl(0, 1, library.get_unique_id(), device, LIMIT)
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")

@@ -22,7 +22,7 @@ class OnGpu:
 
     def __init__(self):
         self._device = CudaDevice(0)
-        self._device.use()
+        cupy.cuda.Device(0).use()
         self._stream = cupy.cuda.Stream(non_blocking=True)
 
     def __getattr__(self, name):

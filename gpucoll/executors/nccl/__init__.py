@@ -60,12 +60,15 @@ class NcclExecutor:
 
     def run(self, task: Task) -> Operation:
         """Enqueue `task` on its stream."""
-        self._device.use()
         self._order.follow(task.stream)
-        if self._transport.capturable and self._graphs.serve(task):
-            yield from self._replay(task)
-        else:
+        name = self._graphs.serve(task) if self._transport.capturable else None
+        if name is None:
             yield from self._enqueue(task, task.stream, task.input, task.output)
+            return
+        kept = self._graphs.get(name, in_place=task.in_place)
+        if kept is None:
+            kept = self._graphs.put(name, (yield from self._capture(task)), in_place=task.in_place)
+        self._replay(task, kept)
 
     def close(self) -> None:
         """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
@@ -84,7 +87,6 @@ class NcclExecutor:
                 where.wait_event(self._event(node.after))
             if isinstance(node.work, Exchange):
                 yield from self._transport.group(*run.parts(node.work), where)
-                self._device.use()  # this may be another thread than before
             else:
                 run.combine(node.work, where)
             if node.awaited:
@@ -94,16 +96,13 @@ class NcclExecutor:
         """Return the rooms: graphs of the user's, launched when nobody knows but one after the other, have others."""
         return self._captured if stream.is_capturing() and not self._is_own_capture else self._rooms
 
-    def _replay(self, task: Task) -> Operation:
-        kept = self._graphs.get(task)
-        if kept is None:
-            kept = yield from self._capture(task)
-        kernels, width = self._device.kernels, task.dtype.itemsize
-        if task.input is not None:
-            kernels.copy(address(task.input), address(kept.source), task.input.size, width, task.stream)
+    def _replay(self, task: Task, kept: Replay) -> None:
+        kernels, width, source, target = self._device.kernels, task.dtype.itemsize, task.input, task.output
+        if source is not None:
+            kernels.copy(address(source), kept.source, source.size, width, task.stream)
         kept.graph.launch(task.stream)
-        if task.output is not None and not (task.collective == "broadcast" and task.input is not None):  # the root's
-            kernels.copy(address(kept.target), address(task.output), task.output.size, width, task.stream)
+        if target is not None and not (task.collective == "broadcast" and source is not None):  # the root's
+            kernels.copy(kept.target, address(target), target.size, width, task.stream)
 
     def _capture(self, task: Task) -> Any:
         """Return the call captured on buffers of its own; what it allocates and loads comes before the capture."""
@@ -120,7 +119,7 @@ class NcclExecutor:
         finally:
             self._is_own_capture = False
             graph = stream.end_capture()
-        return self._graphs.put(task, Replay(graph, source, target, stream))
+        return Replay(graph, address(source), address(target), keep=(source, target, stream))
 
     def _program(self, plan: Plan) -> Program:
         """Return the program of a plan; plans are kept by who makes them, and met again."""
@@ -146,7 +145,7 @@ class _Run:
     def __init__(self, device: Device, task: Task, rows: dict[str, Any]) -> None:
         self._kernels, self._task = device.kernels, task
         self._width = task.dtype.itemsize
-        self._addresses = {name: 0 if row is None else address(row) for name, row in rows.items()}
+        self._addresses = {name: address(row) for name, row in rows.items()}
 
     def parts(self, exchange: Exchange) -> tuple[list[Part], list[Part]]:
         """Return what is sent and received as addresses; messages without data only where a barrier needs them."""

@@ -41,9 +41,8 @@ class NcclNative:
 
     def run(self, task: Task) -> Operation:
         """Enqueue NCCL's collective on the task's stream."""
-        self._device.use()
         self._order.follow(task.stream)
-        source, target = (0 if row is None else address(row) for row in (task.input, task.output))
+        source, target = address(task.input), address(task.output)
         return self._reduce(task, source, target) if task.collective in REDUCES else self._move(task, source, target)
 
     def close(self) -> None:
@@ -98,14 +97,13 @@ def _cannot_reduce(task: Task) -> str | None:
     return None
 
 
-def _spelled(task: Task) -> tuple[str, str, int]:
+def _spelled(task: Task) -> tuple[str | None, str | None, int]:
     """Return NCCL's names of dtype and op, and how many of its elements one of ours is."""
     assert task.op is not None
     # A factor has been applied before, avg's division comes after, as for every executor.
     name = "sum" if task.op.factor is not None or task.op.name == "avg" else task.op.name
     if task.dtype.kind == "bool":
-        return "ncclUint8", f"{OPS[ON_BOOL[name]].nccl}", 1
+        return "ncclUint8", OPS[ON_BOOL[name]].nccl, 1
     if task.dtype.kind == "complex":
-        real = DTYPES[f"float{4 * task.dtype.itemsize}"]
-        return f"{real.nccl}", f"{OPS[name].nccl}", 2
-    return f"{task.dtype.nccl}", f"{OPS[name].nccl}", 1
+        return DTYPES[f"float{4 * task.dtype.itemsize}"].nccl, OPS[name].nccl, 2
+    return task.dtype.nccl, OPS[name].nccl, 1

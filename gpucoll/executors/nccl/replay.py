@@ -20,12 +20,12 @@ SEEN = 4096  # signatures counted
 
 
 class Replay(NamedTuple):
-    """A captured call with the buffers that it works on, and the stream that it was captured on."""
+    """A captured call, the addresses that it reads and writes, and what must live as long: its buffers and stream."""
 
     graph: Graph
-    source: Any
-    target: Any
-    stream: Stream
+    source: int
+    target: int
+    keep: Any
 
 
 class Graphs:
@@ -36,27 +36,29 @@ class Graphs:
         self._chosen: set[Any] = set()
         self._kept: dict[Any, Replay] = {}
 
-    def serve(self, task: Task) -> bool:
-        """Return whether `task` is to be replayed, alike on every rank; counts the call."""
+    def serve(self, task: Task) -> Any:
+        """Return under which name `task` is to be replayed, alike on every rank, or None; counts the call."""
         if not 0 < task.nbytes <= LIMIT or task.lengths is not None or task.stream.is_capturing():
-            return False
-        signature = _signature(task)
+            return None
+        # what tells a call from another one and is the same on every rank
+        signature = task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
         if signature in self._chosen:
-            return True
+            return signature
         if len(self._seen) == SEEN:
             self._seen.clear()
         self._seen[signature] += 1
-        if self._seen[signature] > CALLS and len(self._chosen) < GRAPHS:
-            self._chosen.add(signature)
-        return signature in self._chosen
+        if self._seen[signature] <= CALLS or len(self._chosen) == GRAPHS:
+            return None
+        self._chosen.add(signature)
+        return signature
 
-    def get(self, task: Task) -> Replay | None:
+    def get(self, name: Any, *, in_place: bool) -> Replay | None:
         """Return the captured call, if there is one; in place and out of place are two."""
-        return self._kept.get((_signature(task), task.in_place))
+        return self._kept.get((name, in_place))
 
-    def put(self, task: Task, replay: Replay) -> Replay:
+    def put(self, name: Any, replay: Replay, *, in_place: bool) -> Replay:
         """Keep a captured call."""
-        self._kept[_signature(task), task.in_place] = replay
+        self._kept[name, in_place] = replay
         return replay
 
     def buffers(self, task: Task, device: Device, stream: Stream) -> tuple[Any, Any]:
@@ -72,9 +74,4 @@ class Graphs:
         self._kept.clear()
         self._chosen.clear()
         self._seen.clear()
-
-
-def _signature(task: Task) -> Any:
-    """Return what tells a call from another one and is the same on every rank."""
-    return task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
 

@@ -59,7 +59,9 @@ class Order:
 
     def follow(self, stream: Stream) -> None:
         """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
-        if self._last is None or (self._event is None and self._last == stream) or stream.is_capturing():
+        if self._event is None and (self._last is None or self._last is stream or self._last == stream):
+            return
+        if stream.is_capturing():
             return
         if self._event is None:  # most operations are on one stream, and need none
             self._event = self._device.new_event()
@@ -74,6 +76,7 @@ class Order:
         if not self._device.lasts(stream):  # it may be gone by the next operation
             self._event = self._device.new_event()
             self._event.record(stream)
+        self.let_go()
 
     def mark(self, stream: Stream, keep: object) -> Event:
         """Return the event that stands for the end of what was enqueued on `stream`; `keep` lives until then."""

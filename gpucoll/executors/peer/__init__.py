@@ -70,7 +70,6 @@ class PeerExecutor:
         To load code or to allocate memory may take until the GPU has nothing to do: where ranks share one, all have
         done so, for this call and before, when the first of its kernels begins to wait for another rank's.
         """
-        self._device.use()
         self.check()
         if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
             raise UsageError(f"{task.collective}: {BLOCKING}", code="GC-STREAM")
@@ -78,7 +77,6 @@ class PeerExecutor:
         calls = self._binder.bind(task).calls
         if self._meeting.on_one_gpu and not task.stream.is_capturing():
             yield from self._meeting.meet()
-            self._device.use()  # this may be another thread than before
         for call in calls:
             call(task.stream)
 

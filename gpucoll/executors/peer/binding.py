@@ -76,7 +76,7 @@ class Binder:
 
     def bind(self, task: Task) -> Bound:
         """Return the launches of `task`."""
-        ends = tuple(0 if row is None else address(row) for row in (task.input, task.output))
+        ends = address(task.input), address(task.output)
         key = id(task.plan), ends, task.dtype.name, task.op and task.op.cuda
         bound = self._bound.get(key)
         if bound is None:

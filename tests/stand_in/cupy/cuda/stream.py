@@ -18,8 +18,8 @@ def _stacks():
     return _local.stacks
 
 
-def get_current_stream():
-    return _stacks()[runtime.getDevice()][-1]
+def get_current_stream(device_id=-1):
+    return _stacks()[runtime.getDevice() if device_id < 0 else device_id][-1]
 
 
 def get_elapsed_time(start_event, end_event):

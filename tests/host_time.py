@@ -1,0 +1,110 @@
+"""What Python's own part of a repeated all_reduce on a GPU takes, where the GPU takes nothing; needs none.
+
+    mpiexec -n 2 python tests/host_time.py
+
+On the stand-in for CuPy, whose launches, events and NCCL are made to do nothing once every call has been made before.
+Prints microseconds of the thread's processor time: of a call, and of a plan's.
+"""
+
+import functools
+import gc
+import itertools
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS / "stand_in"), str(TESTS.parent)]
+os.environ.setdefault("STAND_IN_GPUS", "8")
+
+import cupy  # noqa: E402  (the stand-in)
+from cupy import _raw  # noqa: E402
+from cupy.cuda import nccl, runtime  # noqa: E402
+from cupy.cuda import stream as streams  # noqa: E402
+from mpi4py import MPI  # noqa: E402
+
+import gpucoll  # noqa: E402
+
+CASES = [("peer", "auto", 1 << 10, "one launch"), ("peer", "ring", 1 << 20, "one launch"),
+         ("native", "auto", 1 << 20, "one of NCCL's"), ("nccl", "ring", 1 << 10, "replayed from a graph"),
+         ("nccl", "ring", 1 << 22, "two rounds, launch by launch")]
+CALLS, REPEATS = 1000, 15
+ATTRIBUTES = ("shape", "strides", "dtype", "size", "nbytes", "flags")  # plain ones of CuPy's arrays
+
+
+class Once:
+    """A property that an attribute of the same name hides."""
+
+    def __init__(self, found):
+        self._find = found.fget
+
+    def __get__(self, instance, owner):
+        return self._find(instance)
+
+
+def nothing(*_, **__):
+    """What the device does."""
+
+
+def idle(ordinal, stream):
+    """From here on the device does nothing, and what CuPy has in C costs little."""
+    runtime.getDevice = functools.partial(int, ordinal)
+    cupy.cuda.get_current_stream = lambda device_id=-1: stream
+    _raw.Function.__call__ = streams.Event.record = streams.Graph.launch = streams._BaseStream.wait_event = nothing
+    streams._BaseStream.is_capturing = bool
+    for name in ("send", "recv", "allReduce"):
+        setattr(nccl.NcclCommunicator, name, nothing)
+    nccl.groupStart = nccl.groupEnd = nothing
+
+
+def plain(array):
+    """Let what is asked of an array be an attribute of it."""
+    vars(array).update({name: getattr(array, name) for name in ATTRIBUTES})
+
+
+def microseconds(call):
+    """The median, per call."""
+    found = []
+    for _ in range(REPEATS):
+        begun = time.thread_time()
+        for _ in itertools.repeat(None, CALLS):
+            call()
+        found.append((time.thread_time() - begun) / CALLS * 1e6)
+    return statistics.median(found)
+
+
+def main():
+    world = gpucoll.init()
+    cupy.cuda.Device(world.device).use()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    calls = []
+    with stream:
+        for executor, algorithm, nbytes, note in CASES:
+            comm = gpucoll.Communicator.from_mpi(MPI.COMM_WORLD, executor=executor)
+            x = cupy.ones(nbytes // 4, "f4")
+            out = cupy.empty_like(x)
+            call = functools.partial(comm.all_reduce, x, out, algorithm=algorithm)
+            plan = comm.plan("all_reduce", x, out, algorithm=algorithm)
+            for _ in range(6):
+                call()
+                plan()
+            calls.append((f"{executor:7} {algorithm:5} {nbytes:8} B, {note}", call, plan, x, out))
+        stream.synchronize()
+        world.barrier()
+        idle(world.device, stream)
+        for *_, x, out in calls:
+            plain(x), plain(out)
+        for name in ATTRIBUTES:
+            setattr(cupy.ndarray, name, Once(vars(cupy.ndarray)[name]))
+        gc.disable()
+        for what, call, plan, *_ in calls:
+            found = microseconds(call), microseconds(plan)
+            if world.rank == 0:
+                print(f"{what}: call {found[0]:.2f} us, plan {found[1]:.2f} us", flush=True)
+    MPI.COMM_WORLD.Barrier()
+    os._exit(0)  # nothing that the device was asked for can be waited for
+
+
+main()
