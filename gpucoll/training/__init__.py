@@ -1,0 +1,14 @@
+"""Training loops on several ranks: NumPy and CuPy arrays, PyTorch's by DLPack. Parameters are a mapping of arrays.
+
+    data_parallel    gradients averaged over ranks
+    optimizers       SGD, Adam, AdamW
+    sampler          a rank's share of the samples
+    compression      fewer bytes for gradients
+    buckets, parameters     many gradients in few messages; names, shapes and dtypes alike on all ranks
+"""
+
+from gpucoll.training.data_parallel import DataParallel
+from gpucoll.training.optimizers import SGD, Adam, AdamW
+from gpucoll.training.sampler import Sampler
+
+__all__ = ["SGD", "Adam", "AdamW", "DataParallel", "Sampler"]

@@ -1,0 +1,101 @@
+"""Data parallel training: every rank has all parameters and its own samples; gradients are averaged over ranks.
+
+A step moves 2 (P - 1) / P bytes for each byte of gradients, whatever the number of ranks P. Source: Li et al., PyTorch
+Distributed, arXiv 2006.15704.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpucoll.arrays import Array
+from gpucoll.communicator import Communicator
+from gpucoll.errors import ArgumentError
+from gpucoll.training.buckets import Arrivals, Pipeline, cut
+from gpucoll.training.compression import Compression, Exact
+from gpucoll.training.parameters import gradient_of, memory_like, opened
+
+BUCKET_BYTES = 25 << 20
+
+
+class DataParallel:
+    """Averages gradients over all ranks of `comm`, in buckets, each under way while the next gradients are computed.
+
+    `parameters` maps names to arrays, alike on all ranks; those of rank 0 are written into all others. A bucket is
+    all-reduced, asynchronously, once its last gradient has come; buckets are full in the reverse order of `parameters`
+    best. Their memory is `comm.empty`'s. Making one is a collective call. Raises what `opened` does.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,
+                 compression: Compression | None = None) -> None:
+        self._comm = comm
+        self._parameters = opened("DataParallel", parameters, comm)
+        for array in self._parameters.values():
+            comm.broadcast(array, root=0)
+        self._compression: Compression = compression or Exact()
+        names = cut(self._parameters, bucket_bytes, lambda name: None)
+        self._arrivals = Arrivals(names)
+        self._pipeline = Pipeline()
+        self._is_synchronised = True
+        self.gradients: dict[str, Array] = {}
+        self._buckets = [self._bucket(some) for some in names]
+
+    def _bucket(self, names: list[str]) -> tuple[Array, dict[str, Array]]:
+        """Return a bucket's memory, and the part of each gradient as one row."""
+        like = [self._parameters[name] for name in names]
+        whole = memory_like(like[0], sum(array.size for array in like), self._comm)
+        rows, start = {}, 0
+        for name, array in zip(names, like, strict=True):
+            rows[name] = whole[start:start + array.size]
+            self.gradients[name] = rows[name].reshape(array.shape)
+            start += array.size
+        return whole, rows
+
+    def ready(self, name: str, gradient: Any) -> None:
+        """Give the gradient of a parameter, an array of its shape and dtype; it may be overwritten afterwards.
+
+        Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
+        """
+        array = gradient_of(name, gradient, self._parameters, self._comm)
+        self._arrivals.check(name)
+        with self._comm._current(None, [gradient]):
+            if name in self._arrivals.held:
+                self.gradients[name] += array
+            else:
+                self.gradients[name][...] = array
+        self._arrivals.held.add(name)
+        if self._is_synchronised:
+            self._arrivals.came(name)
+            self._start(self._arrivals.startable())
+
+    def _start(self, numbers: Any) -> None:
+        for number in numbers:
+            whole, rows = self._buckets[number]
+            self._pipeline.start(self._compression.reduce(rows, whole, self._comm), self._compression.collectives)
+
+    def finish(self) -> None:
+        """Return once `gradients` are the means over all ranks, on a GPU in the order of the current stream.
+
+        A collective call. Raises ArgumentError where gradients of this rank have not come, PeerError on the others.
+        """
+        missing = self._arrivals.missing
+        error = None
+        if missing:
+            error = ArgumentError(f"finish: the gradients of {', '.join(missing[:5])}"
+                                  f"{' and others' * (len(missing) > 5)} have not come on rank {self._comm.rank}",
+                                  code="GC-NAME")
+        self._start(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
+        self._pipeline.finish()
+        self._arrivals.clear()
+        self._comm._told_by_all({} if error is None else {"error": str(error)}, "finish", error)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, gradients add up on this rank, and none is sent; the next ones outside are added to them."""
+        before, self._is_synchronised = self._is_synchronised, False
+        try:
+            yield
+        finally:
+            self._is_synchronised = before

@@ -1,0 +1,109 @@
+"""Optimizers that work element by element, so that a rank may own any part of a parameter and its state.
+
+Their formulas are PyTorch's. `lr` may be changed between steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from gpucoll.arrays import Array, as_array, module_of
+from gpucoll.errors import ArgumentError
+
+
+class Optimizer:
+    """What all of them share: the state of each parameter, by name, and the number of steps."""
+
+    state_names: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter, of its shape and dtype
+
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+        self.steps = 0
+        self.state: dict[str, dict[str, Array]] = {}
+
+    def step(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
+        """Change every parameter in place by its gradient, of the same shape and dtype.
+
+        Raises ArgumentError where a parameter has no gradient, or one of another shape; then none has changed.
+        """
+        pairs = {name: _pair(name, parameter, gradients) for name, parameter in parameters.items()}
+        self.steps += 1
+        for name, (parameter, gradient) in pairs.items():
+            self._update(parameter, gradient, **self.state_of(name, parameter))
+
+    def state_of(self, name: str, parameter: Array) -> dict[str, Array]:
+        """Return the state of a parameter; zeros at first."""
+        if name not in self.state:
+            xp = module_of(parameter)
+            self.state[name] = {kind: xp.zeros(parameter.shape, parameter.dtype) for kind in self.state_names}
+        return self.state[name]
+
+    def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
+        raise NotImplementedError
+
+
+def _pair(name: str, parameter: Any, gradients: Mapping[str, Any]) -> tuple[Array, Array]:
+    if name not in gradients:
+        raise ArgumentError(f"step: {name} has no gradient", code="GC-NAME")
+    array = as_array("step", name, parameter)
+    gradient = as_array("step", f"the gradient of {name}", gradients[name])
+    if gradient.shape != array.shape:
+        raise ArgumentError(f"step: the gradient of {name} has shape {gradient.shape}, the parameter {array.shape}",
+                            code="GC-SHAPE")
+    return array, gradient
+
+
+class SGD(Optimizer):
+    """parameter -= lr * v, where v = momentum * v + gradient."""
+
+    def __init__(self, lr: float, momentum: float = 0.0) -> None:
+        super().__init__(lr)
+        self.momentum = momentum
+        if momentum:
+            self.state_names = ("momentum",)  # type: ignore[misc]  # without it there is nothing to remember
+
+    def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
+        if not state:
+            parameter -= self.lr * gradient
+            return
+        velocity = state["momentum"]
+        velocity *= self.momentum
+        velocity += gradient
+        parameter -= self.lr * velocity
+
+
+class Adam(Optimizer):
+    """parameter -= lr * m' / (sqrt(v') + eps), with m and v the moving means of the gradient and its square.
+
+    m' and v' are m and v over 1 - beta**steps. Source: Kingma and Ba, arXiv 1412.6980, algorithm 1.
+    """
+
+    state_names = ("mean", "square")
+
+    def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+        super().__init__(lr)
+        self.betas, self.eps = betas, eps
+
+    def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
+        mean, square, (beta1, beta2) = state["mean"], state["square"], self.betas
+        mean *= beta1
+        mean += (1 - beta1) * gradient
+        square *= beta2
+        square += (1 - beta2) * (gradient * gradient)
+        divisor = (square / (1 - beta2**self.steps)) ** 0.5
+        divisor += self.eps
+        parameter -= (self.lr / (1 - beta1**self.steps)) * mean / divisor
+
+
+class AdamW(Adam):
+    """Adam after parameter *= 1 - lr * weight_decay. Source: Loshchilov and Hutter, arXiv 1711.05101."""
+
+    def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2) -> None:
+        super().__init__(lr, betas, eps)
+        self.weight_decay = weight_decay
+
+    def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
+        parameter *= 1 - self.lr * self.weight_decay
+        super()._update(parameter, gradient, **state)

@@ -1,0 +1,91 @@
+"""Parameters and their gradients: a mapping from names to arrays, the same on all ranks."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gpucoll.arrays import Array, as_array, check_writable, module_of, on_gpu
+from gpucoll.communicator import Communicator
+from gpucoll.dtypes import row_of
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest
+
+NAME = 300  # characters of a name that ranks tell each other
+Parameters = dict[str, Array]
+
+
+def opened(name: str, parameters: Mapping[str, Any], comm: Communicator) -> Parameters:
+    """Return the parameters as NumPy or CuPy arrays on their own memory, once all ranks have found theirs alike.
+
+    A collective call. Raises ArgumentError, DtypeError (PeerError elsewhere), and MismatchError, on every rank, naming
+    the first parameter that differs in name, shape, dtype or place.
+    """
+    error: GpucollError | None = None
+    found: Parameters = {}
+    try:
+        with comm._current(None, parameters.values()):
+            for key, value in parameters.items():
+                found[key] = as_array(name, key, value)
+                check_writable(name, key, found[key])
+                row_of(found[key].dtype)
+        if not found:
+            raise ArgumentError(f"{name}: there are no parameters", code="GC-NAME")
+        if len({on_gpu(array) for array in found.values()}) > 1:
+            raise ArgumentError(f"{name}: some parameters are on a GPU, others on the host", code="GC-DEVICE")
+    except (ArgumentError, DtypeError) as refused:
+        error = refused
+    rows = [[key, list(array.shape), row_of(array.dtype).name, on_gpu(array)] for key, array in found.items()] \
+        if error is None else []
+    sign = [len(rows), zlib.crc32(json.dumps(rows).encode())]
+    everyone = comm._told_by_all({"sign": sign} if error is None else {"error": str(error)}, name, error)
+    if any(one["sign"] != everyone[0]["sign"] for one in everyone):
+        _tell_first_difference(name, rows, comm)
+    return found
+
+
+def _tell_first_difference(name: str, rows: Sequence[Any], comm: Communicator) -> None:
+    """Raise the error, the same on all ranks: they compare one parameter after the other."""
+    for index in range(1 + len(rows)):
+        mine = [rows[index][0][:NAME], *rows[index][1:]] if index < len(rows) else None
+        everyone = [one["row"] for one in comm._told_by_all({"row": mine}, name)]
+        differ = tuple(rank for rank, row in enumerate(everyone) if row != everyone[0])
+        if differ:
+            raise MismatchError(f"{name}: parameter {index} is {_words(everyone[0])} on rank 0 and "
+                                f"{_words(everyone[differ[0]])} on ranks {', '.join(map(str, differ))}; all ranks need "
+                                "the same parameters in the same order", code="GC-NAME", ranks=differ)
+    raise MismatchError(f"{name}: ranks have parameters whose names differ beyond {NAME} characters", code="GC-NAME")
+
+
+def _words(row: Any) -> str:
+    return "missing" if row is None else f"{row[0]} {tuple(row[1])} {row[2]}{' on a GPU' if row[3] else ''}"
+
+
+def gradient_of(name: str, gradient: Any, parameters: Mapping[str, Array], comm: Communicator) -> Array:
+    """Return a gradient as an array like its parameter; raise ArgumentError or DtypeError for any other."""
+    if name not in parameters:
+        raise ArgumentError(f"ready: there is no parameter {name!r}{nearest(name, parameters)}", code="GC-NAME")
+    with comm._current(None, [gradient]):
+        array = as_array("ready", f"the gradient of {name}", gradient)
+    like = parameters[name]
+    if array.shape != like.shape:
+        raise ArgumentError(f"ready: the gradient of {name} has shape {array.shape}, the parameter {like.shape}",
+                            code="GC-SHAPE")
+    if array.dtype != like.dtype:
+        raise DtypeError(f"ready: the gradient of {name} is {array.dtype}, the parameter {like.dtype}")
+    if on_gpu(array) != on_gpu(like):
+        raise ArgumentError(f"ready: the gradient of {name} is not where the parameter is", code="GC-DEVICE")
+    return array
+
+
+def memory_like(array: Array, shape: int | tuple[int, ...], comm: Communicator) -> Array:
+    """Return memory that all ranks of the node map, where `array` is and of its dtype. A collective call."""
+    found: Array = comm.empty(shape, array.dtype, device="cuda" if on_gpu(array) else None)
+    return found
+
+
+def zeros_like(array: Array, shape: int | tuple[int, ...]) -> Array:
+    """Return zeros where `array` is, of its dtype."""
+    found: Array = module_of(array).zeros(shape, array.dtype)
+    return found
