@@ -1,6 +1,7 @@
 """Training loops on several ranks: NumPy and CuPy arrays, PyTorch's by DLPack. Parameters are a mapping of arrays.
 
     data_parallel    gradients averaged over ranks
+    zero             the state of training divided over ranks; shards, layers, checkpoint are its parts
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     compression      fewer bytes for gradients
@@ -10,5 +11,6 @@
 from gpucoll.training.data_parallel import DataParallel
 from gpucoll.training.optimizers import SGD, Adam, AdamW
 from gpucoll.training.sampler import Sampler
+from gpucoll.training.zero import ZeRO
 
-__all__ = ["SGD", "Adam", "AdamW", "DataParallel", "Sampler"]
+__all__ = ["SGD", "Adam", "AdamW", "DataParallel", "Sampler", "ZeRO"]

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gpucoll.errors import ArgumentError
-from gpucoll.training.parameters import Parameters
+from gpucoll.training.parameters import Like
 from gpucoll.waits import Work
 
+BUCKET_BYTES = 25 << 20
 FIRST = 1 << 20  # bytes of the first bucket, which is full early: its message fills the time until the second one
 
 Phases: TypeAlias = Iterator[Work]  # collectives one after the other; what each brings is used before the next is made
 
 
-def cut(parameters: Parameters, bucket_bytes: int, kind: Callable[[str], Any]) -> list[list[str]]:
+def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str], Any]) -> list[list[str]]:
     """Return the names in buckets of about so many bytes, last parameter first, as gradients come in a backward pass.
 
     All of a bucket are of one dtype and one `kind`.
@@ -23,7 +24,7 @@ def cut(parameters: Parameters, bucket_bytes: int, kind: Callable[[str], Any]) -
         raise ArgumentError(f"bucket_bytes {bucket_bytes!r} is not a number of bytes", code="GC-COUNTS")
     found: list[list[str]] = []
     open_: dict[Any, tuple[list[str], int]] = {}  # by dtype and kind: names, bytes
-    for name, array in reversed(parameters.items()):
+    for name, array in reversed([*parameters.items()]):
         key = array.dtype, kind(name)
         names, filled = open_.get(key, ([], 0))
         most = min(FIRST, bucket_bytes) if found and names is found[0] else bucket_bytes
@@ -99,9 +100,9 @@ class Pipeline:
         if work is not None:
             self._under_way.append((phases, work, left - 1))
 
-    def finish(self) -> None:
-        """Take all of them to their ends."""
-        while self._under_way:
+    def finish(self, *, most: int = 0) -> None:
+        """Take all of them to their ends, but for the last ones, of which `most` may be under way."""
+        while len(self._under_way) > most:
             phases, work, left = self._under_way.pop(0)
             work.wait()
             self._go_on(phases, left)

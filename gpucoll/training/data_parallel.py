@@ -12,12 +12,9 @@ from typing import Any
 
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
-from gpucoll.errors import ArgumentError
-from gpucoll.training.buckets import Arrivals, Pipeline, cut
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Pipeline, cut
 from gpucoll.training.compression import Compression, Exact
-from gpucoll.training.parameters import gradient_of, memory_like, opened
-
-BUCKET_BYTES = 25 << 20
+from gpucoll.training.parameters import Like, gradient_of, missing_of, opened
 
 
 class DataParallel:
@@ -31,11 +28,11 @@ class DataParallel:
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,
                  compression: Compression | None = None) -> None:
         self._comm = comm
-        self._parameters = opened("DataParallel", parameters, comm)
-        for array in self._parameters.values():
-            comm.broadcast(array, root=0)
+        self._like: dict[str, Like] = {}
+        for name, array in opened("DataParallel", parameters, comm).items():
+            self._like[name] = Like.of(comm.broadcast(array, root=0))
         self._compression: Compression = compression or Exact()
-        names = cut(self._parameters, bucket_bytes, lambda name: None)
+        names = cut(self._like, bucket_bytes, lambda name: None)
         self._arrivals = Arrivals(names)
         self._pipeline = Pipeline()
         self._is_synchronised = True
@@ -44,13 +41,13 @@ class DataParallel:
 
     def _bucket(self, names: list[str]) -> tuple[Array, dict[str, Array]]:
         """Return a bucket's memory, and the part of each gradient as one row."""
-        like = [self._parameters[name] for name in names]
-        whole = memory_like(like[0], sum(array.size for array in like), self._comm)
+        like = [self._like[name] for name in names]
+        whole = self._comm.empty(sum(one.size for one in like), like[0].dtype, "cuda" if like[0].gpu else None)
         rows, start = {}, 0
-        for name, array in zip(names, like, strict=True):
-            rows[name] = whole[start:start + array.size]
-            self.gradients[name] = rows[name].reshape(array.shape)
-            start += array.size
+        for name, one in zip(names, like, strict=True):
+            rows[name] = whole[start:start + one.size]
+            self.gradients[name] = rows[name].reshape(one.shape)
+            start += one.size
         return whole, rows
 
     def ready(self, name: str, gradient: Any) -> None:
@@ -58,7 +55,7 @@ class DataParallel:
 
         Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
         """
-        array = gradient_of(name, gradient, self._parameters, self._comm)
+        array = gradient_of(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
         with self._comm._current(None, [gradient]):
             if name in self._arrivals.held:
@@ -80,12 +77,7 @@ class DataParallel:
 
         A collective call. Raises ArgumentError where gradients of this rank have not come, PeerError on the others.
         """
-        missing = self._arrivals.missing
-        error = None
-        if missing:
-            error = ArgumentError(f"finish: the gradients of {', '.join(missing[:5])}"
-                                  f"{' and others' * (len(missing) > 5)} have not come on rank {self._comm.rank}",
-                                  code="GC-NAME")
+        error = missing_of("finish", self._arrivals.missing, self._comm)
         self._start(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
         self._pipeline.finish()
         self._arrivals.clear()

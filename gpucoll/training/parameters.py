@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpucoll.arrays import Array, as_array, check_writable, module_of, on_gpu
+import numpy
+
+from gpucoll.arrays import Array, as_array, check_writable, on_gpu
 from gpucoll.communicator import Communicator
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest
@@ -16,7 +20,7 @@ NAME = 300  # characters of a name that ranks tell each other
 Parameters = dict[str, Array]
 
 
-def opened(name: str, parameters: Mapping[str, Any], comm: Communicator) -> Parameters:
+def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, *, contiguous: bool = False) -> Parameters:
     """Return the parameters as NumPy or CuPy arrays on their own memory, once all ranks have found theirs alike.
 
     A collective call. Raises ArgumentError, DtypeError (PeerError elsewhere), and MismatchError, on every rank, naming
@@ -29,6 +33,9 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator) -> Para
             for key, value in parameters.items():
                 found[key] = as_array(name, key, value)
                 check_writable(name, key, found[key])
+                if contiguous and not found[key].flags.c_contiguous:
+                    raise ArgumentError(f"{name}: {key} is not contiguous in C order, and cannot be divided; pass "
+                                        "numpy.ascontiguousarray(...)", code="GC-ARRAY")
                 row_of(found[key].dtype)
         if not found:
             raise ArgumentError(f"{name}: there are no parameters", code="GC-NAME")
@@ -62,7 +69,35 @@ def _words(row: Any) -> str:
     return "missing" if row is None else f"{row[0]} {tuple(row[1])} {row[2]}{' on a GPU' if row[3] else ''}"
 
 
-def gradient_of(name: str, gradient: Any, parameters: Mapping[str, Array], comm: Communicator) -> Array:
+class Like(NamedTuple):
+    """What an array looks like."""
+
+    shape: tuple[int, ...]
+    dtype: numpy.dtype
+    gpu: bool
+
+    @classmethod
+    def of(cls, array: Array) -> Like:
+        """Return what `array` looks like."""
+        return cls(array.shape, array.dtype, on_gpu(array))
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes they take."""
+        return self.size * self.dtype.itemsize
+
+    def new(self, shape: int | tuple[int, ...]) -> Array:
+        """Return zeros of another shape, of its dtype and where it is."""
+        found: Array = (sys.modules["cupy"] if self.gpu else numpy).zeros(shape, self.dtype)
+        return found
+
+
+def gradient_of(name: str, gradient: Any, parameters: Mapping[str, Like], comm: Communicator) -> Array:
     """Return a gradient as an array like its parameter; raise ArgumentError or DtypeError for any other."""
     if name not in parameters:
         raise ArgumentError(f"ready: there is no parameter {name!r}{nearest(name, parameters)}", code="GC-NAME")
@@ -74,18 +109,14 @@ def gradient_of(name: str, gradient: Any, parameters: Mapping[str, Array], comm:
                             code="GC-SHAPE")
     if array.dtype != like.dtype:
         raise DtypeError(f"ready: the gradient of {name} is {array.dtype}, the parameter {like.dtype}")
-    if on_gpu(array) != on_gpu(like):
+    if on_gpu(array) != like.gpu:
         raise ArgumentError(f"ready: the gradient of {name} is not where the parameter is", code="GC-DEVICE")
     return array
 
 
-def memory_like(array: Array, shape: int | tuple[int, ...], comm: Communicator) -> Array:
-    """Return memory that all ranks of the node map, where `array` is and of its dtype. A collective call."""
-    found: Array = comm.empty(shape, array.dtype, device="cuda" if on_gpu(array) else None)
-    return found
-
-
-def zeros_like(array: Array, shape: int | tuple[int, ...]) -> Array:
-    """Return zeros where `array` is, of its dtype."""
-    found: Array = module_of(array).zeros(shape, array.dtype)
-    return found
+def missing_of(call: str, names: Sequence[str], comm: Communicator) -> ArgumentError | None:
+    """Return the error of a rank on which the gradients of `names` have not come; None where there are none."""
+    if not names:
+        return None
+    return ArgumentError(f"{call}: the gradients of {', '.join(names[:5])}{' and others' * (len(names) > 5)} have not "
+                         f"come on rank {comm.rank}", code="GC-NAME")

@@ -1,0 +1,194 @@
+"""Checkpoints of training that is divided over ranks: a file for each rank, and a manifest that makes them count.
+
+A folder holds `manifest.json` and the files that it names, with their SHA-256. Files are written under new names; then
+the manifest is replaced, in one step of the file system, and the old files go. Whoever is interrupted leaves the old
+checkpoint or the new one, whole. The manifest says which elements each file has, so that any number of ranks can read
+them. Its format is 1:
+
+    {"format": 1, "steps": 7, "optimizer": "Adam", "state": ["mean", "square"],
+     "parameters": {"w": {"shape": [300, 40], "dtype": "float64"}, ...},
+     "files": [{"name": "rank-0-8f3a.npz", "sha256": "...", "elements": {"w": [0, 1500], ...}}, ...]}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import threading
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from gpucoll.arrays import Array, on_gpu
+from gpucoll.communicator import Communicator
+from gpucoll.communicator.headers import check_alike
+from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.errors import BackendError
+from gpucoll.training.optimizers import Optimizer
+from gpucoll.training.parameters import Like, Parameters
+from gpucoll.training.shards import owned
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+PARAMETER = "parameter"  # beside the names of an optimizer's state
+
+States = Mapping[str, Parameters]  # of each parameter: its shard, and the shards of the optimizer's state
+
+
+class Saving:
+    """A checkpoint that is being written, of a copy of `states`. `wait` is a collective call."""
+
+    def __init__(self, folder: Path, comm: Communicator, like: Mapping[str, Like], states: States,
+                 optimizer: Optimizer) -> None:
+        self._folder, self._comm, self._like = folder, comm, like
+        self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
+                           "state": list(optimizer.state_names)}
+        told = comm._told_by(0, {"token": os.urandom(6).hex()}, "save")
+        self._name = f"rank-{comm.rank}-{told['token']}.npz"
+        self._rows = {f"{kind}/{name}": numpy.array(_on_host(row)) for name, state in states.items()
+                      for kind, row in state.items()}
+        self._digest = ""
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._write, name="gpucoll checkpoint", daemon=False)
+        self._thread.start()
+
+    def _write(self) -> None:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            content = _packed(self._rows)
+            self._digest = hashlib.sha256(content).hexdigest()
+            _write_through(self._folder / self._name, content)
+        except OSError as error:
+            self._error = error
+        self._rows = {}
+
+    def wait(self) -> None:
+        """Return once the checkpoint counts; raise BackendError where this rank cannot write, PeerError elsewhere."""
+        self._thread.join()
+        comm, error = self._comm, None
+        if self._error is not None:
+            error = BackendError(f"save: {self._folder / self._name}: {self._error}", code="GC-CHECKPOINT")
+        news = {"sha256": self._digest} if error is None else {"error": str(error)}
+        digests = [one["sha256"] for one in comm._told_by_all(news, "save", error)]
+        error = None
+        if comm.rank == 0:
+            try:
+                self._count(digests)
+            except OSError as reason:
+                error = BackendError(f"save: {self._folder / MANIFEST}: {reason}", code="GC-CHECKPOINT")
+        comm._told_by(0, {} if error is None else {"error": str(error)}, "save", error)
+
+    def _count(self, digests: list[str]) -> None:
+        """Let the new files be the checkpoint, and remove those of others."""
+        files = []
+        for rank, digest in enumerate(digests):
+            own = {name: owned(one.size, rank, self._comm.size) for name, one in self._like.items()}
+            files.append({"name": self._name.replace("rank-0-", f"rank-{rank}-"), "sha256": digest,
+                          "elements": {name: [place.start, place.stop] for name, place in own.items()}})
+        manifest = {"format": FORMAT, **self._optimizer, "files": files,
+                    "parameters": {name: {"shape": list(one.shape), "dtype": row_of(one.dtype).name}
+                                   for name, one in self._like.items()}}
+        _write_through(self._folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        kept = {one["name"] for one in files}
+        for old in self._folder.glob("rank-*"):
+            if old.name not in kept:
+                old.unlink(missing_ok=True)
+
+
+def _on_host(row: Array) -> Array:
+    return row.get() if on_gpu(row) else row  # type: ignore[attr-defined]
+
+
+def _packed(rows: Mapping[str, Array]) -> bytes:
+    room = io.BytesIO()
+    numpy.savez(room, **{name: row.view(f"V{row.itemsize}") for name, row in rows.items()})  # type: ignore[arg-type]
+    return room.getvalue()
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    """Write a file that is there under its name only when it is on disk."""
+    new = path.with_name(f"{path.name}.new")
+    with open(new, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(new, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class Checkpoint:
+    """A checkpoint in a folder that all ranks see. Opening one is a collective call.
+
+    Raises BackendError, naming the file, where this rank cannot read it, PeerError on the others.
+    """
+
+    def __init__(self, folder: Path, comm: Communicator) -> None:
+        self._folder, self._comm = folder, comm
+        found: dict[str, Any] = {}
+
+        def read() -> None:
+            content = (folder / MANIFEST).read_bytes()
+            found.update(json.loads(content))
+            if found["format"] != FORMAT:
+                raise ValueError(f"format {found['format']} is not {FORMAT}")
+            found["digest"] = hashlib.sha256(content).hexdigest()
+            self.like = {name: Like(tuple(one["shape"]), numpy_dtype(one["dtype"]), False)
+                         for name, one in found["parameters"].items()}
+            self.steps, self.optimizer, self._state = found["steps"], found["optimizer"], found["state"]
+            self._files = found["files"]
+
+        self._reading = MANIFEST
+        self._together(read)
+        everyone = comm._told_by_all({"digest": found["digest"]}, "load")
+        check_alike("load", everyone, "digest", "GC-CHECKPOINT")
+
+    def read(self, states: States) -> None:
+        """Write this rank's elements of every parameter and of the optimizer's state into `states`. Collective."""
+        def read() -> None:
+            for file in self._files:
+                wanted = {name: self._overlap(name, file["elements"][name]) for name in states}
+                wanted = {name: here for name, here in wanted.items() if here.start < here.stop}
+                if wanted:
+                    self._reading = file["name"]
+                    self._read_file(file, states, wanted)
+
+        self._together(read)
+
+    def _overlap(self, name: str, elements: tuple[int, int]) -> slice:
+        """Return which of this rank's elements lie in a file that has `elements`."""
+        mine = owned(self.like[name].size, self._comm.rank, self._comm.size)
+        return slice(max(mine.start, elements[0]), min(mine.stop, elements[1]))
+
+    def _read_file(self, file: Mapping[str, Any], states: States, wanted: Mapping[str, slice]) -> None:
+        content = (self._folder / file["name"]).read_bytes()
+        if hashlib.sha256(content).hexdigest() != file["sha256"]:
+            raise ValueError("it is damaged: its SHA-256 is not the manifest's")
+        with numpy.load(io.BytesIO(content)) as rows:
+            for name, here in wanted.items():
+                mine = owned(self.like[name].size, self._comm.rank, self._comm.size)
+                first = file["elements"][name][0]
+                for kind, row in states[name].items():
+                    there = rows[f"{kind}/{name}"].view(self.like[name].dtype)[here.start - first:here.stop - first]
+                    place = row[here.start - mine.start:here.stop - mine.start]
+                    if on_gpu(place):
+                        place.set(there)  # type: ignore[attr-defined]
+                    else:
+                        place[...] = there
+
+    def _together(self, action: Callable[[], None]) -> None:
+        """Do what may fail on some ranks; raise its error on all."""
+        error: BackendError | None = None
+        try:
+            action()
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as reason:
+            error = BackendError(f"load: {self._folder / self._reading}: {reason}", code="GC-CHECKPOINT")
+        self._comm._told_by_all({} if error is None else {"error": str(error)}, "load", error)

@@ -1,0 +1,66 @@
+"""Layers of parameters that are gathered while they are used, each while the one before computes."""
+
+from __future__ import annotations
+
+from gpucoll.communicator import Communicator
+from gpucoll.training.buckets import Pipeline
+from gpucoll.training.parameters import Like, Parameters
+from gpucoll.training.shards import Shards
+
+Names = tuple[str, ...]
+
+
+class Layers:
+    """Gathers what `shards` are this rank's parts of. What was used in the step before foretells what comes next."""
+
+    def __init__(self, shards: Parameters, like: dict[str, Like], comm: Communicator) -> None:
+        self._shards, self._like, self._comm = shards, like, comm
+        self._used: list[Names] = []  # in this step
+        self._before: list[Names] = []  # in the last one
+        self._coming: tuple[Names, Parameters, Pipeline] | None = None
+        self._held: list[Parameters] = []
+
+    def restart(self) -> None:
+        """Begin a step: parameters have changed."""
+        self._before, self._used = self._used, []
+        self._drop()
+
+    def enter(self, names: Names) -> Parameters:
+        """Return the arrays of a layer, and begin to gather the next one."""
+        if self._coming is None or self._coming[0] != names:
+            self._drop()
+            self._coming = self._begin(names)
+        _, found, pipeline = self._coming
+        self._coming = None
+        pipeline.finish()
+        self._held.append(found)
+        self._used.append(names)
+        at = len(self._used)
+        if at < len(self._before) and self._before[at - 1] == names:
+            self._coming = self._begin(self._before[at])
+        return found
+
+    def leave(self, found: Parameters) -> None:
+        """Let go of a layer."""
+        self._held = [one for one in self._held if one is not found]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the layers in use and of the one that is coming."""
+        coming = [self._coming[1]] if self._coming is not None else []
+        return sum(array.nbytes for layer in [*self._held, *coming] for array in layer.values())
+
+    def _begin(self, names: Names) -> tuple[Names, Parameters, Pipeline]:
+        found = {name: self._like[name].new(self._like[name].shape) for name in names}
+        pipeline = Pipeline()
+        for dtype in dict.fromkeys(self._like[name].dtype for name in names):
+            like = {name: self._like[name] for name in names if self._like[name].dtype == dtype}
+            some = Shards(like, self._comm.rank, self._comm.size)
+            pipeline.start(some.all_gather(self._shards, self._comm, found), 1)
+        return names, found, pipeline
+
+    def _drop(self) -> None:
+        """Let go of a layer that nobody asked for."""
+        if self._coming is not None:
+            self._coming[2].finish()
+            self._coming = None

@@ -1,0 +1,77 @@
+"""Arrays divided over ranks: which elements a rank owns, and how the parts of several travel in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpucoll.arrays import Array
+from gpucoll.communicator import Communicator
+from gpucoll.training.buckets import Phases
+from gpucoll.training.parameters import Like, Parameters
+from gpucoll.waits import Work
+
+
+def owned(elements: int, rank: int, size: int) -> slice:
+    """Return which of `elements` in C order `rank` owns: as many as every other rank, but for the last ones.
+
+    >>> [owned(10, rank, 4) for rank in range(4)]
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
+    """
+    each = -(-elements // size)
+    return slice(min(elements, rank * each), min(elements, (rank + 1) * each))
+
+
+class Shards:
+    """Some arrays of one dtype as a matrix with a row for each rank, which has its shard of every array."""
+
+    def __init__(self, arrays: Mapping[str, Like], rank: int, size: int) -> None:
+        self._arrays, self._rank, self._size = arrays, rank, size
+        self._start, self.length = {}, 0  # of each array's shards in a row, and of a row
+        for name, array in arrays.items():
+            self._start[name] = self.length
+            self.length += -(-array.size // size)
+
+    def empty(self) -> Array:
+        """Return a matrix of zeros."""
+        return next(iter(self._arrays.values())).new((self._size, self.length))
+
+    def put(self, name: str, array: Array, matrix: Array) -> None:
+        """Write the shards of `array` into the rows of all ranks."""
+        for rank, shard in enumerate(self._shards(name, array)):
+            matrix[rank, self._place(name, shard)] = shard
+
+    def get(self, name: str, matrix: Array, out: Array) -> None:
+        """Write the shards in the rows of all ranks into `out`, which is contiguous."""
+        for rank, shard in enumerate(self._shards(name, out)):
+            shard[...] = matrix[rank, self._place(name, shard)]
+
+    def own(self, row: Array) -> Parameters:
+        """Return this rank's shards, views of its row."""
+        found = {}
+        for name, array in self._arrays.items():
+            mine = owned(array.size, self._rank, self._size)
+            found[name] = row[self._start[name]:self._start[name] + mine.stop - mine.start]
+        return found
+
+    def _shards(self, name: str, array: Array) -> Iterable[Array]:
+        flat = array.reshape(-1)
+        return (flat[owned(flat.size, rank, self._size)] for rank in range(self._size))
+
+    def _place(self, name: str, shard: Array) -> slice:
+        return slice(self._start[name], self._start[name] + shard.size)
+
+    def reduce_scatter(self, matrix: Array, comm: Communicator, found: Parameters) -> Phases:
+        """Put this rank's shards of the means over all ranks into `found`."""
+        work: Work = comm.reduce_scatter(matrix, op="avg", async_op=True)
+        yield work
+        found.update(self.own(work.result))
+
+    def all_gather(self, shards: Parameters, comm: Communicator, found: Parameters) -> Phases:
+        """Write the arrays whose own shards are `shards` into those of `found`, which are contiguous."""
+        row = next(iter(self._arrays.values())).new(self.length)
+        for name, place in self.own(row).items():
+            place[...] = shards[name]
+        work: Work = comm.all_gather(row, async_op=True)
+        yield work
+        for name in self._arrays:
+            self.get(name, work.result, found[name])

@@ -1,0 +1,184 @@
+"""ZeRO: the state of training divided over the ranks, in three stages. Source: Rajbhandari et al., arXiv 1910.02054.
+
+    stage 1   a rank has the optimizer's state of its shard of every parameter, and takes the step of that shard
+    stage 2   and the gradients of its shard only: a reduce-scatter leaves it nothing else
+    stage 3   and the parameters of its shard only: a layer's are gathered while it computes
+
+With parameters and gradients of b bytes each and an optimizer that keeps k bytes, a rank of P has 2 b + k / P,
+b + (b + k) / P or (2 b + k) / P bytes, and sends 2 (P - 1) / P b bytes in a step; in stage 3 (P - 1) / P b for the
+gradients, and as many each time that the layers are gathered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from gpucoll.arrays import Array
+from gpucoll.communicator import Communicator
+from gpucoll.errors import ArgumentError, nearest
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Phases, Pipeline, cut
+from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
+from gpucoll.training.layers import Layers
+from gpucoll.training.optimizers import Optimizer
+from gpucoll.training.parameters import Like, Parameters, gradient_of, missing_of, opened
+from gpucoll.training.shards import Shards, owned
+
+STAGES = (1, 2, 3)
+
+
+class ZeRO:
+    """Trains `parameters` by `optimizer`, with the state of stage 1, 2 or 3 divided over the ranks of `comm`.
+
+    `parameters` maps names to contiguous arrays, alike on all ranks; those of rank 0 count. In stages 1 and 2 a step
+    changes them in place. Stage 3 keeps none of them: who drops them has their memory back, and `layer` gives their
+    values. Making one is a collective call. Raises ArgumentError and what `opened` does.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1) -> None:
+        if isinstance(stage, bool) or stage not in STAGES:
+            raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
+        self._comm, self._stage = comm, stage
+        self.optimizer = optimizer
+        arrays = opened("ZeRO", parameters, comm, contiguous=True)
+        self._like = {name: Like.of(comm.broadcast(array, root=0)) for name, array in arrays.items()}
+        self._own = {name: array.reshape(-1)[owned(array.size, comm.rank, comm.size)] for name, array in arrays.items()}
+        if stage == 3:
+            self._own = {name: shard.copy() for name, shard in self._own.items()}
+        self.parameters: Parameters = {} if stage == 3 else arrays
+        # From stage 2 on a bucket is as long as a parameter: what has been sent is let go of.
+        most = BUCKET_BYTES if stage == 1 else max(1, *(one.nbytes for one in self._like.values()))
+        names = cut(self._like, min(BUCKET_BYTES, most), lambda name: None)
+        self._arrivals = Arrivals(names)
+        self._buckets = [Shards({name: self._like[name] for name in some}, comm.rank, comm.size) for some in names]
+        self._bucket_of = {name: number for number, some in enumerate(names) for name in some}
+        self._matrices: dict[int, Array] = {}  # of the buckets whose gradients are here
+        self._gradients: Parameters = {}
+        self._pipeline = Pipeline()
+        self._layers = Layers(self._own, self._like, comm)
+
+    def ready(self, name: str, gradient: Any) -> None:
+        """Give the gradient of a parameter, an array of its shape and dtype; it may be overwritten afterwards.
+
+        Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
+        """
+        array = gradient_of(name, gradient, self._like, self._comm)
+        self._arrivals.check(name)
+        number = self._bucket_of[name]
+        with self._comm._current(None, [gradient]):
+            self._buckets[number].put(name, array, self._matrix(number))
+        self._arrivals.came(name)
+        self._send(self._arrivals.startable())
+
+    def _matrix(self, number: int) -> Array:
+        """Return where the gradients of a bucket are gathered."""
+        if number not in self._matrices:
+            self._matrices[number] = self._buckets[number].empty()
+        return self._matrices[number]
+
+    def _send(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            if self._stage > 1:
+                self._pipeline.finish(most=1)  # what is under way holds whole gradients
+            self._pipeline.start(self._reduce(number), 1)
+
+    def _reduce(self, number: int) -> Phases:
+        """Leave this rank the means of its shards of a bucket's gradients."""
+        yield from self._buckets[number].reduce_scatter(self._matrix(number), self._comm, self._gradients)
+        if self._stage > 1:
+            self._matrices.pop(number, None)
+
+    def step(self) -> None:
+        """Take a step of the optimizer, once every gradient has been given. A collective call.
+
+        Raises ArgumentError where gradients of this rank have not come, PeerError on the others; nothing has changed.
+        """
+        error = missing_of("step", self._arrivals.missing, self._comm)
+        self._send(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
+        self._pipeline.finish()
+        self._arrivals.clear()
+        self._comm._told_by_all({} if error is None else {"error": str(error)}, "step", error)
+        with self._comm._current(None, self._own.values()):
+            self.optimizer.step(self._own, self._gradients)
+        if self._stage > 1:
+            self._gradients.clear()
+        if self._stage < 3:
+            self._spread()
+        self._layers.restart()
+
+    def _spread(self) -> None:
+        """Let every rank have all shards of the parameters."""
+        for bucket in self._buckets:
+            self._pipeline.start(bucket.all_gather(self._own, self._comm, self.parameters), 1)
+            self._pipeline.finish(most=1)
+        self._pipeline.finish()
+
+    @contextlib.contextmanager
+    def layer(self, names: Iterable[str]) -> Iterator[Parameters]:
+        """Inside, the arrays of these parameters, to be read. In stage 3 a collective call, alike on all ranks.
+
+        There they are gathered on entry and gone at the end; the layer that came next in the step before is gathered
+        meanwhile. Raises ArgumentError for an unknown name.
+        """
+        some = (names,) if isinstance(names, str) else tuple(names)
+        for name in some:
+            if name not in self._like:
+                raise ArgumentError(f"layer: there is no parameter {name!r}{nearest(name, self._like)}", code="GC-NAME")
+        if self._stage < 3:
+            yield {name: self.parameters[name] for name in some}
+            return
+        weights = self._layers.enter(some)
+        try:
+            yield dict(weights)
+        finally:
+            self._layers.leave(weights)
+
+    def memory(self) -> dict[str, int]:
+        """Return the bytes of "parameters", "gradients" and "optimizer" that this rank has now."""
+        whole = self._own if self._stage == 3 else self.parameters
+        gradients = [*self._matrices.values(), *(() if self._stage == 1 else self._gradients.values())]
+        states = [row for state in self.optimizer.state.values() for row in state.values()]
+        return {"parameters": sum(row.nbytes for row in whole.values()) + self._layers.nbytes,
+                "gradients": sum(row.nbytes for row in gradients), "optimizer": sum(row.nbytes for row in states)}
+
+    def _states(self) -> dict[str, Parameters]:
+        return {name: {PARAMETER: shard, **self.optimizer.state_of(name, shard)} for name, shard in self._own.items()}
+
+    def save(self, folder: str | Path, *, async_op: bool = False) -> Saving:
+        """Write a checkpoint into `folder`, in place of the one there: until it is whole, that one counts. Collective.
+
+        Every rank writes its shards. With `async_op` a copy of them is written while training goes on, and the
+        checkpoint counts once every rank has come back from `wait` of what is returned, a collective call as well.
+        Raises BackendError where a rank cannot write, PeerError on the others.
+        """
+        saving = Saving(Path(folder), self._comm, self._like, self._states(), self.optimizer)
+        if not async_op:
+            saving.wait()
+        return saving
+
+    @classmethod
+    def load(cls, folder: str | Path, comm: Communicator, optimizer: Optimizer, stage: int = 1, *,
+             parameters: Mapping[str, Any] | None = None) -> ZeRO:
+        """Return training as it was when it was saved, on any number of ranks and in any stage. A collective call.
+
+        `parameters` are the arrays to write into; None makes NumPy arrays, which are the result's `parameters`. Raises
+        BackendError, naming the file, for one that is missing or damaged (PeerError elsewhere), ArgumentError where
+        `parameters` or the kind of optimizer are not those that were saved.
+        """
+        found = Checkpoint(Path(folder), comm)
+        if found.optimizer != type(optimizer).__name__:
+            raise ArgumentError(f"load: {folder} was saved with {found.optimizer}, this is {type(optimizer).__name__}",
+                                code="GC-CHECKPOINT")
+        given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
+        zero = cls(given, comm, optimizer, stage)
+        saved, here = ({name: (one.shape, one.dtype) for name, one in like.items()}
+                       for like in (found.like, zero._like))
+        if saved != here:
+            raise ArgumentError(f"load: {folder} was saved with other parameters than these", code="GC-CHECKPOINT")
+        found.read(zero._states())
+        optimizer.steps = found.steps
+        if stage < 3:
+            zero._spread()
+        return zero
