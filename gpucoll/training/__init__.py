@@ -2,15 +2,19 @@
 
     data_parallel    gradients averaged over ranks
     zero             the state of training divided over ranks; shards, layers, checkpoint are its parts
+    server           parameter servers
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     compression      fewer bytes for gradients
     buckets, parameters     many gradients in few messages; names, shapes and dtypes alike on all ranks
 """
 
+from gpucoll.training.compression import Cast, Exact, Int8, Policy, PowerSGD, TopK
 from gpucoll.training.data_parallel import DataParallel
 from gpucoll.training.optimizers import SGD, Adam, AdamW
 from gpucoll.training.sampler import Sampler
+from gpucoll.training.server import ParameterServer
 from gpucoll.training.zero import ZeRO
 
-__all__ = ["SGD", "Adam", "AdamW", "DataParallel", "Sampler", "ZeRO"]
+__all__ = ["SGD", "Adam", "AdamW", "Cast", "DataParallel", "Exact", "Int8", "ParameterServer", "Policy", "PowerSGD",
+           "Sampler", "TopK", "ZeRO"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+from gpucoll.arrays import Array
 from gpucoll.errors import ArgumentError
 from gpucoll.training.parameters import Like
 from gpucoll.waits import Work
@@ -34,6 +35,17 @@ def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str],
         names.append(name)
         open_[key] = names, filled + array.nbytes
     return found
+
+
+class Bucket:
+    """Gradients that travel together, one after the other in a row of memory."""
+
+    def __init__(self, like: Mapping[str, Like], row: Array) -> None:
+        self.row, self.gradients = row, {}
+        start = 0
+        for name, one in like.items():
+            self.gradients[name] = row[start:start + one.size].reshape(one.shape)
+            start += one.size
 
 
 class Arrivals:

@@ -7,7 +7,10 @@ them. Its format is 1:
 
     {"format": 1, "steps": 7, "optimizer": "Adam", "state": ["mean", "square"],
      "parameters": {"w": {"shape": [300, 40], "dtype": "float64"}, ...},
-     "files": [{"name": "rank-0-8f3a.npz", "sha256": "...", "elements": {"w": [0, 1500], ...}}, ...]}
+     "files": [{"name": "rank-0-8f3a.npz", "sha256": "...", "elements": {"w": [0, 1500], ...}}, ...],
+     "kept": {"lost/w": {"shape": [300, 40], "dtype": "float64"}, ...}}
+
+`kept` are arrays of which every rank has one of its own: what a compression has lost.
 """
 
 from __future__ import annotations
@@ -24,13 +27,13 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, on_gpu
+from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.headers import check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import BackendError
 from gpucoll.training.optimizers import Optimizer
-from gpucoll.training.parameters import Like, Parameters
+from gpucoll.training.parameters import Like, Parameters, on_host, to_array
 from gpucoll.training.shards import owned
 
 FORMAT = 1
@@ -44,14 +47,16 @@ class Saving:
     """A checkpoint that is being written, of a copy of `states`. `wait` is a collective call."""
 
     def __init__(self, folder: Path, comm: Communicator, like: Mapping[str, Like], states: States,
-                 optimizer: Optimizer) -> None:
+                 optimizer: Optimizer, kept: Mapping[str, Array]) -> None:
         self._folder, self._comm, self._like = folder, comm, like
         self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
                            "state": list(optimizer.state_names)}
         told = comm._told_by(0, {"token": os.urandom(6).hex()}, "save")
         self._name = f"rank-{comm.rank}-{told['token']}.npz"
-        self._rows = {f"{kind}/{name}": numpy.array(_on_host(row)) for name, state in states.items()
+        self._rows = {f"{kind}/{name}": numpy.array(on_host(row)) for name, state in states.items()
                       for kind, row in state.items()}
+        self._kept = {name: {"shape": list(row.shape), "dtype": row_of(row.dtype).name} for name, row in kept.items()}
+        self._rows |= {name: numpy.array(on_host(row)) for name, row in kept.items()}
         self._digest = ""
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._write, name="gpucoll checkpoint", daemon=False)
@@ -90,7 +95,7 @@ class Saving:
             own = {name: owned(one.size, rank, self._comm.size) for name, one in self._like.items()}
             files.append({"name": self._name.replace("rank-0-", f"rank-{rank}-"), "sha256": digest,
                           "elements": {name: [place.start, place.stop] for name, place in own.items()}})
-        manifest = {"format": FORMAT, **self._optimizer, "files": files,
+        manifest = {"format": FORMAT, **self._optimizer, "files": files, "kept": self._kept,
                     "parameters": {name: {"shape": list(one.shape), "dtype": row_of(one.dtype).name}
                                    for name, one in self._like.items()}}
         _write_through(self._folder / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -98,10 +103,6 @@ class Saving:
         for old in self._folder.glob("rank-*"):
             if old.name not in kept:
                 old.unlink(missing_ok=True)
-
-
-def _on_host(row: Array) -> Array:
-    return row.get() if on_gpu(row) else row  # type: ignore[attr-defined]
 
 
 def _packed(rows: Mapping[str, Array]) -> bytes:
@@ -144,7 +145,7 @@ class Checkpoint:
             self.like = {name: Like(tuple(one["shape"]), numpy_dtype(one["dtype"]), False)
                          for name, one in found["parameters"].items()}
             self.steps, self.optimizer, self._state = found["steps"], found["optimizer"], found["state"]
-            self._files = found["files"]
+            self._files, self._kept = found["files"], found["kept"]
 
         self._reading = MANIFEST
         self._together(read)
@@ -158,7 +159,6 @@ class Checkpoint:
                 wanted = {name: self._overlap(name, file["elements"][name]) for name in states}
                 wanted = {name: here for name, here in wanted.items() if here.start < here.stop}
                 if wanted:
-                    self._reading = file["name"]
                     self._read_file(file, states, wanted)
 
         self._together(read)
@@ -168,21 +168,42 @@ class Checkpoint:
         mine = owned(self.like[name].size, self._comm.rank, self._comm.size)
         return slice(max(mine.start, elements[0]), min(mine.stop, elements[1]))
 
-    def _read_file(self, file: Mapping[str, Any], states: States, wanted: Mapping[str, slice]) -> None:
+    def _opened(self, file: Mapping[str, Any]) -> Any:
+        self._reading = file["name"]
         content = (self._folder / file["name"]).read_bytes()
         if hashlib.sha256(content).hexdigest() != file["sha256"]:
             raise ValueError("it is damaged: its SHA-256 is not the manifest's")
-        with numpy.load(io.BytesIO(content)) as rows:
+        return numpy.load(io.BytesIO(content))
+
+    def _read_file(self, file: Mapping[str, Any], states: States, wanted: Mapping[str, slice]) -> None:
+        with self._opened(file) as rows:
             for name, here in wanted.items():
                 mine = owned(self.like[name].size, self._comm.rank, self._comm.size)
                 first = file["elements"][name][0]
                 for kind, row in states[name].items():
                     there = rows[f"{kind}/{name}"].view(self.like[name].dtype)[here.start - first:here.stop - first]
-                    place = row[here.start - mine.start:here.stop - mine.start]
-                    if on_gpu(place):
-                        place.set(there)  # type: ignore[attr-defined]
-                    else:
-                        place[...] = there
+                    to_array(row[here.start - mine.start:here.stop - mine.start], there)
+
+    def read_kept(self) -> dict[str, Array]:
+        """Return what every rank had of its own: this rank's, or the means of all where there were not as many.
+
+        A collective call.
+        """
+        found: dict[str, Array] = {}
+
+        def read() -> None:
+            same = len(self._files) == self._comm.size
+            for file in [self._files[self._comm.rank]] if same else self._files:
+                with self._opened(file) as rows:
+                    for name, one in self._kept.items():
+                        row = rows[name].view(numpy_dtype(one["dtype"]))
+                        found[name] = found[name] + row if name in found else row
+            for name, row in found.items() if not same else ():
+                found[name] = row / row.dtype.type(len(self._files))
+
+        if self._kept:
+            self._together(read)
+        return found
 
     def _together(self, action: Callable[[], None]) -> None:
         """Do what may fail on some ranks; raise its error on all."""

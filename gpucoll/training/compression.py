@@ -1,35 +1,328 @@
-"""How the mean of a bucket's gradients over all ranks is formed: exactly, or from fewer bytes."""
+"""How the mean of gradients over all ranks is formed: exactly, or from fewer bytes with error feedback.
+
+With error feedback a rank adds what a step has lost to the next step's gradient, so that nothing is lost for good.
+Source: Karimireddy et al., arXiv 1901.09847.
+
+    Exact       what `all_reduce` gives
+    Cast        in a shorter floating-point type
+    Int8        in 8 bits, a scale for each block
+    TopK        the largest elements only
+    PowerSGD    matrices as products of two thin ones
+    Policy      each parameter by a compression of its own
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import fnmatch
+import math
+import zlib
+from collections.abc import Mapping
 
-from gpucoll.arrays import Array
+import numpy
+
+from gpucoll.arrays import Array, module_of
 from gpucoll.communicator import Communicator
+from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.errors import ArgumentError, nearest
 from gpucoll.training.buckets import Phases
+from gpucoll.training.parameters import Like, to_array
+
+LOST, RIGHT = "lost", "right"  # kinds of arrays in a checkpoint
 
 
-class Compression(Protocol):
-    """Forms means over ranks. `wire_bytes` are those that this rank has given to collectives, `exact_bytes` those that
-    it would have given without compression."""
+class Compression:
+    """Forms means over ranks. `wire_bytes` are the bytes of what this rank has handed to collectives, weighted as these
+    send them, and `exact_bytes` those of the all-reduces in their place: 2 (P - 1) / P for each byte of a gradient.
 
-    collectives: int  # how many a reduction makes
-    wire_bytes: int
-    exact_bytes: int
+    `lost`, what this rank has still to make good of each parameter's gradients, belongs to a checkpoint.
+    """
 
-    def reduce(self, rows: dict[str, Array], whole: Array, comm: Communicator) -> Phases:
-        """Replace each of `rows`, which are views of the one-dimensional `whole`, by its mean over all ranks."""
-
-
-class Exact:
-    """The mean as `all_reduce` forms it."""
-
-    collectives: int = 1
+    collectives = 1  # that a reduction makes
 
     def __init__(self) -> None:
-        self.wire_bytes = self.exact_bytes = 0
+        self.wire_bytes = self.exact_bytes = 0.0
+        self.lost: dict[str, Array] = {}
 
-    def reduce(self, rows: dict[str, Array], whole: Array, comm: Communicator) -> Phases:
-        self.wire_bytes += whole.nbytes
-        self.exact_bytes += whole.nbytes
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+    def of(self, name: str) -> Compression:
+        """Return what compresses the parameter `name`."""
+        return self
+
+    @property
+    def members(self) -> list[Compression]:
+        """This one alone."""
+        return [self]
+
+    @property
+    def state(self) -> dict[str, Array]:
+        """What belongs to a checkpoint: arrays by kind and parameter, as "lost/w"."""
+        return {f"{LOST}/{name}": row for name, row in self.lost.items()}
+
+    def restore(self, name: str, like: Like, state: Mapping[str, Array]) -> None:
+        """Take up what a checkpoint has of the parameter `name`, on the host."""
+        if f"{LOST}/{name}" in state:
+            self.lost[name] = like.new(like.shape)
+            to_array(self.lost[name], state[f"{LOST}/{name}"])
+
+    def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
+        """Replace `gradients`, which lie one after the other in the row `whole`, by their means over all ranks."""
+        raise NotImplementedError
+
+    def _count(self, exact: Array, comm: Communicator, *sent: tuple[Array, float]) -> None:
+        """Count the bytes of `sent`: arrays, and how often each is sent to another rank."""
+        others = comm.size - 1
+        self.exact_bytes += 2 * others / comm.size * exact.nbytes
+        self.wire_bytes += sum(times * array.nbytes for array, times in sent)
+
+    def _make_good(self, gradients: Mapping[str, Array]) -> None:
+        for name, gradient in gradients.items():
+            if name in self.lost:
+                gradient += self.lost[name]
+
+    def _keep(self, gradients: Mapping[str, Array], lost: Array) -> None:
+        """Remember what is lost: a row as long as the gradients together."""
+        start = 0
+        for name, gradient in gradients.items():
+            self.lost[name] = lost[start:start + gradient.size].reshape(gradient.shape)
+            start += gradient.size
+
+
+class Exact(Compression):
+    """The mean as `all_reduce` forms it."""
+
+    def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
+        self._count(whole, comm, (whole, 2 * (comm.size - 1) / comm.size))
         yield comm.all_reduce(whole, out=whole, op="avg", async_op=True)
+
+
+class Cast(Compression):
+    """All-reduces in `dtype`: "float16" or "bfloat16". CuPy's arrays take what CuPy has of these."""
+
+    def __init__(self, dtype: str = "bfloat16") -> None:
+        super().__init__()
+        self._dtype = numpy_dtype(row_of(dtype).name)
+        if row_of(dtype).kind != "float":
+            raise ArgumentError(f"Cast: {dtype} is no floating-point type", code="GC-COMPRESSION")
+
+    def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
+        self._make_good(gradients)
+        short = whole.astype(self._dtype)
+        self._keep(gradients, whole - short.astype(whole.dtype))
+        self._count(whole, comm, (short, 2 * (comm.size - 1) / comm.size))
+        yield comm.all_reduce(short, out=short, op="avg", async_op=True)
+        whole[...] = short
+
+
+class Int8(Compression):
+    """A byte for each element, and a scale of 4 bytes for each `block` of them.
+
+    Every rank sends each other one its share of the elements, adds what comes in full precision, and sends the mean of
+    its own share in 8 bits to all: each value is rounded twice, however many ranks there are. Source: Dettmers et al.,
+    arXiv 2110.02861, for blocks; Wang et al., arXiv 2306.10209, for the two steps.
+    """
+
+    collectives = 2
+
+    def __init__(self, block: int = 256) -> None:
+        super().__init__()
+        if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+            raise ArgumentError(f"Int8: a block of {block!r} elements is not a whole number above 0",
+                                code="GC-COMPRESSION")
+        self._block = block
+
+    def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
+        self._make_good(gradients)
+        xp, size, block = module_of(whole), comm.size, self._block
+        share = -(-whole.size // (size * block)) * block  # elements of each rank, whole blocks
+        full = xp.zeros((size, share), whole.dtype)
+        full.reshape(-1)[:whole.size] = whole
+        packed = self._pack(full)
+        lost = full - self._unpack(packed, share, whole.dtype)
+        first = comm.all_to_all(packed, async_op=True)
+        yield first
+        mean = self._unpack(first.result, share, whole.dtype).sum(axis=0)
+        mean /= size
+        row = self._pack(mean[None])[0]
+        lost[comm.rank] += (mean - self._unpack(row[None], share, whole.dtype)[0]) * size  # of a mean, of all ranks
+        second = comm.all_gather(row, async_op=True)
+        yield second
+        whole[...] = self._unpack(second.result, share, whole.dtype).reshape(-1)[:whole.size]
+        self._keep(gradients, lost.reshape(-1))
+        self._count(whole, comm, (packed, (size - 1) / size), (row, size - 1))
+
+    def _pack(self, values: Array) -> Array:
+        """Return each row as bytes: the elements, then the scales of its blocks."""
+        xp = module_of(values)
+        blocks = values.reshape(len(values), -1, self._block)
+        scales = xp.abs(blocks).max(axis=2) / 127
+        safe = xp.where(scales > 0, scales, 1)
+        short = xp.rint(blocks / safe[:, :, None]).astype("i1")
+        return xp.concatenate([short.reshape(len(values), -1).view("u1"),
+                               scales.astype("f4").view("u1").reshape(len(values), -1)], axis=1)
+
+    def _unpack(self, packed: Array, share: int, dtype: numpy.dtype) -> Array:
+        """Return the elements of rows of bytes."""
+        xp = module_of(packed)
+        short = packed[:, :share].view("i1").reshape(len(packed), -1, self._block)
+        scales = xp.ascontiguousarray(packed[:, share:]).view("f4")
+        return (short * scales[:, :, None].astype(dtype)).reshape(len(packed), share)
+
+
+class TopK(Compression):
+    """The `fraction` of a bucket's elements that are the largest by amount, each with its place: 8 bytes or 12.
+
+    Source: Aji and Heafield, arXiv 1704.05021.
+    """
+
+    def __init__(self, fraction: float = 0.01) -> None:
+        super().__init__()
+        if not 0 < fraction <= 1:
+            raise ArgumentError(f"TopK: a fraction of {fraction!r} is not above 0 and at most 1", code="GC-COMPRESSION")
+        self._fraction = fraction
+
+    def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
+        self._make_good(gradients)
+        xp = module_of(whole)
+        count = max(1, math.ceil(self._fraction * whole.size))
+        places = xp.argpartition(xp.abs(whole), whole.size - count)[whole.size - count:].astype("i4")
+        values = whole[places]
+        message = xp.concatenate([values.view("u1"), places.view("u1")])
+        lost = whole.copy()
+        lost[places] = 0
+        self._keep(gradients, lost)
+        work = comm.all_gather(message, async_op=True)
+        yield work
+        whole[...] = 0
+        for theirs in work.result:  # of one rank no place comes twice
+            whole[theirs[values.nbytes:].view("i4")] += theirs[:values.nbytes].view(whole.dtype)
+        whole /= comm.size
+        self._count(whole, comm, (message, comm.size - 1))
+
+
+class PowerSGD(Compression):
+    """A matrix of n x m elements as the product of n x `rank` and m x `rank`; other shapes go exactly.
+
+    A step of the power method, started where the last one ended. The axes of a parameter after its first one are one.
+    Source: Vogels et al., arXiv 1905.13727, algorithm 1 and 2.
+    """
+
+    collectives = 2
+
+    def __init__(self, rank: int = 4, seed: int = 0) -> None:
+        super().__init__()
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise ArgumentError(f"PowerSGD: rank {rank!r} is not a whole number above 0", code="GC-COMPRESSION")
+        self._rank, self._seed = rank, seed
+        self.right: dict[str, Array] = {}  # the thin matrix of m rows, alike on all ranks: belongs to a checkpoint too
+
+    @property
+    def state(self) -> dict[str, Array]:
+        return super().state | {f"{RIGHT}/{name}": row for name, row in self.right.items()}
+
+    def restore(self, name: str, like: Like, state: Mapping[str, Array]) -> None:
+        super().restore(name, like, state)
+        if f"{RIGHT}/{name}" in state:
+            right = state[f"{RIGHT}/{name}"]
+            self.right[name] = like.new(right.shape)
+            to_array(self.right[name], right)
+
+    def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
+        matrices = {name: gradient.reshape(len(gradient), -1) for name, gradient in gradients.items()
+                    if self._is_worth(gradient)}
+        self._make_good({name: gradients[name] for name in matrices})
+        exact = {name: gradient for name, gradient in gradients.items() if name not in matrices}
+        left = {name: matrix @ self._right_of(name, matrix) for name, matrix in matrices.items()}
+        first = _Joined({**left, **exact})
+        yield comm.all_reduce(first.row, out=first.row, op="avg", async_op=True)
+        for name, gradient in exact.items():
+            gradient[...] = first.parts[name]
+        if not matrices:
+            self._count(whole, comm, (first.row, 2 * (comm.size - 1) / comm.size))
+            return
+        left = {name: _orthogonal(first.parts[name]) for name in matrices}
+        second = _Joined({name: matrix.T @ left[name] for name, matrix in matrices.items()})
+        yield comm.all_reduce(second.row, out=second.row, op="avg", async_op=True)
+        for name, matrix in matrices.items():
+            self.right[name] = second.parts[name]
+            mean = left[name] @ second.parts[name].T
+            self.lost[name] = (matrix - mean).reshape(gradients[name].shape)
+            matrix[...] = mean
+        each = 2 * (comm.size - 1) / comm.size
+        self._count(whole, comm, (first.row, each), (second.row, each))
+
+    def _is_worth(self, gradient: Array) -> bool:
+        """Return whether two thin matrices have fewer elements."""
+        if gradient.ndim < 2 or not gradient.size:
+            return False
+        high, wide = len(gradient), gradient.size // len(gradient)
+        return self._rank * (high + wide) < high * wide
+
+    def _right_of(self, name: str, matrix: Array) -> Array:
+        if name not in self.right:
+            chance = numpy.random.default_rng([self._seed, zlib.crc32(name.encode())])
+            start = chance.standard_normal((matrix.shape[1], self._rank)).astype(matrix.dtype)
+            self.right[name] = module_of(matrix).asarray(start)
+        return self.right[name]
+
+
+class Policy:
+    """Each parameter by the compression of the first pattern (as of file names) that its name matches, else exactly.
+
+    >>> Policy({"embedding*": PowerSGD(2), "*norm*": Exact(), "*": Cast("bfloat16")}).of("head.norm")
+    Exact()
+    """
+
+    def __init__(self, patterns: Mapping[str, Compression]) -> None:
+        self._patterns = dict(patterns)
+        self._exact = Exact()
+
+    def of(self, name: str) -> Compression:
+        """Return what compresses the parameter `name`."""
+        return next((found for pattern, found in self._patterns.items() if fnmatch.fnmatchcase(name, pattern)),
+                    self._exact)
+
+    @property
+    def members(self) -> list[Compression]:
+        """All of them."""
+        return [*self._patterns.values(), self._exact]
+
+    wire_bytes = property(lambda self: sum(one.wire_bytes for one in self.members), doc="Those of all members.")
+    exact_bytes = property(lambda self: sum(one.exact_bytes for one in self.members), doc="Those of all members.")
+
+
+class _Joined:
+    """Arrays one after the other in one row, and each of them there."""
+
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
+        rows = [array.reshape(-1) for array in arrays.values()]
+        self.row = module_of(rows[0]).concatenate(rows)
+        self.parts, start = {}, 0
+        for name, array in arrays.items():
+            self.parts[name] = self.row[start:start + array.size].reshape(array.shape)
+            start += array.size
+
+
+def _orthogonal(columns: Array) -> Array:
+    """Return orthonormal columns that span the same, by Gram and Schmidt: the same operations on every rank."""
+    found = columns.copy()
+    for index in range(found.shape[1]):
+        column = found[:, index]
+        for _ in range(2):  # the second time takes away what rounding has left
+            before = found[:, :index]
+            column -= before @ (before.T @ column)
+        length = (column * column).sum() ** 0.5
+        column /= length + (length == 0)
+    return found
+
+
+COMPRESSIONS = {"none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"),
+                "int8": Int8, "topk": TopK, "powersgd": PowerSGD}
+
+
+def named(name: str) -> Compression:
+    """Return a compression by its name on command lines; raise ArgumentError for an unknown one."""
+    if name not in COMPRESSIONS:
+        raise ArgumentError(f"no compression is named {name!r}{nearest(name, COMPRESSIONS)}", code="GC-COMPRESSION")
+    return COMPRESSIONS[name]()

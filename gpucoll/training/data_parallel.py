@@ -7,13 +7,12 @@ Distributed, arXiv 2006.15704.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Pipeline, cut
-from gpucoll.training.compression import Compression, Exact
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut
+from gpucoll.training.compression import Compression, Exact, Policy
 from gpucoll.training.parameters import Like, gradient_of, missing_of, opened
 
 
@@ -26,29 +25,24 @@ class DataParallel:
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,
-                 compression: Compression | None = None) -> None:
+                 compression: Compression | Policy | None = None) -> None:
         self._comm = comm
         self._like: dict[str, Like] = {}
         for name, array in opened("DataParallel", parameters, comm).items():
             self._like[name] = Like.of(comm.broadcast(array, root=0))
-        self._compression: Compression = compression or Exact()
-        names = cut(self._like, bucket_bytes, lambda name: None)
+        self._compression = compression or Exact()
+        names = cut(self._like, bucket_bytes, self._compression.of)
         self._arrivals = Arrivals(names)
         self._pipeline = Pipeline()
         self._is_synchronised = True
-        self.gradients: dict[str, Array] = {}
         self._buckets = [self._bucket(some) for some in names]
+        self.gradients = {name: row for bucket in self._buckets for name, row in bucket.gradients.items()}
 
-    def _bucket(self, names: list[str]) -> tuple[Array, dict[str, Array]]:
-        """Return a bucket's memory, and the part of each gradient as one row."""
-        like = [self._like[name] for name in names]
-        whole = self._comm.empty(sum(one.size for one in like), like[0].dtype, "cuda" if like[0].gpu else None)
-        rows, start = {}, 0
-        for name, one in zip(names, like, strict=True):
-            rows[name] = whole[start:start + one.size]
-            self.gradients[name] = rows[name].reshape(one.shape)
-            start += one.size
-        return whole, rows
+    def _bucket(self, names: list[str]) -> Bucket:
+        like = {name: self._like[name] for name in names}
+        first = like[names[0]]
+        row = self._comm.empty(sum(one.size for one in like.values()), first.dtype, "cuda" if first.gpu else None)
+        return Bucket(like, row)
 
     def ready(self, name: str, gradient: Any) -> None:
         """Give the gradient of a parameter, an array of its shape and dtype; it may be overwritten afterwards.
@@ -67,10 +61,10 @@ class DataParallel:
             self._arrivals.came(name)
             self._start(self._arrivals.startable())
 
-    def _start(self, numbers: Any) -> None:
-        for number in numbers:
-            whole, rows = self._buckets[number]
-            self._pipeline.start(self._compression.reduce(rows, whole, self._comm), self._compression.collectives)
+    def _start(self, numbers: Iterable[int]) -> None:
+        for bucket in (self._buckets[number] for number in numbers):
+            compression = self._compression.of(next(iter(bucket.gradients)))
+            self._pipeline.start(compression.reduce(bucket.gradients, bucket.row, self._comm), compression.collectives)
 
     def finish(self) -> None:
         """Return once `gradients` are the means over all ranks, on a GPU in the order of the current stream.

@@ -114,6 +114,19 @@ def gradient_of(name: str, gradient: Any, parameters: Mapping[str, Like], comm: 
     return array
 
 
+def on_host(array: Array) -> Array:
+    """Return a NumPy array of the same content: itself, or a copy of a GPU's."""
+    return array.get() if on_gpu(array) else array  # type: ignore[attr-defined]
+
+
+def to_array(array: Array, content: Array) -> None:
+    """Write a NumPy array into one of the same shape and dtype, on the host or on a GPU."""
+    if on_gpu(array):
+        array.set(content)  # type: ignore[attr-defined]
+    else:
+        array[...] = content
+
+
 def missing_of(call: str, names: Sequence[str], comm: Communicator) -> ArgumentError | None:
     """Return the error of a rank on which the gradients of `names` have not come; None where there are none."""
     if not names:

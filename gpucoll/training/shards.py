@@ -25,7 +25,7 @@ class Shards:
     """Some arrays of one dtype as a matrix with a row for each rank, which has its shard of every array."""
 
     def __init__(self, arrays: Mapping[str, Like], rank: int, size: int) -> None:
-        self._arrays, self._rank, self._size = arrays, rank, size
+        self.arrays, self._rank, self._size = arrays, rank, size
         self._start, self.length = {}, 0  # of each array's shards in a row, and of a row
         for name, array in arrays.items():
             self._start[name] = self.length
@@ -33,7 +33,7 @@ class Shards:
 
     def empty(self) -> Array:
         """Return a matrix of zeros."""
-        return next(iter(self._arrays.values())).new((self._size, self.length))
+        return next(iter(self.arrays.values())).new((self._size, self.length))
 
     def put(self, name: str, array: Array, matrix: Array) -> None:
         """Write the shards of `array` into the rows of all ranks."""
@@ -48,7 +48,7 @@ class Shards:
     def own(self, row: Array) -> Parameters:
         """Return this rank's shards, views of its row."""
         found = {}
-        for name, array in self._arrays.items():
+        for name, array in self.arrays.items():
             mine = owned(array.size, self._rank, self._size)
             found[name] = row[self._start[name]:self._start[name] + mine.stop - mine.start]
         return found
@@ -68,10 +68,10 @@ class Shards:
 
     def all_gather(self, shards: Parameters, comm: Communicator, found: Parameters) -> Phases:
         """Write the arrays whose own shards are `shards` into those of `found`, which are contiguous."""
-        row = next(iter(self._arrays.values())).new(self.length)
+        row = next(iter(self.arrays.values())).new(self.length)
         for name, place in self.own(row).items():
             place[...] = shards[name]
         work: Work = comm.all_gather(row, async_op=True)
         yield work
-        for name in self._arrays:
+        for name in self.arrays:
             self.get(name, work.result, found[name])

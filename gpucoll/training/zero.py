@@ -19,14 +19,48 @@ from typing import Any
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Phases, Pipeline, cut
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, cut
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
+from gpucoll.training.compression import Compression, Exact, Policy
 from gpucoll.training.layers import Layers
 from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters, gradient_of, missing_of, opened
 from gpucoll.training.shards import Shards, owned
 
 STAGES = (1, 2, 3)
+
+
+class _Sharded:
+    """A bucket of gradients whose means are formed by a reduce-scatter."""
+
+    collectives = 1
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards, self.memory = shards, shards.empty()
+
+    def put(self, name: str, gradient: Array) -> None:
+        self._shards.put(name, gradient, self.memory)
+
+    def reduce(self, comm: Communicator, found: Parameters) -> Phases:
+        yield from self._shards.reduce_scatter(self.memory, comm, found)
+
+
+class _Compressed:
+    """A bucket of gradients whose means a compression forms, on every rank, of which a rank keeps its shards."""
+
+    def __init__(self, shards: Shards, compression: Compression) -> None:
+        elements = sum(one.size for one in shards.arrays.values())
+        self.memory = next(iter(shards.arrays.values())).new(elements)
+        self._bucket, self._compression = Bucket(shards.arrays, self.memory), compression
+        self.collectives = compression.collectives
+
+    def put(self, name: str, gradient: Array) -> None:
+        self._bucket.gradients[name][...] = gradient
+
+    def reduce(self, comm: Communicator, found: Parameters) -> Phases:
+        yield from self._compression.reduce(self._bucket.gradients, self.memory, comm)
+        for name, gradient in self._bucket.gradients.items():
+            found[name] = gradient.reshape(-1)[owned(gradient.size, comm.rank, comm.size)].copy()
 
 
 class ZeRO:
@@ -37,7 +71,8 @@ class ZeRO:
     values. Making one is a collective call. Raises ArgumentError and what `opened` does.
     """
 
-    def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1) -> None:
+    def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,
+                 compression: Compression | Policy | None = None) -> None:
         if isinstance(stage, bool) or stage not in STAGES:
             raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
         self._comm, self._stage = comm, stage
@@ -50,11 +85,12 @@ class ZeRO:
         self.parameters: Parameters = {} if stage == 3 else arrays
         # From stage 2 on a bucket is as long as a parameter: what has been sent is let go of.
         most = BUCKET_BYTES if stage == 1 else max(1, *(one.nbytes for one in self._like.values()))
-        names = cut(self._like, min(BUCKET_BYTES, most), lambda name: None)
+        self._compression = compression or Exact()
+        names = cut(self._like, min(BUCKET_BYTES, most), self._compression.of)
         self._arrivals = Arrivals(names)
         self._buckets = [Shards({name: self._like[name] for name in some}, comm.rank, comm.size) for some in names]
         self._bucket_of = {name: number for number, some in enumerate(names) for name in some}
-        self._matrices: dict[int, Array] = {}  # of the buckets whose gradients are here
+        self._open: dict[int, _Sharded | _Compressed] = {}  # the buckets whose gradients are here
         self._gradients: Parameters = {}
         self._pipeline = Pipeline()
         self._layers = Layers(self._own, self._like, comm)
@@ -68,27 +104,30 @@ class ZeRO:
         self._arrivals.check(name)
         number = self._bucket_of[name]
         with self._comm._current(None, [gradient]):
-            self._buckets[number].put(name, array, self._matrix(number))
+            self._opened(number).put(name, array)
         self._arrivals.came(name)
         self._send(self._arrivals.startable())
 
-    def _matrix(self, number: int) -> Array:
+    def _opened(self, number: int) -> _Sharded | _Compressed:
         """Return where the gradients of a bucket are gathered."""
-        if number not in self._matrices:
-            self._matrices[number] = self._buckets[number].empty()
-        return self._matrices[number]
+        if number not in self._open:
+            shards = self._buckets[number]
+            compression = self._compression.of(next(iter(shards.arrays)))
+            is_exact = isinstance(compression, Exact)
+            self._open[number] = _Sharded(shards) if is_exact else _Compressed(shards, compression)
+        return self._open[number]
 
     def _send(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             if self._stage > 1:
                 self._pipeline.finish(most=1)  # what is under way holds whole gradients
-            self._pipeline.start(self._reduce(number), 1)
+            self._pipeline.start(self._reduce(number), self._opened(number).collectives)
 
     def _reduce(self, number: int) -> Phases:
         """Leave this rank the means of its shards of a bucket's gradients."""
-        yield from self._buckets[number].reduce_scatter(self._matrix(number), self._comm, self._gradients)
+        yield from self._opened(number).reduce(self._comm, self._gradients)
         if self._stage > 1:
-            self._matrices.pop(number, None)
+            del self._open[number]
 
     def step(self) -> None:
         """Take a step of the optimizer, once every gradient has been given. A collective call.
@@ -138,7 +177,8 @@ class ZeRO:
     def memory(self) -> dict[str, int]:
         """Return the bytes of "parameters", "gradients" and "optimizer" that this rank has now."""
         whole = self._own if self._stage == 3 else self.parameters
-        gradients = [*self._matrices.values(), *(() if self._stage == 1 else self._gradients.values())]
+        gradients = [bucket.memory for bucket in self._open.values()]
+        gradients += [] if self._stage == 1 else self._gradients.values()
         states = [row for state in self.optimizer.state.values() for row in state.values()]
         return {"parameters": sum(row.nbytes for row in whole.values()) + self._layers.nbytes,
                 "gradients": sum(row.nbytes for row in gradients), "optimizer": sum(row.nbytes for row in states)}
@@ -153,17 +193,19 @@ class ZeRO:
         checkpoint counts once every rank has come back from `wait` of what is returned, a collective call as well.
         Raises BackendError where a rank cannot write, PeerError on the others.
         """
-        saving = Saving(Path(folder), self._comm, self._like, self._states(), self.optimizer)
+        kept = {name: row for one in self._compression.members for name, row in one.state.items()}
+        saving = Saving(Path(folder), self._comm, self._like, self._states(), self.optimizer, kept)
         if not async_op:
             saving.wait()
         return saving
 
     @classmethod
-    def load(cls, folder: str | Path, comm: Communicator, optimizer: Optimizer, stage: int = 1, *,
-             parameters: Mapping[str, Any] | None = None) -> ZeRO:
+    def load(cls, folder: str | Path, comm: Communicator, optimizer: Optimizer, stage: int = 1,
+             compression: Compression | Policy | None = None, *, parameters: Mapping[str, Any] | None = None) -> ZeRO:
         """Return training as it was when it was saved, on any number of ranks and in any stage. A collective call.
 
-        `parameters` are the arrays to write into; None makes NumPy arrays, which are the result's `parameters`. Raises
+        `parameters` are the arrays to write into; None makes NumPy arrays, which are the result's `parameters`. What a
+        `compression` has lost on each of P ranks is divided over all where there are not P ranks. Raises
         BackendError, naming the file, for one that is missing or damaged (PeerError elsewhere), ArgumentError where
         `parameters` or the kind of optimizer are not those that were saved.
         """
@@ -172,13 +214,16 @@ class ZeRO:
             raise ArgumentError(f"load: {folder} was saved with {found.optimizer}, this is {type(optimizer).__name__}",
                                 code="GC-CHECKPOINT")
         given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
-        zero = cls(given, comm, optimizer, stage)
+        zero = cls(given, comm, optimizer, stage, compression)
         saved, here = ({name: (one.shape, one.dtype) for name, one in like.items()}
                        for like in (found.like, zero._like))
         if saved != here:
             raise ArgumentError(f"load: {folder} was saved with other parameters than these", code="GC-CHECKPOINT")
         found.read(zero._states())
         optimizer.steps = found.steps
+        kept = found.read_kept()
+        for name, one in zero._like.items():
+            zero._compression.of(name).restore(name, one, kept)
         if stage < 3:
             zero._spread()
         return zero
