@@ -1,0 +1,117 @@
+"""Global arrays laid over a mesh of ranks: each axis of an array divided along axes of the mesh, or whole.
+
+A specification has an entry for each axis of the array: None, the name of a mesh axis, or a tuple of names, the first
+of which divides most coarsely. What no entry names holds copies. An array may also be `partial` along mesh axes: its
+value is the sum over the ranks along them, as a product is whose inner axis is divided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from gpucoll.arrays import Array, as_array, on_gpu
+from gpucoll.errors import ArgumentError
+from gpucoll.training.mesh import Mesh, Spec
+from gpucoll.training.redistribution import DO, Plan, planned
+
+
+class ShardedArray:
+    """A global array of `shape` laid over `mesh` by `spec`; `local` is this rank's part."""
+
+    def __init__(self, local: Array, mesh: Mesh, shape: tuple[int, ...], spec: Spec,
+                 partial: Iterable[str] = ()) -> None:
+        self.local, self.mesh, self.shape, self.spec = local, mesh, shape, spec
+        self.partial = tuple(name for name in mesh.names if name in set(partial))
+
+    ndim = property(lambda self: len(self.shape), doc="How many axes it has.")
+    dtype = property(lambda self: self.local.dtype, doc="That of its elements.")
+
+    @property
+    def T(self) -> ShardedArray:
+        """The transposed array: no rank sends anything."""
+        return ShardedArray(self.local.T, self.mesh, self.shape[::-1], self.spec[::-1], self.partial)
+
+    def gather(self) -> Array:
+        """Return the global array, on every rank. A collective call."""
+        return redistribute(self, (None,) * self.ndim).local
+
+    def __repr__(self) -> str:
+        spec = tuple(entry[0] if len(entry) == 1 else entry or None for entry in self.spec)
+        return f"<ShardedArray {self.shape} {self.dtype} {spec}{f' partial {self.partial}' if self.partial else ''}>"
+
+
+def shard(x: Any, mesh: Mesh, spec: Any) -> ShardedArray:
+    """Return the global array `x`, which every rank has, laid over `mesh`: a copy of a part. Sends nothing."""
+    array = as_array("shard", "x", x)
+    found = mesh.spec("shard", spec, array.shape)
+    return ShardedArray(array[mesh.box(found, array.shape, mesh.comm.rank)].copy(), mesh, array.shape, found)
+
+
+def plan(a: ShardedArray, spec: Any) -> Plan:
+    """Return how `redistribute` would lay out `a` by `spec`; sends nothing. Raises ArgumentError."""
+    target = a.mesh.spec("plan", spec, a.shape)
+    return planned(a.mesh, a.shape, a.dtype.itemsize, a.spec, a.partial, target, "cuda" if on_gpu(a.local) else None)
+
+
+def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
+    """Return `a` laid out by `spec`, by the fewest bytes: see `plan`. A collective call. Raises ArgumentError."""
+    local, here = a.local, a.spec
+    for step in plan(a, spec).steps:
+        local, here = DO[step.kind](local, here, step, a.shape, a.mesh), step.spec
+    return ShardedArray(local, a.mesh, a.shape, here)
+
+
+def summed(a: ShardedArray) -> ShardedArray:
+    """Return `a` with its sums formed, laid out as it is."""
+    return redistribute(a, a.spec) if a.partial else a
+
+
+def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
+    """Return a @ b, `a` of any number of axes, `b` of two, both divided alike along the inner one. Sends nothing.
+
+    The product is partial along the mesh axes that divide the inner axis: `redistribute` adds it up. So a weight
+    divided by columns gives a product divided by columns, and one divided by rows takes that and gives a partial one:
+    forward and backward need one sum each. Source: Shoeybi et al., arXiv 1909.08053. Raises ArgumentError where the
+    layouts do not fit.
+    """
+    if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[0]:
+        raise ArgumentError(f"matmul: shapes {a.shape} and {b.shape} do not fit", code="GC-SHAPE")
+    if a.mesh is not b.mesh or a.spec[-1] != b.spec[0]:
+        raise ArgumentError(f"matmul: the inner axis is divided by {a.spec[-1]} in a and by {b.spec[0]} in b; "
+                            "redistribute one of them", code="GC-SPEC")
+    if a.partial or b.partial:
+        raise ArgumentError("matmul: a factor is partial; redistribute it first", code="GC-SPEC")
+    spec = (*a.spec[:-1], b.spec[1])
+    named = [name for entry in spec for name in entry]
+    if len(set(named)) < len(named) or set(named) & set(a.spec[-1]):
+        raise ArgumentError(f"matmul: {a!r} and {b!r} divide different axes by the same mesh axis", code="GC-SPEC")
+    return ShardedArray(a.local @ b.local, a.mesh, (*a.shape[:-1], b.shape[1]), spec, a.spec[-1])
+
+
+class Linear:
+    """x @ weight over a mesh, forward and backward. `weight` is divided along mesh axes, `x` along others or alike.
+
+    Backward gives the gradients of x, laid out as x was, and of the weight, laid out as it is.
+    """
+
+    def __init__(self, weight: ShardedArray) -> None:
+        self.weight = weight
+        self._x: ShardedArray | None = None
+
+    def forward(self, x: ShardedArray) -> ShardedArray:
+        """Return the product, added up. A collective call where the weight is divided by rows."""
+        self._x = x
+        return summed(matmul(x, self.weight))
+
+    def backward(self, gradient: ShardedArray) -> tuple[ShardedArray, ShardedArray]:
+        """Return the gradients of x and of the weight, from that of the product. A collective call."""
+        x = self._x
+        if x is None:
+            raise ArgumentError("backward: there has been no forward", code="GC-SPEC")
+        rows = math.prod(x.local.shape[:-1])
+        flat_x, flat_gradient = x.local.reshape(rows, -1), gradient.local.reshape(rows, -1)
+        weight = ShardedArray(flat_x.T @ flat_gradient, x.mesh, self.weight.shape, self.weight.spec,
+                              [name for entry in x.spec[:-1] for name in entry])
+        return summed(matmul(gradient, self.weight.T)), summed(weight)

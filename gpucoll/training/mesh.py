@@ -1,0 +1,83 @@
+"""A grid of ranks with named axes, along which arrays are divided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy
+
+from gpucoll.communicator import Communicator
+from gpucoll.errors import ArgumentError, nearest
+from gpucoll.training.shards import owned
+
+Spec: TypeAlias = tuple[tuple[str, ...], ...]  # the names that divide each axis of an array
+Box: TypeAlias = tuple[slice, ...]
+
+
+class Mesh:
+    """The ranks of `comm` in a grid of `shape`, in C order, whose axes have `names`. Making one is a collective call.
+
+    Raises ArgumentError, on all ranks, where the shape has not as many places as there are ranks.
+    """
+
+    def __init__(self, comm: Communicator, shape: Sequence[int], names: Sequence[str]) -> None:
+        self.comm, self.shape, self.names = comm, tuple(shape), tuple(names)
+        if len(self.shape) != len(self.names) or len(set(self.names)) < len(self.names):
+            raise ArgumentError(f"Mesh: {len(self.shape)} axes need as many different names, not {self.names}",
+                                code="GC-MESH")
+        if math.prod(self.shape) != comm.size or any(length < 1 for length in self.shape):
+            raise ArgumentError(f"Mesh: shape {self.shape} has not {comm.size} places, one for each rank",
+                                code="GC-MESH")
+        self.coordinates = self.of(comm.rank)
+        self._along: dict[str, Communicator] = {}
+        for name in self.names:
+            others = [here for axis, here in self.coordinates.items() if axis != name]
+            color = int(numpy.ravel_multi_index(others, [self.size(axis) for axis in self.names if axis != name])) \
+                if others else 0
+            part = comm.split(color, key=self.coordinates[name])
+            assert part is not None
+            self._along[name] = part
+
+    def of(self, rank: int) -> dict[str, int]:
+        """Return where a rank is."""
+        return {name: int(here) for name, here in zip(self.names, numpy.unravel_index(rank, self.shape), strict=True)}
+
+    def rank(self, coordinates: dict[str, int]) -> int:
+        """Return who is there."""
+        return int(numpy.ravel_multi_index([coordinates[name] for name in self.names], self.shape))
+
+    def size(self, name: str) -> int:
+        """Return how many ranks there are along an axis."""
+        return self.shape[self.names.index(name)]
+
+    def along(self, name: str) -> Communicator:
+        """Return the communicator of this rank and those that differ from it along one axis only, in its order."""
+        return self._along[name]
+
+    def spec(self, call: str, given: Any, shape: Sequence[int]) -> Spec:
+        """Return a specification with every entry a tuple; raise ArgumentError for one that is none."""
+        entries = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
+        if entries is None or len(entries) != len(shape):
+            raise ArgumentError(f"{call}: specification {given!r} has not an entry for each of {len(shape)} axes",
+                                code="GC-SPEC")
+        found = tuple(() if one is None else (one,) if isinstance(one, str) else tuple(one) for one in entries)
+        named = [name for entry in found for name in entry]
+        for name in named:
+            if name not in self.names:
+                raise ArgumentError(f"{call}: the mesh has no axis {name!r}{nearest(name, self.names)}", code="GC-SPEC")
+        if len(set(named)) < len(named):
+            raise ArgumentError(f"{call}: a mesh axis divides twice in {given!r}", code="GC-SPEC")
+        return found
+
+    def box(self, spec: Spec, shape: Sequence[int], rank: int) -> Box:
+        """Return which elements of a global array a rank has."""
+        here = self.of(rank)
+        found = []
+        for names, length in zip(spec, shape, strict=True):
+            index, parts = 0, 1
+            for name in names:
+                index, parts = index * self.size(name) + here[name], parts * self.size(name)
+            found.append(owned(length, index, parts))
+        return tuple(found)

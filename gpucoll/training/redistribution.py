@@ -1,0 +1,213 @@
+"""Changes of layout: which collectives bring a global array from one layout to another, and how many bytes they move.
+
+A rank receives each element that it needs and has not exactly once, which no way can do with less; where a sum is to be
+formed besides, along a mesh axis of p ranks, (p - 1) / p of the elements for a part of it, twice as many for all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gpucoll.arrays import Array, module_of
+from gpucoll.training.mesh import Box, Mesh, Spec
+
+
+class Step(NamedTuple):
+    """One collective along a mesh axis (all ranks where that is empty): what it does to which axis of the array.
+
+    `nbytes` are those that the rank that receives most receives, `seconds` what `explain` predicts.
+    """
+
+    kind: str  # local_slice, all_gather, all_to_all, reduce_scatter, all_reduce, or exchange: between any two ranks
+    axis: str
+    source: int  # axes of the array; -1 where there is none
+    target: int
+    spec: Spec  # afterwards
+    nbytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        where = f"along {self.axis}" if self.axis else "between all ranks"
+        return f"{self.kind:14} {where:20} {self.nbytes:14,} bytes {self.seconds * 1e6:10.1f} us"
+
+
+class Plan(NamedTuple):
+    """The steps of a change of layout. Prints as a table."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a rank receives, at most."""
+        return sum(step.nbytes for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        """Predicted by the model that `explain` has."""
+        return sum(step.seconds for step in self.steps)
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.steps), f"{'total':35} {self.nbytes:14,} bytes {self.seconds * 1e6:10.1f} us"])
+
+
+# ---------------------------------------------------------------- which step
+
+
+def planned(mesh: Mesh, shape: Sequence[int], itemsize: int, here: Spec, partial: Sequence[str], target: Spec,
+            device: str | None) -> Plan:
+    """Return the steps from layout `here`, whose sums over `partial` are still to be formed, to `target`."""
+    change = _Change(mesh, shape, itemsize, device)
+    steps: list[Step] = []
+    for name in partial:
+        steps.append(change.summing(here, target, name))
+        here = steps[-1].spec
+    if here != target:
+        steps.append(change.moving(here, target))
+    return Plan(tuple(steps))
+
+
+class _Change(NamedTuple):
+    """Of what array, on which ranks."""
+
+    mesh: Mesh
+    shape: Sequence[int]
+    itemsize: int
+    device: str | None
+
+    def summing(self, here: Spec, target: Spec, name: str) -> Step:
+        """Return the step that adds up along a mesh axis: a part of the sum where the target divides it so."""
+        p, nbytes = self.mesh.size(name), self.most(here)
+        for axis, (before, after) in enumerate(zip(here, target, strict=True)):
+            if not before and after == (name,) and self.shape[axis] % p == 0:
+                spec = (*here[:axis], after, *here[axis + 1:])
+                return Step("reduce_scatter", name, -1, axis, spec, nbytes * (p - 1) // p,
+                            self.seconds(name, "reduce_scatter", nbytes))
+        return Step("all_reduce", name, -1, -1, here, 2 * nbytes * (p - 1) // p,
+                    self.seconds(name, "all_reduce", nbytes))
+
+    def moving(self, here: Spec, target: Spec) -> Step:
+        """Return the one step from layout to layout: the collective that is made for it, where blocks are alike."""
+        changed = [axis for axis in range(len(self.shape)) if here[axis] != target[axis]]
+        nbytes = self.received(here, target)
+        if nbytes == 0:
+            return Step("local_slice", "", -1, -1, target, 0, 0.0)
+        names = {name for axis in changed for name in (*here[axis], *target[axis])}
+        if len(names) == 1 and all(len(spec[axis]) <= 1 for spec in (here, target) for axis in changed):
+            (name,) = names
+            p = self.mesh.size(name)
+            source = next(axis for axis in changed if here[axis])
+            goal = next((axis for axis in changed if target[axis]), -1)
+            if all(self.shape[axis] % p == 0 for axis in changed):
+                kind = "all_gather" if goal < 0 else "all_to_all"
+                return Step(kind, name, source, goal, target, nbytes, self.seconds(name, kind, nbytes * p // (p - 1)))
+        return Step("exchange", "", -1, -1, target, nbytes, self.seconds("", "all_to_all", nbytes))
+
+    def seconds(self, name: str, collective: str, nbytes: int) -> float:
+        """Return what `explain` predicts for the ranks along a mesh axis."""
+        comm = self.mesh.along(name) if name else self.mesh.comm
+        found = comm.explain(collective, nbytes, device=self.device)
+        return float(found["candidates"][0]["seconds"] or 0.0)
+
+    def most(self, spec: Spec) -> int:
+        """Return the bytes of the largest part."""
+        boxes = (self.mesh.box(spec, self.shape, rank) for rank in range(self.mesh.comm.size))
+        return max(map(_elements, boxes)) * self.itemsize
+
+    def received(self, here: Spec, target: Spec) -> int:
+        """Return how many bytes the rank that needs most has not yet."""
+        most = 0
+        for rank in range(self.mesh.comm.size):
+            needed, had = (self.mesh.box(spec, self.shape, rank) for spec in (target, here))
+            most = max(most, _elements(needed) - _elements(_common(needed, had)))
+        return most * self.itemsize
+
+
+def _elements(box: Box) -> int:
+    return math.prod(max(0, side.stop - side.start) for side in box)
+
+
+def _common(a: Box, b: Box) -> Box:
+    return tuple(slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True))
+
+
+# ---------------------------------------------------------------- what the steps do
+
+
+def _within(box: Box, outer: Box) -> Box:
+    """Return where a box lies in another one that contains it."""
+    return tuple(slice(side.start - all_.start, side.stop - all_.start) for side, all_ in zip(box, outer, strict=True))
+
+
+def _local_slice(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+    mine = mesh.box(here, shape, mesh.comm.rank)
+    return local[_within(mesh.box(step.spec, shape, mesh.comm.rank), mine)].copy()
+
+
+def _cut(local: Array, axis: int, parts: int) -> Array:
+    """Return blocks along an axis, one after the other: shape (parts, *block)."""
+    xp = module_of(local)
+    return xp.ascontiguousarray(xp.stack(xp.split(local, parts, axis=axis)))
+
+
+def _joined(blocks: Array, axis: int) -> Array:
+    """Return blocks, of shape (parts, *block), side by side along an axis."""
+    found: Array = module_of(blocks).concatenate(list(blocks), axis=axis)
+    return found
+
+
+def _all_gather(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+    return _joined(mesh.along(step.axis).all_gather(local), step.source)
+
+
+def _all_to_all(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+    blocks = _cut(local, step.target, mesh.size(step.axis))
+    return _joined(mesh.along(step.axis).all_to_all(blocks), step.source)
+
+
+def _reduce_scatter(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+    found: Array = mesh.along(step.axis).reduce_scatter(_cut(local, step.target, mesh.size(step.axis)))
+    return found
+
+
+def _all_reduce(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+    found: Array = mesh.along(step.axis).all_reduce(local)
+    return found
+
+
+def _exchange(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+    """Every rank gets what it needs and has not from one that has it: the nearest one, which differs from it only along
+    axes of the mesh that divide the array."""
+    comm, rank = mesh.comm, mesh.comm.rank
+    pieces = _pieces(here, step.spec, shape, mesh)
+    mine, wanted = mesh.box(here, shape, rank), mesh.box(step.spec, shape, rank)
+    empty_row = local[:0].reshape(-1) if local.ndim else local.reshape(-1)[:0]
+    sends = [local[_within(pieces[rank, other], mine)].reshape(-1) if (rank, other) in pieces else empty_row
+             for other in range(comm.size)]
+    found: Array = module_of(local).empty(tuple(side.stop - side.start for side in wanted), local.dtype)
+    for source, row in enumerate(comm.all_to_all_v(sends)):
+        if (source, rank) in pieces:
+            place = _within(pieces[source, rank], wanted)
+            found[place] = row.reshape(found[place].shape)
+    return found
+
+
+def _pieces(here: Spec, target: Spec, shape: Sequence[int], mesh: Mesh) -> dict[tuple[int, int], Box]:
+    """Return what each rank sends to each, itself among them: a box of the global array."""
+    dividing = {name for entry in here for name in entry}
+    found = {}
+    for receiver in range(mesh.comm.size):
+        wanted, place = mesh.box(target, shape, receiver), mesh.of(receiver)
+        for sender in range(mesh.comm.size):
+            there = mesh.of(sender)
+            if any(there[name] != place[name] for name in mesh.names if name not in dividing):
+                continue  # it has a copy of what a nearer one has
+            piece = _common(wanted, mesh.box(here, shape, sender))
+            if _elements(piece):
+                found[sender, receiver] = piece
+    return found
+
+
+DO = {"local_slice": _local_slice, "all_gather": _all_gather, "all_to_all": _all_to_all,
+       "reduce_scatter": _reduce_scatter, "all_reduce": _all_reduce, "exchange": _exchange}
