@@ -13,7 +13,7 @@ from typing import Any
 from gpucoll.communicator import Communicator
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut
 from gpucoll.training.compression import Compression, Exact, Policy
-from gpucoll.training.parameters import Like, gradient_of, missing_of, opened
+from gpucoll.training.parameters import Like, like_parameter, missing_of, opened
 
 
 class DataParallel:
@@ -49,7 +49,7 @@ class DataParallel:
 
         Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
         """
-        array = gradient_of(name, gradient, self._like, self._comm)
+        array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
         with self._comm._current(None, [gradient]):
             if name in self._arrivals.held:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import numpy
+
 from gpucoll.arrays import Array, as_array, module_of
 from gpucoll.errors import ArgumentError
 
@@ -47,11 +49,18 @@ def _pair(name: str, parameter: Any, gradients: Mapping[str, Any]) -> tuple[Arra
     if name not in gradients:
         raise ArgumentError(f"step: {name} has no gradient", code="GC-NAME")
     array = as_array("step", name, parameter)
-    gradient = as_array("step", f"the gradient of {name}", gradients[name])
-    if gradient.shape != array.shape:
-        raise ArgumentError(f"step: the gradient of {name} has shape {gradient.shape}, the parameter {array.shape}",
+    return array, gradient_of("step", name, gradients[name], array.shape)
+
+
+def gradient_of(call: str, name: str, gradient: Any, shape: tuple[int, ...]) -> Array:
+    """Return a gradient as an array; raise ArgumentError where its shape is not the parameter's."""
+    if isinstance(gradient, numpy.generic):  # what NumPy makes of arrays without axes
+        gradient = numpy.asarray(gradient)
+    array = as_array(call, f"the gradient of {name}", gradient)
+    if array.shape != shape:
+        raise ArgumentError(f"{call}: the gradient of {name} has shape {array.shape}, the parameter {shape}",
                             code="GC-SHAPE")
-    return array, gradient
+    return array
 
 
 class SGD(Optimizer):

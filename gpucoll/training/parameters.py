@@ -15,6 +15,7 @@ from gpucoll.arrays import Array, as_array, check_writable, on_gpu
 from gpucoll.communicator import Communicator
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest
+from gpucoll.training.optimizers import gradient_of
 
 NAME = 300  # characters of a name that ranks tell each other
 Parameters = dict[str, Array]
@@ -97,16 +98,13 @@ class Like(NamedTuple):
         return found
 
 
-def gradient_of(name: str, gradient: Any, parameters: Mapping[str, Like], comm: Communicator) -> Array:
+def like_parameter(name: str, gradient: Any, parameters: Mapping[str, Like], comm: Communicator) -> Array:
     """Return a gradient as an array like its parameter; raise ArgumentError or DtypeError for any other."""
     if name not in parameters:
         raise ArgumentError(f"ready: there is no parameter {name!r}{nearest(name, parameters)}", code="GC-NAME")
-    with comm._current(None, [gradient]):
-        array = as_array("ready", f"the gradient of {name}", gradient)
     like = parameters[name]
-    if array.shape != like.shape:
-        raise ArgumentError(f"ready: the gradient of {name} has shape {array.shape}, the parameter {like.shape}",
-                            code="GC-SHAPE")
+    with comm._current(None, [gradient]):
+        array = gradient_of("ready", name, gradient, like.shape)
     if array.dtype != like.dtype:
         raise DtypeError(f"ready: the gradient of {name} is {array.dtype}, the parameter {like.dtype}")
     if on_gpu(array) != like.gpu:

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, as_array
+from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.training.buckets import Bucket
-from gpucoll.training.optimizers import Optimizer
+from gpucoll.training.optimizers import Optimizer, gradient_of
 from gpucoll.training.parameters import Like, Parameters, on_host, opened, to_array
 from gpucoll.training.shards import owned
 from gpucoll.waits import Work
@@ -64,7 +64,7 @@ class ParameterServer:
     def _fill(self, arrays: Mapping[str, Any]) -> None:
         for bucket in self._whole:
             for name, place in bucket.gradients.items():
-                place[...] = on_host(as_array("push", name, arrays[name]))
+                place[...] = on_host(arrays[name])
 
     def _parts(self, server: int) -> list[Array]:
         return [bucket.row[owned(bucket.row.size, server, len(self._pairs))] for bucket in self._whole]
@@ -86,12 +86,11 @@ class ParameterServer:
     def push(self, gradients: Mapping[str, Any]) -> None:
         """Send this worker's gradients to the servers; raise ArgumentError where one is missing or of another shape."""
         self._only_workers("push")
-        for name, parameter in self.parameters.items():
-            if name not in gradients or gradients[name].shape != parameter.shape:
-                found = f"of shape {gradients[name].shape}" if name in gradients else "missing"
-                raise ArgumentError(f"push: the gradient of {name}, which has shape {parameter.shape}, is {found}",
-                                    code="GC-SHAPE")
-        self._fill(gradients)
+        for name in self.parameters:
+            if name not in gradients:
+                raise ArgumentError(f"push: {name} has no gradient", code="GC-NAME")
+        self._fill({name: gradient_of("push", name, gradients[name], parameter.shape)
+                    for name, parameter in self.parameters.items()})
         self._pushes += 1
         for server, pair in enumerate(self._pairs):  # each is told when its part comes, and waits for all of that
             self._tell(pair, PUSH)

@@ -24,7 +24,7 @@ from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
 from gpucoll.training.compression import Compression, Exact, Policy
 from gpucoll.training.layers import Layers
 from gpucoll.training.optimizers import Optimizer
-from gpucoll.training.parameters import Like, Parameters, gradient_of, missing_of, opened
+from gpucoll.training.parameters import Like, Parameters, like_parameter, missing_of, opened
 from gpucoll.training.shards import Shards, owned
 
 STAGES = (1, 2, 3)
@@ -100,7 +100,7 @@ class ZeRO:
 
         Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
         """
-        array = gradient_of(name, gradient, self._like, self._comm)
+        array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
         number = self._bucket_of[name]
         with self._comm._current(None, [gradient]):

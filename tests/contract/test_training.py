@@ -1,0 +1,314 @@
+"""gpucoll.training on every executor, held against the same training written down for one rank."""
+
+import functools
+import math
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import learning
+from gpucoll import training
+from gpucoll.training.compression import COMPRESSIONS
+from pace import seconds
+from thread_ranks import on_threads
+
+CLOSE = 1e-13
+STEPS = 5
+
+
+def whole(zero):
+    """All parameters, wherever they are."""
+    with zero.layer(learning.SHAPES) as weights:
+        return {name: array.copy() for name, array in weights.items()}
+
+
+def give(trainer, weights, step, rank):
+    """A rank's gradients, in an order of its own."""
+    _, found = learning.gradients(weights, *learning.samples(step, rank))
+    for name in numpy.random.default_rng([step, rank]).permutation(list(found)):
+        trainer.ready(str(name), found[str(name)])
+
+
+def data_parallel(comm, make, oracle, bucket_bytes):
+    weights = learning.parameters(comm.rank)  # rank 0's count
+    trainer, optimizer = training.DataParallel(weights, comm, bucket_bytes), make()
+    for step in range(STEPS):
+        give(trainer, weights, step, comm.rank)
+        trainer.finish()
+        optimizer.step(weights, trainer.gradients)
+    assert learning.apart(weights, oracle(learning.parameters(0), STEPS, comm.size)) < CLOSE
+
+
+OPTIMIZERS = {
+    "sgd": (lambda: training.SGD(0.1), functools.partial(learning.sgd, lr=0.1)),
+    "momentum": (lambda: training.SGD(0.1, 0.9), functools.partial(learning.sgd, lr=0.1, momentum=0.9)),
+    "adam": (lambda: training.Adam(0.01), functools.partial(learning.adamw, lr=0.01)),
+    "adamw": (lambda: training.AdamW(0.02, (0.8, 0.95), 1e-3, 0.1),
+              functools.partial(learning.adamw, lr=0.02, betas=(0.8, 0.95), eps=1e-3, decay=0.1)),
+}
+
+
+@pytest.mark.parametrize(("size", "name", "bucket_bytes"),
+                         [(1, "adam", 1 << 20), (2, "sgd", 1), (3, "momentum", 900), (4, "adamw", 2000)])
+def test_data_parallel_is_training_on_one_rank(executor, size, name, bucket_bytes):
+    executor.run(size, data_parallel, *OPTIMIZERS[name], bucket_bytes)
+
+
+def accumulated(comm):
+    """Inside no_sync gradients add up; what comes next is added to them, and sent. All in whole numbers: every bit."""
+    weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7, "f4")}
+    trainer = training.DataParallel(weights, comm, bucket_bytes=64)
+    for turn in range(3):
+        with trainer.no_sync():
+            for _ in range(turn):
+                trainer.ready("w", numpy.full((3, 5), comm.rank + 1.0))
+        trainer.ready("b", numpy.full(7, 4.0 * comm.rank * comm.size, "f4"))
+        trainer.ready("w", numpy.full((5, 3), 2.0).T)
+        trainer.finish()
+        assert (trainer.gradients["w"] == 2 + turn * (comm.size + 1) / 2).all()
+        assert (trainer.gradients["b"] == 2 * comm.size * (comm.size - 1)).all()
+
+
+def refused(comm):
+    """What is wrong on one rank is an error on all, which names the parameter; on others it names the rank."""
+    weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7)}
+    other = weights if comm.rank != 1 else {"w": numpy.zeros((3, 5)), "b": numpy.zeros(8)}
+    with pytest.raises(gc.MismatchError, match=r"parameter 1 is b \(7,\) float64 on rank 0 and b \(8,\)") as found:
+        training.DataParallel(other, comm)
+    assert found.value.ranks == (1,)
+    with pytest.raises(gc.MismatchError, match=r"parameter 1 is b .* and missing on ranks 2"):
+        training.DataParallel(weights if comm.rank != 2 else {"w": weights["w"]}, comm)
+    sealed = numpy.zeros((3, 5))
+    sealed.flags.writeable = comm.rank != 2
+    with pytest.raises(gc.ArgumentError if comm.rank == 2 else gc.PeerError, match="w is read-only"):
+        training.ZeRO({"w": sealed}, comm, training.SGD(1))
+    for trainer in (training.DataParallel(weights, comm), training.ZeRO(weights, comm, training.SGD(1), stage=2)):
+        for wrong, gradient in (("v", numpy.zeros(7)), ("b", numpy.zeros(8)), ("b", numpy.zeros(7, "f4"))):
+            with pytest.raises((gc.ArgumentError, gc.DtypeError), match="ready"):
+                trainer.ready(wrong, gradient)
+        trainer.ready("b", numpy.ones(7))
+        with pytest.raises(gc.ArgumentError, match="come before"):
+            trainer.ready("b", numpy.ones(7))
+        if comm.rank != 2:
+            trainer.ready("w", numpy.ones((3, 5)))
+        with pytest.raises(gc.ArgumentError if comm.rank == 2 else gc.PeerError, match="gradients of w have not come"):
+            trainer.finish() if isinstance(trainer, training.DataParallel) else trainer.step()
+        assert not weights["w"].any()
+        assert not weights["b"].any()
+    assert (comm.all_reduce(numpy.ones(3)) == comm.size).all()  # nothing is left behind
+
+
+@pytest.mark.parametrize("program", [accumulated, refused], ids=lambda program: program.__name__)
+def test_gradients(executor, program):
+    executor.run(3, program)
+
+
+def zero(comm, stage, folder):
+    """Trains, saves after three steps, trains on; loaded by other numbers of ranks it goes on as it did here."""
+    weights = learning.parameters(comm.rank)
+    trainer = training.ZeRO(weights, comm, training.AdamW(0.01, weight_decay=0.1), stage)
+    elements = sum(array.size for array in weights.values())
+    most = elements // comm.size + len(weights)  # each parameter's shard is rounded up
+    for step in range(STEPS):
+        if step == 3:
+            saving = trainer.save(folder, async_op=True)
+        now = whole(trainer)
+        give(trainer, now, step, comm.rank)
+        if step == 3:
+            saving.wait()
+        trainer.step()
+    bytes_of = trainer.memory()
+    assert bytes_of["optimizer"] <= 2 * 8 * most
+    assert bytes_of["parameters"] == 8 * elements if stage < 3 else bytes_of["parameters"] <= 8 * most
+    assert 8 * elements <= bytes_of["gradients"] <= 8 * comm.size * most if stage == 1 else not bytes_of["gradients"]
+    wanted = learning.adamw(learning.parameters(0), STEPS, comm.size, decay=0.1)
+    assert learning.apart(whole(trainer), wanted) < CLOSE
+    if stage < 3:
+        assert learning.apart(weights, wanted) < CLOSE
+
+
+def resumed(comm, stage, folder, size):
+    trainer = training.ZeRO.load(folder, comm, training.AdamW(0.01, weight_decay=0.1), stage)
+    for step in range(3, STEPS):
+        for name, gradient in learning.mean_gradients(whole(trainer), step, size).items():
+            trainer.ready(name, gradient)
+        trainer.step()
+    assert learning.apart(whole(trainer), learning.adamw(learning.parameters(0), STEPS, size, decay=0.1)) < CLOSE
+    with pytest.raises(gc.ArgumentError, match="saved with AdamW, this is SGD"):
+        training.ZeRO.load(folder, comm, training.SGD(1))
+
+
+@pytest.mark.parametrize(("size", "stage", "later"), [(1, 1, 2), (3, 1, 4), (4, 2, 1), (2, 3, 3)])
+def test_zero_is_training_on_one_rank(executor, size, stage, later, tmp_path):
+    executor.run(size, zero, stage, tmp_path)
+    executor.run(later, resumed, 4 - stage, tmp_path, size)
+
+
+def layers(comm):
+    """In stage 3 no more than a layer in use and the next one are there, besides a rank's shards."""
+    weights = learning.parameters()
+    trainer = training.ZeRO(weights, comm, training.Adam(), stage=3)
+    sizes = [8 * sum(weights[name].size for name in names) for names in learning.LAYERS]
+    shards = trainer.memory()["parameters"]
+    for turn in range(3):
+        for names, nbytes in zip(learning.LAYERS, sizes, strict=True):
+            with trainer.layer(names) as found:
+                coming = sizes[1] if turn and names is learning.LAYERS[0] else 0  # foretold by the step before
+                assert trainer.memory()["parameters"] == shards + nbytes + coming
+                assert all((found[name] == weights[name]).all() for name in names)
+        assert trainer.memory()["parameters"] == shards
+        for name in weights:
+            trainer.ready(name, numpy.zeros(weights[name].shape))
+        trainer.step()
+    with pytest.raises(gc.ArgumentError, match=r"no parameter 'scal'; did you mean scale"), trainer.layer(["scal"]):
+        pass
+
+
+def test_layers_are_there_while_they_are_used(executor):
+    executor.run(3, layers)
+
+
+def compressed(comm, make):
+    """What has been given and what is still lost are all that came; every rank has the same bits."""
+    shapes = {"w": (64, 96), "v": (96,), "u": (3, 5, 70)}
+    compression = make()
+    trainer = training.DataParallel({name: numpy.zeros(shape, "f4") for name, shape in shapes.items()}, comm, 1 << 14,
+                                    compression)
+    given, came = ({name: numpy.zeros(shape) for name, shape in shapes.items()} for _ in range(2))
+    for step in range(6):
+        for name in reversed(shapes):
+            mine = [numpy.random.default_rng([step, rank, len(shapes[name])]).standard_normal(shapes[name]).astype("f4")
+                    for rank in range(comm.size)]
+            trainer.ready(name, mine[comm.rank])
+            came[name] += sum(mine) / comm.size
+        trainer.finish()
+        for name, mean in trainer.gradients.items():
+            given[name] += mean
+            assert (comm.all_gather(mean.view("u4")) == mean.view("u4")).all()
+    for name in shapes:
+        lost = compression.of(name).lost.get(name)
+        lost = 0 if lost is None else comm.all_reduce(numpy.asarray(lost, "f8")) / comm.size
+        assert numpy.abs(given[name] + lost - came[name]).max() < TOLERANCE.get(str(compression), 1e-5) * 6
+    if comm.size > 1 and str(compression) in SAVED:
+        assert compression.exact_bytes / compression.wire_bytes >= SAVED[str(compression)]
+
+
+TOLERANCE = {"Cast()": 0.02}  # the sum of the ranks is rounded as well
+SAVED = {"Cast()": 2, "Int8()": 3.5, "PowerSGD()": 4}
+
+
+@pytest.mark.parametrize("name", [*COMPRESSIONS, "policy"])
+def test_compression_loses_nothing_for_good(executor, name):
+    make = COMPRESSIONS.get(name, lambda: training.Policy({"v": training.Int8(32), "w": training.PowerSGD(2)}))
+    for size in (1, 3):
+        executor.run(size, compressed, make)
+
+
+def test_sixteen_bits_and_eight_are_what_they_say():
+    """Against NumPy's own: a value is at most half a step of its type away, and error feedback holds the difference."""
+    values = numpy.random.default_rng(1).standard_normal(1000).astype("f4")
+
+    def program(comm, compression):
+        trainer = training.DataParallel({"w": numpy.zeros(1000, "f4")}, comm, compression=compression)
+        trainer.ready("w", values)
+        trainer.finish()
+        return trainer.gradients["w"].copy()
+
+    (found,) = on_threads(1, program, training.Cast("float16"))
+    assert (found == values.astype("f2").astype("f4")).all()
+    (found,) = on_threads(1, program, training.Int8(100))
+    step = numpy.abs(values.reshape(10, 100)).max(1, keepdims=True) / 127
+    assert (numpy.abs(found - values).reshape(10, 100) <= step * 1.01).all()
+    (found,) = on_threads(1, program, training.TopK(0.01))
+    largest = numpy.argsort(-numpy.abs(values))[:10]
+    assert (numpy.flatnonzero(found) == numpy.sort(largest)).all()
+    assert (found[largest] == values[largest]).all()
+
+
+def low_rank(comm):
+    """Gradients that are of the rank that PowerSGD keeps are exact from the second step on."""
+    chance = numpy.random.default_rng(comm.rank)
+    left, right = numpy.random.default_rng(9).standard_normal((40, 2)), chance.standard_normal((2, 30))
+    trainer = training.DataParallel({"w": numpy.zeros((40, 30))}, comm, compression=training.PowerSGD(2))
+    for _ in range(3):
+        trainer.ready("w", left @ right)
+        trainer.finish()
+    mean = comm.all_reduce(left @ right) / comm.size
+    assert learning.apart(trainer.gradients, {"w": mean}) < 1e-12
+    assert trainer._compression.exact_bytes / trainer._compression.wire_bytes > 8
+
+
+def test_power_sgd_is_exact_where_it_can_be(executor):
+    executor.run(3, low_rank)
+
+
+def resumed_with_losses(comm, folder):
+    """What was lost before a checkpoint is made good after it, on other numbers of ranks as well."""
+    if comm.size == 4:
+        trainer = training.ZeRO({"w": numpy.zeros((8, 9))}, comm, training.SGD(1.0), 2, training.TopK(0.3))
+        trainer.ready("w", numpy.arange(72.0).reshape(8, 9) + comm.rank)
+        trainer.step()
+        trainer.save(folder)
+        return
+    trainer = training.ZeRO.load(folder, comm, training.SGD(1.0), 1, training.TopK(1.0))
+    trainer.ready("w", numpy.zeros((8, 9)))
+    trainer.step()
+    assert numpy.allclose(trainer.parameters["w"], -(numpy.arange(72.0).reshape(8, 9) + 1.5), rtol=1e-15)
+
+
+def test_a_checkpoint_has_what_was_lost(executor, tmp_path):
+    executor.run(4, resumed_with_losses, tmp_path)
+    for size in (1, 3):
+        executor.run(size, resumed_with_losses, tmp_path)
+
+
+def served(comm, servers, staleness):
+    weights = {name: array for name, array in learning.parameters(comm.rank).items()}
+    place = training.ParameterServer(weights, comm, servers=servers, optimizer=training.Adam(0.01),
+                                     staleness=staleness)
+    workers, nbytes = comm.size - servers, sum(array.nbytes for array in weights.values())
+    if place.is_server:
+        place.serve()
+        part = math.ceil(nbytes / 8 / servers) * 8
+        assert place.traffic["in"] <= workers * STEPS * part
+        assert place.traffic["out"] <= workers * (STEPS + 1) * part
+        return None
+    for step in range(STEPS):
+        place.pull()
+        place.push(learning.gradients(weights, *learning.samples(step, comm.rank))[1])
+    place.pull()
+    place.done()
+    assert place.traffic == {"in": (STEPS + 1) * nbytes, "out": STEPS * nbytes}
+    if staleness == 0:
+        assert learning.apart(weights, learning.adamw(learning.parameters(0), STEPS, workers)) < CLOSE
+    assert all(numpy.isfinite(array).all() for array in weights.values())
+    return place.traffic
+
+
+@pytest.mark.parametrize(("size", "servers", "staleness"), [(2, 1, 0), (4, 1, 0), (4, 3, 0), (3, 1, 1), (4, 2, None)])
+def test_parameter_servers(executor, size, servers, staleness):
+    executor.run(size, served, servers, staleness)
+
+
+def lost(comm):
+    """A worker that leaves without a word does not stop the others, where that is allowed."""
+    weights = {"w": numpy.zeros(100)}
+    place = training.ParameterServer(weights, comm, 1, training.SGD(1.0), may_lose_workers=True)
+    if place.is_server:
+        place.serve()
+        return
+    for step in range(4):
+        place.pull()
+        assert (weights["w"] == -step).all()
+        if comm.rank == 1 and step == 2:
+            for pair in place._pairs:
+                pair._waits.failure = gc.UsageError("this worker has died")
+                pair.close()
+            return
+        place.push({"w": numpy.ones(100)})
+    place.done()
+
+
+def test_a_worker_may_be_lost():
+    on_threads(4, lost, timeout=seconds(5))
