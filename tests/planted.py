@@ -45,6 +45,8 @@ PLANTED = [
      "if key in written and (isinstance(step, Copy | Recv) or written[key] != target):", "if False:"),
     ("product", "segments are never cut", "gpucoll/tuner/segments.py",
      "return max(1, min(MOST_SEGMENTS, -(-part // message)))", "return 1"),
+    ("product", "calls of other lengths elsewhere are taken for each other", "gpucoll/executors/shared/calls.py",
+     "task.dtype.name, task.nbytes, alias, small)", "task.dtype.name, alias, small)"),
     ("product", "a wide type is rounded at every step", "gpucoll/arrays/combine.py",
      "pair(total, operand[block].astype(wide), out=total)",
      "pair(total, operand[block].astype(wide), out=total); total[:] = total.astype(dst.dtype)"),

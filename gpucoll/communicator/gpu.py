@@ -152,14 +152,22 @@ class DeviceSpace:
             event = self.gpu.order.mark(self.stream, keep)
             if self._completion is not None:
                 self._completion.event = event
-        return self.gpu.device.settle(self.stream)
+        return self._settle()
 
     def end_message(self, keep: object) -> Operation:
         """End messages between two ranks, which no collective follows; `keep` lives until they have ended."""
         event = self.gpu.order.hold(self.stream, keep)
         if self._completion is not None:
             self._completion.event = event
-        return self.gpu.device.settle(self.stream)
+        return self._settle()
+
+    def _settle(self) -> Operation:
+        """Wait on the host for a device that works only then."""
+        return iter(()) if self.gpu.device.asynchronous else self._settled()
+
+    def _settled(self) -> Operation:
+        yield from self.gpu.device.settle(self.stream)
+        self.gpu.order.let_go()
 
     def abandon(self, keep: object) -> None:
         self.gpu.device.abandon()

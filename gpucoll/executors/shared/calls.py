@@ -76,7 +76,8 @@ class Calls:
         """Return what is kept of calls like `task`."""
         small = task.nbytes <= TINY or (task.nbytes <= SMALL and not self._is_symmetric(task))
         alias = task.in_place and not small and not self._moves(task)
-        key = (id(task.plan), id(task.op), task.dtype.name, alias, small)
+        # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
+        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small)
         call = self._kept.get(key)
         if call is None:
             # It holds plan and op, so that no others are found under their numbers.

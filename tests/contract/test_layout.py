@@ -1,0 +1,132 @@
+"""Global arrays over meshes of ranks, on every executor: random changes of layout against NumPy, products, refusals."""
+
+import math
+import random
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll import training
+from grids import SEED
+
+MESHES = [(1,), (2,), (4,), (2, 2), (3, 2), (2, 4), (2, 2, 2)]
+
+
+def any_spec(chance, names, axes):
+    """Each mesh axis divides one axis of the array, or none, in any order."""
+    found = [[] for _ in range(axes)]
+    for name in chance.sample(names, len(names)):
+        axis = chance.randrange(axes + 1)
+        if axis < axes:
+            found[axis].append(name)
+    return tuple(entry[0] if len(entry) == 1 else tuple(entry) or None for entry in found)
+
+
+def parts(shape, spec, mesh_shape, names):
+    """The numbers of the elements that each rank has, by another way than the product's: divided axis by axis."""
+    found = []
+    for rank in range(math.prod(mesh_shape)):
+        here = dict(zip(names, numpy.unravel_index(rank, mesh_shape), strict=True))
+        mine = numpy.arange(math.prod(shape)).reshape(shape)
+        for axis, entry in enumerate(spec):
+            entry = (entry,) if isinstance(entry, str) else entry or ()
+            count = math.prod(mesh_shape[names.index(name)] for name in entry)
+            index = 0
+            for name in entry:
+                index = index * mesh_shape[names.index(name)] + int(here[name])
+            each = -(-shape[axis] // count)
+            mine = numpy.take(mine, range(min(shape[axis], index * each), min(shape[axis], (index + 1) * each)), axis)
+        found.append(mine)
+    return found
+
+
+def changes(comm, mesh_shape, seed, count):
+    chance, names = random.Random(seed), ["row", "column", "depth"][:len(mesh_shape)]
+    mesh = training.Mesh(comm, mesh_shape, names)
+    for number in range(count):
+        shape = tuple(chance.choice((1, 2, 3, 4, 8, 12)) for _ in range(chance.randint(1, 3)))
+        dtype = chance.choice(["f4", "f8", "i4"])
+        content = numpy.random.default_rng([number, 7]).integers(0, 1000, shape).astype(dtype)
+        here, there = (any_spec(chance, names, len(shape)) for _ in range(2))
+        array = training.shard(content, mesh, here)
+        plan = training.plan(array, there)
+        moved = training.redistribute(array, there)
+        before, after = (parts(shape, spec, mesh_shape, names) for spec in (here, there))
+        note = f"seed {seed}, change {number}: {shape} {here} to {there}"
+        assert (array.local == content.reshape(-1)[before[comm.rank]]).all(), note
+        assert (moved.local == content.reshape(-1)[after[comm.rank]]).all(), note
+        assert (moved.gather() == content).all(), note
+        fewest = max(len(numpy.setdiff1d(wanted, had)) for had, wanted in zip(before, after, strict=True))
+        assert plan.nbytes == fewest * content.itemsize, note
+        assert str(plan).count("\n") == len(plan.steps)
+        kinds = {step.kind for step in plan.steps}
+        assert kinds <= {"local_slice", "all_gather", "all_to_all", "exchange"}
+        assert ("local_slice" in kinds) == (fewest == 0 and array.spec != moved.spec), note
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_changes_of_layout(executor, mesh):
+    executor.run(math.prod(mesh), changes, mesh, f"{SEED}/{mesh}", 12)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_many_changes_of_layout(executor, mesh):
+    executor.run(math.prod(mesh), changes, mesh, f"{SEED}/many/{mesh}", 200)
+
+
+def kinds(comm):
+    """Each change has a collective of its own; what it moves is what nobody can do with less."""
+    mesh = training.Mesh(comm, (2, 2), ("data", "model"))
+    x = numpy.arange(64.0).reshape(8, 8)
+    for here, there, kind, nbytes in (
+            ((None, None), ("data", "model"), "local_slice", 0), (("data", None), (None, None), "all_gather", 256),
+            (("data", None), (None, "data"), "all_to_all", 128),
+            (("data", "model"), ("model", "data"), "exchange", 128),
+            (("data", "model"), (None, "model"), "all_gather", 128),
+            ((("data", "model"), None), (None, ("data", "model")), "exchange", 96)):
+        (step,) = training.plan(training.shard(x, mesh, here), there).steps
+        assert (step.kind, step.nbytes) == (kind, nbytes)
+    divided = training.shard(x, mesh, (None, "model"))
+    product = training.matmul(divided, training.shard(x, mesh, ("model", None)))
+    assert product.partial == ("model",)
+    for there, kind, nbytes in (((None, None), "all_reduce", 512), (("model", None), "reduce_scatter", 256)):
+        (step,) = training.plan(product, there).steps
+        assert (step.kind, step.nbytes) == (kind, nbytes)
+        assert (training.redistribute(product, there).gather() == x @ x).all()  # whole numbers
+    with pytest.raises(gc.ArgumentError, match="no axis 'modle'; did you mean model"):
+        training.redistribute(divided, ("modle", None))
+    for wrong, code in (((("data", "data"), None), "GC-SPEC"), ((None,), "GC-SPEC"), ("data", "GC-SPEC")):
+        with pytest.raises(gc.ArgumentError) as found:
+            training.shard(x, mesh, wrong)
+        assert found.value.code == code
+    for left, right in (((None, "model"), (None, None)), (("data", "model"), ("model", "data"))):
+        with pytest.raises(gc.ArgumentError, match="matmul"):
+            training.matmul(training.shard(x, mesh, left), training.shard(x, mesh, right))
+    with pytest.raises(gc.ArgumentError, match="has not 4 places"):
+        training.Mesh(comm, (3, 2), ("data", "model"))
+
+
+def parallel(comm):
+    """Two layers, the first weight divided by columns, the second by rows, batches along the other axis."""
+    mesh = training.Mesh(comm, (comm.size // 2, 2), ("data", "model"))
+    chance = numpy.random.default_rng(3)
+    x, first, second, gradient = (chance.integers(-3, 4, shape).astype("f8")
+                                  for shape in ((4, 3, 6), (6, 8), (8, 10), (4, 3, 10)))
+    wide = training.Linear(training.shard(first, mesh, (None, "model")))
+    narrow = training.Linear(training.shard(second, mesh, ("model", None)))
+    y = narrow.forward(wide.forward(training.shard(x, mesh, ("data", None, None))))
+    assert (y.gather() == x @ first @ second).all()
+    by_hidden, by_second = narrow.backward(training.shard(gradient, mesh, ("data", None, None)))
+    by_x, by_first = wide.backward(by_hidden)
+    assert by_first.spec == wide.weight.spec
+    rows = gradient.reshape(12, 10)
+    assert (by_second.gather() == (x @ first).reshape(12, 8).T @ rows).all()
+    assert (by_first.gather() == x.reshape(12, 6).T @ (rows @ second.T)).all()
+    assert (by_x.gather() == gradient @ second.T @ first.T).all()
+
+
+@pytest.mark.parametrize("program", [kinds, parallel], ids=lambda program: program.__name__)
+def test_layouts(executor, program):
+    executor.run(4, program)
