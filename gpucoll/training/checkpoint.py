@@ -8,9 +8,11 @@ them. Its format is 1:
     {"format": 1, "steps": 7, "optimizer": "Adam", "state": ["mean", "square"],
      "parameters": {"w": {"shape": [300, 40], "dtype": "float64"}, ...},
      "files": [{"name": "rank-0-8f3a.npz", "sha256": "...", "elements": {"w": [0, 1500], ...}}, ...],
-     "kept": {"lost/w": {"shape": [300, 40], "dtype": "float64"}, ...}}
+     "kept": {"lost/w": {"shape": [300, 40], "dtype": "float64"}, ...},
+     "sha256": "..."}
 
-`kept` are arrays of which every rank has one of its own: what a compression has lost.
+The last line has the SHA-256 of what would be the manifest without it. `kept` are arrays of which every rank has one of
+its own: what a compression has lost.
 """
 
 from __future__ import annotations
@@ -98,11 +100,18 @@ class Saving:
         manifest = {"format": FORMAT, **self._optimizer, "files": files, "kept": self._kept,
                     "parameters": {name: {"shape": list(one.shape), "dtype": row_of(one.dtype).name}
                                    for name, one in self._like.items()}}
-        _write_through(self._folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        text = json.dumps(manifest, indent=1)
+        whole = f"{text[:-2]},\n {_digest_of(text)}\n}}"
+        _write_through(self._folder / MANIFEST, whole.encode())
         kept = {one["name"] for one in files}
         for old in self._folder.glob("rank-*"):
             if old.name not in kept:
                 old.unlink(missing_ok=True)
+
+
+def _digest_of(text: str) -> str:
+    """Return the last line of a manifest: the SHA-256 of all before it."""
+    return f'"sha256": "{hashlib.sha256(text.encode()).hexdigest()}"'
 
 
 def _packed(rows: Mapping[str, Array]) -> bytes:
@@ -137,11 +146,13 @@ class Checkpoint:
         found: dict[str, Any] = {}
 
         def read() -> None:
-            content = (folder / MANIFEST).read_bytes()
+            content = (folder / MANIFEST).read_text()
+            text, _, last = content.rpartition(",\n ")
+            if last != f"{_digest_of(text + chr(10) + '}')}\n}}":
+                raise ValueError("it is damaged: its SHA-256 is not that of its content")
             found.update(json.loads(content))
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']} is not {FORMAT}")
-            found["digest"] = hashlib.sha256(content).hexdigest()
             self.like = {name: Like(tuple(one["shape"]), numpy_dtype(one["dtype"]), False)
                          for name, one in found["parameters"].items()}
             self.steps, self.optimizer, self._state = found["steps"], found["optimizer"], found["state"]
@@ -149,8 +160,7 @@ class Checkpoint:
 
         self._reading = MANIFEST
         self._together(read)
-        everyone = comm._told_by_all({"digest": found["digest"]}, "load")
-        check_alike("load", everyone, "digest", "GC-CHECKPOINT")
+        check_alike("load", comm._told_by_all({"manifest": found["sha256"]}, "load"), "manifest", "GC-CHECKPOINT")
 
     def read(self, states: States) -> None:
         """Write this rank's elements of every parameter and of the optimizer's state into `states`. Collective."""

@@ -1,0 +1,121 @@
+"""Checkpoints that are interrupted, and damaged ones: a folder has the old one or the new one, whole."""
+
+import os
+import random
+import signal
+import sys
+import threading
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll import training
+from gpucoll.training import checkpoint
+from grids import SEED
+from thread_ranks import on_threads
+
+RANKS = 2
+
+
+def saved(comm, folder, value, watch=None):
+    """Save parameters that are all `value`."""
+    trainer = training.ZeRO({"w": numpy.full((30, 7), value), "b": numpy.full(11, value)}, comm, training.Adam(), 2)
+    comm.barrier()
+    if watch is not None:
+        watch()
+    trainer.save(folder)
+
+
+def loaded(comm, folder):
+    """The values that there are."""
+    trainer = training.ZeRO.load(folder, comm, training.Adam(), 1)
+    return {float(value) for array in trainer.parameters.values() for value in array.flat}
+
+
+def killed_after(lines, folder):
+    """Save in a child of this process, which kills itself once that many lines of checkpoint.py have been run.
+
+    Returns whether it came to its end before.
+    """
+    child = os.fork()
+    if child == 0:
+        left, lock = [lines], threading.Lock()
+
+        def trace(frame, event, argument):
+            if event == "line":
+                with lock:
+                    left[0] -= 1
+                    if left[0] < 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            return trace if frame.f_code.co_filename == checkpoint.__file__ else None
+
+        def watch():
+            threading.settrace(trace)  # of the threads that write
+            sys.settrace(trace)
+
+        try:
+            on_threads(RANKS, saved, folder, 2.0, watch)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFEXITED(status)
+
+
+def swept(tmp_path, count):
+    """Interrupt a save after numbers of lines drawn from all that it runs; what is there afterwards is whole."""
+    on_threads(RANKS, saved, tmp_path, 1.0)
+    most = 1
+    while not killed_after(most, tmp_path):
+        most *= 2
+    found = set()
+    for lines in sorted(random.Random(SEED).sample(range(most), min(count, most))):
+        on_threads(RANKS, saved, tmp_path, 1.0)
+        has_ended = killed_after(lines, tmp_path)
+        for size in (1, RANKS):
+            (values,) = {frozenset(values) for values in on_threads(size, loaded, tmp_path)}
+            assert values == {2.0} if has_ended else values in ({1.0}, {2.0}), f"seed {SEED}, {lines} lines"
+        found |= values
+    assert found == {1.0, 2.0}
+    on_threads(RANKS, saved, tmp_path, 1.0)
+    assert len(list(tmp_path.iterdir())) == RANKS + 1  # what was left behind has been removed
+
+
+def test_an_interrupted_checkpoint(tmp_path):
+    swept(tmp_path, 12)
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_interrupted_anywhere(tmp_path):
+    swept(tmp_path, 1000)
+
+
+def refused(comm, folder, name):
+    with pytest.raises((gc.BackendError, gc.PeerError), match=name) as found:
+        loaded(comm, folder)
+    return type(found.value)
+
+
+def test_a_damaged_file_is_named_on_every_rank(tmp_path):
+    on_threads(RANKS, saved, tmp_path, 1.0)
+    for path in tmp_path.iterdir():
+        content = path.read_bytes()
+        for damaged in (content[:-1], content[:50] + bytes([content[50] ^ 1]) + content[51:], b"", None):
+            path.unlink() if damaged is None else path.write_bytes(damaged)
+            kinds = on_threads(3, refused, tmp_path, path.name)
+            assert gc.BackendError in kinds
+            path.write_bytes(content)
+    assert on_threads(3, loaded, tmp_path) == [{1.0}] * 3
+
+
+def test_a_folder_that_nobody_can_write(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    def program(comm):
+        with pytest.raises((gc.BackendError, gc.PeerError), match="file"):
+            saved(comm, tmp_path / "file", 1.0)
+        return comm.all_reduce(numpy.ones(1))[0]
+
+    assert on_threads(3, program) == [3, 3, 3]
