@@ -157,13 +157,20 @@ def in_another_call(comm):
 
 @program
 def left(comm, algorithm):
-    """A rank that leaves the block by an error is named to those who wait for it."""
+    """A rank that leaves the block by an error is named to those who wait for it, and to who meets these later."""
     with contextlib.suppress(KeyError), comm.split(0) as part:
         part.all_reduce(numpy.ones(2))
+        comm.barrier()  # nobody is in that call any more
         if comm.rank == 1:
             raise KeyError
+        if comm.rank == 2:
+            comm.barrier()
         assert refusal(lambda: part.all_reduce(numpy.ones(2), algorithm=algorithm)) == (
             "RankFailedError", "GC-RANK", (1,))
+        if comm.rank == 0:
+            comm.barrier()
+    if comm.rank == 1:
+        comm.barrier()
 
 
 def test_ranks_that_are_not_in_a_call_are_told_of(ranks):

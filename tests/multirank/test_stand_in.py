@@ -103,7 +103,7 @@ PEER_FOR_HOSTILE = [("many_streams", "two_shot"), ("captured_beside", "one_shot"
 
 @pytest.mark.parametrize(("program", "machine"), named(
     FOR_HOSTILE, machine="hostile",
-    sample=[("missed",), ("streams_refused",), ("kept_graph", "native"), ("tensors", "weights")]))
+    sample=[("missed",), ("streams_refused",), ("without_nccl",), ("kept_graph", "native"), ("tensors", "weights")]))
 def test_programs_for_a_hostile_machine(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 
