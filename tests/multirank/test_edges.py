@@ -161,15 +161,15 @@ def left(comm, algorithm):
     with contextlib.suppress(KeyError), comm.split(0) as part:
         part.all_reduce(numpy.ones(2))
         comm.barrier()  # nobody is in that call any more
-        if comm.rank == 1:
-            raise KeyError
-        if comm.rank == 0:
-            comm.barrier()  # until rank 2 has been told; a ring's rank 0 hears of it from that one
-        assert refusal(lambda: part.all_reduce(numpy.ones(2), algorithm=algorithm)) == (
-            "RankFailedError", "GC-RANK", (1,))
         if comm.rank == 2:
+            raise KeyError
+        if comm.rank == 1:
+            comm.barrier()  # until rank 0, which it looks at first, has been told
+        assert refusal(lambda: part.all_reduce(numpy.ones(2), algorithm=algorithm)) == (
+            "RankFailedError", "GC-RANK", (2,))
+        if comm.rank == 0:
             comm.barrier()
-    if comm.rank == 1:
+    if comm.rank == 2:
         comm.barrier()
 
 
