@@ -10,6 +10,7 @@ from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scat
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, header_of
+from gpucoll.communicator.repeats import Key
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
@@ -46,31 +47,31 @@ class Collectives(Headers):
             result = self._express("all_reduce", op, 0, algorithm, x, out)
             if result is not None:
                 return result
-        return self._reduction("all_reduce", x, out, op, dtype, How(algorithm, async_op, stream))
+        return self._reduction("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
-        return self._reduction("reduce", x, out, op, dtype, How(algorithm, async_op, stream), root)
+        return self._reduction("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's and return it. MPI-5.0, 6.4."""
-        return self._movement("broadcast", x, None, How(algorithm, async_op, stream), root)
+        return self._movement("broadcast", x, None, root, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
-        return self._movement("all_gather", x, out, How(algorithm, async_op, stream))
+        return self._movement("all_gather", x, out, 0, algorithm, async_op, stream)
 
     @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
-        return self._movement("gather", x, out, How(algorithm, async_op, stream), root)
+        return self._movement("gather", x, out, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                 async_op: bool = False) -> Any:
@@ -104,19 +105,19 @@ class Collectives(Headers):
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
-        return self._reduction("reduce_scatter", x, out, op, dtype, How(algorithm, async_op, stream))
+        return self._reduction("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
-        return self._movement("all_to_all", x, out, How(algorithm, async_op, stream))
+        return self._movement("all_to_all", x, out, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
-        return self._reduction("scan", x, out, op, dtype, How(algorithm, async_op, stream))
+        return self._reduction("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -125,7 +126,7 @@ class Collectives(Headers):
 
         MPI-5.0, 6.11.2, where rank 0's result is undefined.
         """
-        return self._reduction("exscan", x, out, op, dtype, How(algorithm, async_op, stream))
+        return self._reduction("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""
@@ -136,27 +137,27 @@ class Collectives(Headers):
         return self._run("barrier", NOTHING._replace(space=space), How(algorithm, async_op))
 
     @counted
-    def _reduction(self, name: str, x: Any, out: Any, op: Any, dtype: Any, how: How, root: Any = 0) -> Any:
-        plain = dtype is None and type(op) is str and name != "exscan"
-        same = (name, op, root, how.algorithm) if plain and _is_plain(how, root) else ()
-        result = self._again(same, x, out, how.stream) if same else None
-        if result is not None:
-            return result
+    def _reduction(self, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any, async_op: bool,
+                   stream: Any) -> Any:
+        same: Key = ()
+        if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
+            same = () if name == "exscan" else (name, op, root, algorithm)
+            result = self._again(same, x, out, stream) if same else None
+            if result is not None:
+                return result
         who = self._sizes(name, root)
-        call = prepare(COLLECTIVES[name], x, out, who, dtype, self._space(name, x, stream=how.stream))
+        call = prepare(COLLECTIVES[name], x, out, who, dtype, self._space(name, x, stream=stream))
+        how = How(algorithm, async_op, stream)
         return self._run(name, call, how, self._check_op(name, op, call), who.root, same, x, out)
 
     @counted
-    def _movement(self, name: str, x: Any, out: Any, how: How, root: Any = 0) -> Any:
-        same = (name, "", root, how.algorithm) if _is_plain(how, root) else ()
-        result = self._again(same, x, out, how.stream) if same else None
-        if result is not None:
-            return result
+    def _movement(self, name: str, x: Any, out: Any, root: Any, algorithm: Any, async_op: bool, stream: Any) -> Any:
+        same: Key = ()
+        if not async_op and type(algorithm) is str and type(root) is int:
+            same = (name, "", root, algorithm)
+            result = self._again(same, x, out, stream)
+            if result is not None:
+                return result
         who = self._sizes(name, root)
-        call: Prepared = prepare(COLLECTIVES[name], x, out, who, None, self._space(name, x, stream=how.stream))
-        return self._run(name, call, how, root=who.root, same=same, x=x, out=out)
-
-
-def _is_plain(how: How, root: Any) -> bool:
-    """Return whether a call may come again just like this: nothing of it can change unseen."""
-    return not how.async_op and type(root) is int and type(how.algorithm) is str
+        call: Prepared = prepare(COLLECTIVES[name], x, out, who, None, self._space(name, x, stream=stream))
+        return self._run(name, call, How(algorithm, async_op, stream), root=who.root, same=same, x=x, out=out)

@@ -91,10 +91,12 @@ def key_of(call: Key, x: Any, out: Any) -> Key:
 
 def place_of(x: Any) -> Key:
     """Return where an array is and what it looks like; () for one that is not NumPy's or CuPy's own."""
-    if type(x) is numpy.ndarray:
+    kind = type(x)
+    if kind is numpy.ndarray:
         return x.__array_interface__["data"], x.shape, x.strides, x.dtype
-    if type(x) is getattr(sys.modules.get("cupy"), "ndarray", None):
-        return x.data.ptr, x.shape, x.strides, x.dtype, x.data.device_id
+    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
+        memory = x.data
+        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
     return ()
 
 
