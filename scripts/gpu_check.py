@@ -63,6 +63,7 @@ PARTS = (
     Part("two communicators", 120, "calls of two communicators side by side"),
     Part("a killed rank", 120, "one of two ranks is killed; the other one is told"),
     Part("PyTorch", 60, "PyTorch's tensors, and its streams"),
+    Part("strategies", 300, "data parallel, ZeRO, parameter servers, compression and layouts, on one GPU and on all"),
     Part("training", 120, "scripts/train.py for three epochs, a rank on every GPU"),
     Part("compute-sanitizer", 400, "the kernels under NVIDIA's memcheck"),
     Part("benchmark", 120, "ring, tree and native by size"),

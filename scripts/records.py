@@ -1,6 +1,6 @@
 """What scripts/train.py leaves behind and shows: checkpoints, a log of steps, a line of progress.
 
-Only rank 0 uses these. Nothing here knows of ranks or GPUs; weights come as NumPy arrays.
+But for `on_first`, which all ranks call, only rank 0 uses these.
 """
 
 from __future__ import annotations
@@ -14,10 +14,15 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from gpucoll.rendezvous import by_first_rank
+
+Result = TypeVar("Result")
+
+SETTINGS = "settings.json"
 STYLES = ("auto", "bar", "lines", "off")
 BAR_WIDTH = 24
 INTERVALS = {"bar": 0.1, "lines": 5.0}  # seconds
@@ -48,12 +53,30 @@ def total(steps: list[Step]) -> dict[str, float]:
     }
 
 
-def write_checkpoint(path: Path, state: np.ndarray, epochs: int, settings: Mapping[str, Any]) -> None:
-    """`path` holds the state after `epochs` epochs; cut short at any moment, it holds the old one."""
+def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
+    """Runs `action` on rank 0, which alone has its result; where it refuses, all ranks refuse.
+
+    So no rank goes on and waits in a collective for one that has left.
+    """
+    kept: list[Result] = []
+    try:
+        by_first_rank(comm.mpi, lambda: kept.append(action()))
+    except (Refusal, OSError) as error:
+        raise Refusal(str(error)) from None
+    return kept[0] if kept else None
+
+
+def to_host(array: Any) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.get()
+
+
+def write_checkpoint(path: Path, arrays: Mapping[str, Any], steps: int, settings: Mapping[str, Any]) -> None:
+    """`path` holds the arrays after `steps` steps; cut short at any moment, it holds the old ones."""
     temporary = path.with_name(path.name + ".part")
     try:
         with temporary.open("wb") as file:
-            np.savez(file, weights=state[0], momentum=state[1], epoch=epochs, **settings)
+            np.savez(file, steps=steps, settings=json.dumps(settings),
+                     **{name: to_host(array) for name, array in arrays.items()})  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())  # the bytes are on disk before their name
         os.replace(temporary, path)
@@ -61,17 +84,37 @@ def write_checkpoint(path: Path, state: np.ndarray, epochs: int, settings: Mappi
         temporary.unlink(missing_ok=True)
 
 
-def read_checkpoint(path: Path, settings: Mapping[str, Any]) -> tuple[np.ndarray, int]:
-    """State (2, parameters) and the number of epochs done. Refuses a file of other settings."""
+def read_checkpoint(path: Path, arrays: Mapping[str, Any], settings: Mapping[str, Any]) -> int:
+    """Writes into the arrays what a checkpoint has; returns the number of steps. Refuses a file of other settings."""
     try:
         with np.load(path, allow_pickle=False) as file:
             fields = {name: file[name] for name in file.files}
-        for name, wanted in settings.items():
-            if not np.array_equal(fields[name], wanted):
-                raise ValueError(f"its {name} is {fields[name].tolist()}, asked for is {wanted}")
-        return np.stack([fields["weights"], fields["momentum"]]), int(fields["epoch"])
+        compare(json.loads(str(fields["settings"])), settings)
+        for name, array in arrays.items():
+            if array.shape != fields[name].shape or array.dtype != fields[name].dtype:
+                raise ValueError(f"its {name} is {fields[name].dtype} {fields[name].shape}")
+        for name, array in arrays.items():
+            if isinstance(array, np.ndarray):
+                array[...] = fields[name]
+            else:
+                array.set(fields[name])
+        return int(fields["steps"])
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise Refusal(f"cannot resume from {path}: {error}") from error
+
+
+def check_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Refuses a folder of other settings."""
+    try:
+        compare(json.loads((folder / SETTINGS).read_text()), settings)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(f"cannot resume from {folder}: {error}") from error
+
+
+def compare(found: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    for name, wanted in settings.items():
+        if found[name] != wanted:
+            raise ValueError(f"its {name} is {found[name]}, asked for is {wanted}")
 
 
 def open_log(path: Path, done: int) -> IO[str]:

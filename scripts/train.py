@@ -1,11 +1,11 @@
-"""Train a small network on handwritten digits, with gradients summed over ranks by gpucoll.
+"""Train a small network on several ranks by `gpucoll.training`: handwritten digits, or characters of a text.
 
     mpiexec -n 8 python scripts/train.py
+    mpiexec -n 8 python scripts/train.py --strategy zero2 --compression powersgd
     mpiexec -n 2 python scripts/train.py --device cuda --algorithm ring --log training.jsonl
 
-Every step takes the same global batch, whatever the number of ranks. Each rank computes the sum of
-its samples' gradients, one all-reduce adds these sums, and every rank takes the same step. So the
-loss curve does not depend on the number of ranks, but for round-off in the last digits.
+Every step takes the same global batch, whatever the number of ranks and the strategy. So the loss curve does not depend
+on these, but for round-off in the last digits, and for what a compression loses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from environment import launchers
 
@@ -43,20 +43,29 @@ import numpy as np  # noqa: E402
 
 import digits  # noqa: E402
 import gpucoll as gc  # noqa: E402
+import models  # noqa: E402
 import records  # noqa: E402
-from gpucoll.rendezvous import by_first_rank  # noqa: E402
-from records import Refusal, Step  # noqa: E402
+import texts  # noqa: E402
+from gpucoll.training import Sampler  # noqa: E402
+from gpucoll.training.compression import COMPRESSIONS  # noqa: E402
+from records import Refusal, Step, on_first, to_host  # noqa: E402
+from strategies import Strategy  # noqa: E402
+from strategies.data_parallel import DataParallel  # noqa: E402
+from strategies.parameter_server import ParameterServer  # noqa: E402
+from strategies.tensor_parallel import TensorParallel  # noqa: E402
+from strategies.zero import ZeRO  # noqa: E402
 
+STRATEGIES: dict[str, type[Strategy]] = {
+    "data_parallel": DataParallel, "zero1": ZeRO, "zero2": ZeRO, "zero3": ZeRO, "parameter_server": ParameterServer,
+    "tensor_parallel": TensorParallel}
 # Steps moderate enough that round-off, which differs with the number of ranks, dies away and does not grow: batches of
 # 16 at the rate of 64, for instance, give 1 and 8 ranks curves that part altogether. The warm-up adds to accuracy too.
-MOMENTUM = 0.9
 RATE_PER_SAMPLE = 0.2 / 64
 LARGEST_RATE = 0.4
+TRANSFORMER_RATE = 3e-3  # Adam's, which does not grow with the batch
 DECAY = 0.93  # of the rate, per epoch; it does not depend on --epochs, so that a finished run can be resumed
 WARM_UP = 20  # steps
 REFUSED = (gc.ArgumentError, gc.BackendError, gc.DtypeError, gc.PeerError, gc.UsageError)
-
-Result = TypeVar("Result")
 
 
 # Options
@@ -85,10 +94,16 @@ def make_parser() -> argparse.ArgumentParser:
                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     add = parser.add_argument
     add("-h", "--help", action="store_true", help="show this page and stop")
+    add("--strategy", choices=STRATEGIES, default="data_parallel", help="default data_parallel")
+    add("--compression", choices=COMPRESSIONS, default="none", help="of gradients, with error feedback; default none")
+    add("--model", choices=models.MODELS, default="mlp", help="mlp and cnn read digits, transformer text; default mlp")
+    add("--servers", type=number(int, 1), default=1, metavar="N", help="parameter servers, the last ranks; default 1")
+    add("--staleness", type=number(int, 0), default=0, metavar="N", help="steps that a worker may be ahead; default 0")
     add("--epochs", type=number(int, 1), default=30, metavar="N", help="default 30")
     add("--batch", type=number(int, 1), default=64, metavar="N", help="samples per step, over all ranks; default 64")
     add("--seed", type=number(int, 0), default=0, metavar="N", help="of first weights and order; default 0")
-    add("--learning-rate", type=number(float, 0), metavar="X", help="default batch * 0.2 / 64, at most 0.4")
+    add("--learning-rate", type=number(float, 0), metavar="X", help="default batch * 0.2 / 64, at most 0.4; of the "
+        "transformer 0.003")
     add("--dtype", choices=("float32", "float64"), default="float32", help="default float32")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda where every rank has a GPU")
     add("--algorithm", default="auto", metavar="NAME", help="of all_reduce, as in its algorithm=")
@@ -104,30 +119,21 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options, with the learning rate filled in. Raises Refusal where they are wrong."""
     options = make_parser().parse_args(arguments)
     if options.learning_rate is None:
-        options.learning_rate = min(LARGEST_RATE, RATE_PER_SAMPLE * options.batch)
+        options.learning_rate = TRANSFORMER_RATE if options.model == "transformer" else min(
+            LARGEST_RATE, RATE_PER_SAMPLE * options.batch)
+    if options.algorithm != "auto" and (options.strategy, options.compression) not in (
+            ("data_parallel", "none"), ("tensor_parallel", "none")):
+        raise Refusal(f"--algorithm is that of all_reduce, which --strategy {options.strategy} --compression "
+                      f"{options.compression} does not call by itself")
     return options
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
     """What must be alike in a run and its continuation, for the result to be that of one run."""
-    names = ("batch", "dtype", "seed", "learning_rate")
-    return {"layers": list(digits.LAYERS), **{name: getattr(options, name) for name in names}}
+    return {name: getattr(options, name) for name in ("model", "batch", "dtype", "seed", "learning_rate")}
 
 
 # Ranks and devices
-
-
-def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
-    """Runs `action` on rank 0, which alone has its result; where it refuses, all ranks refuse.
-
-    So no rank goes on and waits in a collective for one that has left.
-    """
-    kept: list[Result] = []
-    try:
-        by_first_rank(comm.mpi, lambda: kept.append(action()))
-    except (Refusal, OSError) as error:
-        raise Refusal(str(error)) from None
-    return kept[0] if kept else None
 
 
 def choose_arrays(comm: Any, device: str) -> Any:
@@ -148,44 +154,43 @@ def choose_arrays(comm: Any, device: str) -> Any:
     return np
 
 
-def to_host(array: Any) -> np.ndarray:
-    return array if isinstance(array, np.ndarray) else array.get()
-
-
 # Training
 
 
 class Training:
-    """Weights, momentum and data of one rank; after every step all ranks hold the same weights."""
+    """The model, the data and the strategy of one rank."""
 
     def __init__(self, comm: Any, options: argparse.Namespace) -> None:
         self.comm, self.options = comm, options
         self.xp = choose_arrays(comm, options.device)
-        self.buffer = self.xp.zeros(digits.PARAMETERS + 1, options.dtype)
         try:  # before anything slow: an algorithm or executor may be one that cannot serve the steps
-            self.all_reduce(self.buffer)
+            comm.all_reduce(self.xp.zeros(1, options.dtype), algorithm=options.algorithm)
         except REFUSED as error:
             raise Refusal(str(error)) from error
-        first = on_first(comm, self.first_state) or (np.zeros((2, digits.PARAMETERS), options.dtype), 0)
-        self.state = comm.broadcast(self.xp.asarray(first[0]), root=0)  # weights and momentum
-        self.epochs_done = int(comm.broadcast(self.xp.asarray([first[1]]), root=0)[0])
+        data = texts if options.model == "transformer" else digits
         # Only rank 0 needs scikit-learn and the time that it takes.
-        table = on_first(comm, read_table)
-        table = np.zeros((digits.SAMPLES, digits.PIXELS + 1), np.uint8) if table is None else table
+        table = on_first(comm, lambda: read_table(data))
+        shape = comm.broadcast(self.xp.asarray((0, 0) if table is None else table.shape), root=0)
+        table = np.zeros([int(length) for length in to_host(shape)], np.uint8) if table is None else table
         table = to_host(comm.broadcast(self.xp.asarray(table), root=0))
-        self.train_set, self.test_set = digits.split(table[:, digits.PIXELS])
-        self.images, self.targets = digits.prepare(self.xp, table, options.dtype)
+        self.train_set, self.test_set = data.split(table)
+        self.inputs, self.targets = data.prepare(self.xp, table, options.dtype)
         self.steps_per_epoch = math.ceil(len(self.train_set) / options.batch)
+        self.layers = models.MODELS[options.model]()
+        options.rate = self.rate
+        weights = {name: self.xp.asarray(weight)
+                   for name, weight in models.initial(self.layers, options.seed, options.dtype).items()}
+        try:
+            self.strategy = STRATEGIES[options.strategy](weights, comm, options)
+            self.steps_done = self.strategy.load(options.resume, settings(options)) if options.resume else 0
+        except REFUSED as error:
+            raise Refusal(str(error)) from error
+        self.ranks = self.strategy.comm  # those that share a batch
 
-    def first_state(self) -> tuple[np.ndarray, int]:
-        """Weights and momentum, shape (2, PARAMETERS), and the epochs done: of a checkpoint, or fresh ones."""
-        if self.options.resume:
-            return records.read_checkpoint(self.options.resume, settings(self.options))
-        weights = digits.initial(self.options.seed, self.options.dtype)
-        return np.stack([weights, np.zeros_like(weights)]), 0
-
-    def all_reduce(self, array: Any) -> Any:
-        return self.comm.all_reduce(array, out=array, algorithm=self.options.algorithm)
+    def rate(self, step: int) -> float:
+        """The optimizer's rate in a step, from 1 on."""
+        epoch = (step - 1) // self.steps_per_epoch
+        return float(self.options.learning_rate * DECAY**epoch * min(1.0, step / WARM_UP))
 
     def settle(self) -> float:
         """Waits for the GPU, so that the time that it returns is that of the work before."""
@@ -195,39 +200,50 @@ class Training:
 
     def epoch(self, epoch: int) -> Iterator[Step]:
         options = self.options
-        batches = digits.batches(self.train_set, options.batch, options.seed, epoch)
-        for step, batch in enumerate(batches, start=epoch * self.steps_per_epoch + 1):
-            yield self.step(step, batch, options.learning_rate * DECAY**epoch * min(1.0, step / WARM_UP))
+        sampler = Sampler(len(self.train_set), rank=self.ranks.rank, size=self.ranks.size, batch=options.batch,
+                          seed=options.seed)
+        for number, mine in enumerate(sampler.epoch(epoch)):
+            samples = min(options.batch, len(self.train_set) - number * options.batch)
+            here = self.xp.asarray(self.train_set[mine])
+            yield self.step(epoch * self.steps_per_epoch + number + 1, here, samples)
 
-    def step(self, step: int, batch: np.ndarray, rate: float) -> Step:
-        """Takes one step along the mean gradient of `batch`, the same on every rank.
+    def step(self, number: int, mine: Any, samples: int) -> Step:
+        """Takes one step along the mean gradient of a batch of `samples`, of which this rank has `mine`.
 
         The time of communication holds that of waiting for slower ranks.
         """
-        began = time.perf_counter()
-        mine = self.xp.asarray(digits.share(batch, self.comm.rank, self.comm.size))
-        digits.gradient(self.xp, self.state[0], self.images[mine], self.targets[mine], out=self.buffer)
-        computed = self.settle()
-        self.all_reduce(self.buffer)
-        communication = self.settle() - computed
-        self.buffer /= len(batch)
-        weights, momentum = self.state
-        momentum *= MOMENTUM
-        momentum += self.buffer[:-1]
-        weights -= rate * momentum
-        loss = float(self.buffer[-1])
-        return Step(step, loss, len(batch), time.perf_counter() - began, communication)
+        began, strategy = self.settle(), self.strategy
+        strategy.communication = 0.0
+        scores, kept = self.forward(mine)
+        loss, gradient = models.loss(self.xp, scores, self.targets[mine])
+        gradient *= self.ranks.size / samples  # so that the mean over ranks is the batch's
+        for layer, one in zip(reversed(self.layers), reversed(kept), strict=True):
+            gradient = strategy.backward(self.xp, layer, one, gradient)
+        strategy.step()
+        with strategy.communicating():
+            loss = self.ranks.all_reduce(self.xp.asarray(loss).reshape(1))
+        return Step(number, float(loss[0]) / samples, samples, self.settle() - began, strategy.communication)
+
+    def forward(self, mine: Any) -> tuple[Any, list[Any]]:
+        """The scores of some samples, and what each layer has kept for the way back."""
+        x, everything = self.inputs[mine], []
+        for layer in self.layers:
+            x, kept = self.strategy.forward(self.xp, layer, x)
+            everything.append(kept)
+        return x, everything
 
     def accuracy(self) -> float:
         """Per cent of the test set that is read rightly; every rank looks at its part of it."""
-        mine = self.xp.asarray(digits.share(self.test_set, self.comm.rank, self.comm.size))
-        right = digits.correct(self.xp, self.state[0], self.images[mine], self.targets[mine])
-        return 100 * int(self.all_reduce(right)[0]) / len(self.test_set)
+        mine = self.xp.asarray(np.array_split(self.test_set, self.ranks.size)[self.ranks.rank])
+        guesses = self.forward(mine)[0].argmax(axis=-1)
+        right = (guesses == self.targets[mine].argmax(axis=-1)).sum(dtype="int64").reshape(1)
+        each = math.prod(guesses.shape[1:])
+        return 100 * int(self.ranks.all_reduce(right)[0]) / (len(self.test_set) * each)
 
 
-def read_table() -> np.ndarray:
+def read_table(data: Any) -> np.ndarray:
     try:
-        return digits.read_table()
+        return np.asarray(data.read_table())
     except ImportError as error:
         raise Refusal(f"scikit-learn is missing ({error}): pip install gpucoll[train]") from error
 
@@ -235,18 +251,24 @@ def read_table() -> np.ndarray:
 def train(comm: Any, options: argparse.Namespace) -> None:
     """Trains to the end; rank 0 logs, saves, and shows how far it is."""
     on_first(comm, lambda: refuse_unwritable(options.save))
+    if options.save and options.strategy not in ("data_parallel", "zero1", "zero2", "zero3"):
+        raise Refusal(f"--save is not for --strategy {options.strategy}")
     training = Training(comm, options)
+    if training.strategy.is_server:
+        training.strategy.serve()
+        return
     progress = records.Progress(options.progress if comm.rank == 0 else "off", options.epochs, sys.stderr)
-    done = training.epochs_done * training.steps_per_epoch
-    with on_first(comm, lambda: records.open_log(options.log, done) if options.log else None) or nullcontext() as log:
-        for epoch in range(training.epochs_done, options.epochs):
+    done, ranks = training.steps_done, training.ranks
+    path = options.log if comm.rank == 0 else None
+    with on_first(ranks, lambda: records.open_log(path, done) if path else None) or nullcontext() as log:
+        for epoch in range(done // training.steps_per_epoch, options.epochs):
             for step in training.epoch(epoch):
                 progress.add(step, step.step / training.steps_per_epoch)
                 if log:
                     records.write_step(log, step)
             if options.save:
-                on_first(comm, lambda: records.write_checkpoint(  # it is called before the next epoch
-                    options.save, to_host(training.state), epoch + 1, settings(options)))  # noqa: B023
+                training.strategy.save(options.save, settings(options))
+    training.strategy.end()
     accuracy = training.accuracy()
     if comm.rank == 0:
         print(f"test accuracy {accuracy:.1f} %", flush=True)

@@ -18,6 +18,7 @@ import gpu_lifetimes
 import gpu_peer
 import gpu_streams
 import gpu_torch
+import gpu_training
 import gpucoll as gc
 import oracle
 import programs
@@ -26,7 +27,8 @@ from gpu_helpers import PATIENCE, Foreign, held, raising, ramp, ranges, refused,
 from mirrored import NATIVE, Mirrored
 from restless import restless
 
-HOMES = (gpu_streams, gpu_peer, gpu_torch, gpu_hostile, gpu_lifetimes, gpu_hazards, sys.modules[__name__])
+HOMES = (gpu_streams, gpu_peer, gpu_torch, gpu_hostile, gpu_lifetimes, gpu_hazards, gpu_training,
+         sys.modules[__name__])
 
 
 def on_mpi(mpi, name, *arguments, **options):

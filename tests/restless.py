@@ -43,7 +43,8 @@ class _Restless:
                 assert now == other, f"{name} has made GPU {now} current, where {other} was"
             finally:
                 runtime.setDevice(before)
-            is_ours = type(found).__module__.startswith("gpucoll") and not isinstance(found, tuple | BaseException)
+            is_plain = isinstance(found, dict | tuple | BaseException)
+            is_ours = type(found).__module__.startswith("gpucoll") and not is_plain
             return _Restless(found, self._chance) if is_ours or hasattr(found, "__exit__") else found
 
         return called

@@ -54,7 +54,8 @@ class Saving:
         self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
                            "state": list(optimizer.state_names)}
         told = comm._told_by(0, {"token": os.urandom(6).hex()}, "save")
-        self._name = f"rank-{comm.rank}-{told['token']}.npz"
+        self._token = told["token"]
+        self._name = f"rank-{comm.rank}-{self._token}.npz"
         self._rows = {f"{kind}/{name}": numpy.array(on_host(row)) for name, state in states.items()
                       for kind, row in state.items()}
         self._kept = {name: {"shape": list(row.shape), "dtype": row_of(row.dtype).name} for name, row in kept.items()}
@@ -95,7 +96,7 @@ class Saving:
         files = []
         for rank, digest in enumerate(digests):
             own = {name: owned(one.size, rank, self._comm.size) for name, one in self._like.items()}
-            files.append({"name": self._name.replace("rank-0-", f"rank-{rank}-"), "sha256": digest,
+            files.append({"name": f"rank-{rank}-{self._token}.npz", "sha256": digest,
                           "elements": {name: [place.start, place.stop] for name, place in own.items()}})
         manifest = {"format": FORMAT, **self._optimizer, "files": files, "kept": self._kept,
                     "parameters": {name: {"shape": list(one.shape), "dtype": row_of(one.dtype).name}

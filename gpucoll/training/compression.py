@@ -16,7 +16,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy
 
@@ -90,11 +90,15 @@ class Compression:
 
 
 class Exact(Compression):
-    """The mean as `all_reduce` forms it."""
+    """The mean as `all_reduce` forms it by `algorithm`."""
+
+    def __init__(self, algorithm: str = "auto") -> None:
+        super().__init__()
+        self._algorithm = algorithm
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         self._count(whole, comm, (whole, 2 * (comm.size - 1) / comm.size))
-        yield comm.all_reduce(whole, out=whole, op="avg", async_op=True)
+        yield comm.all_reduce(whole, out=whole, op="avg", algorithm=self._algorithm, async_op=True)
 
 
 class Cast(Compression):
@@ -317,8 +321,9 @@ def _orthogonal(columns: Array) -> Array:
     return found
 
 
-COMPRESSIONS = {"none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"),
-                "int8": Int8, "topk": TopK, "powersgd": PowerSGD}
+COMPRESSIONS: dict[str, Callable[[], Compression]] = {
+    "none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"),
+    "int8": Int8, "topk": lambda: TopK(0.1), "powersgd": PowerSGD}
 
 
 def named(name: str) -> Compression:

@@ -1,17 +1,20 @@
 """Optimizers that work element by element, so that a rank may own any part of a parameter and its state.
 
-Their formulas are PyTorch's. `lr` may be changed between steps.
+Their formulas are PyTorch's. `lr`, the rate, is a number, which may be changed between steps, or a function of the
+number of the step, from 1 on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeAlias
 
 import numpy
 
 from gpucoll.arrays import Array, as_array, module_of
 from gpucoll.errors import ArgumentError
+
+Rate: TypeAlias = float | Callable[[int], float]
 
 
 class Optimizer:
@@ -19,10 +22,15 @@ class Optimizer:
 
     state_names: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter, of its shape and dtype
 
-    def __init__(self, lr: float) -> None:
+    def __init__(self, lr: Rate) -> None:
         self.lr = lr
         self.steps = 0
         self.state: dict[str, dict[str, Array]] = {}
+
+    @property
+    def rate(self) -> float:
+        """That of the step under way."""
+        return self.lr(self.steps) if callable(self.lr) else self.lr
 
     def step(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
         """Change every parameter in place by its gradient, of the same shape and dtype.
@@ -66,7 +74,7 @@ def gradient_of(call: str, name: str, gradient: Any, shape: tuple[int, ...]) -> 
 class SGD(Optimizer):
     """parameter -= lr * v, where v = momentum * v + gradient."""
 
-    def __init__(self, lr: float, momentum: float = 0.0) -> None:
+    def __init__(self, lr: Rate, momentum: float = 0.0) -> None:
         super().__init__(lr)
         self.momentum = momentum
         if momentum:
@@ -74,12 +82,12 @@ class SGD(Optimizer):
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
         if not state:
-            parameter -= self.lr * gradient
+            parameter -= self.rate * gradient
             return
         velocity = state["momentum"]
         velocity *= self.momentum
         velocity += gradient
-        parameter -= self.lr * velocity
+        parameter -= self.rate * velocity
 
 
 class Adam(Optimizer):
@@ -90,7 +98,7 @@ class Adam(Optimizer):
 
     state_names = ("mean", "square")
 
-    def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+    def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
         super().__init__(lr)
         self.betas, self.eps = betas, eps
 
@@ -102,17 +110,17 @@ class Adam(Optimizer):
         square += (1 - beta2) * (gradient * gradient)
         divisor = (square / (1 - beta2**self.steps)) ** 0.5
         divisor += self.eps
-        parameter -= (self.lr / (1 - beta1**self.steps)) * mean / divisor
+        parameter -= (self.rate / (1 - beta1**self.steps)) * mean / divisor
 
 
 class AdamW(Adam):
     """Adam after parameter *= 1 - lr * weight_decay. Source: Loshchilov and Hutter, arXiv 1711.05101."""
 
-    def __init__(self, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+    def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2) -> None:
         super().__init__(lr, betas, eps)
         self.weight_decay = weight_decay
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
-        parameter *= 1 - self.lr * self.weight_decay
+        parameter *= 1 - self.rate * self.weight_decay
         super()._update(parameter, gradient, **state)

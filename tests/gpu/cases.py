@@ -145,6 +145,8 @@ NATIVE = [*(("native", name) for name in ("all_reduce", "reduce", "reduce_scatte
           ("streams", "native"), ("asynchronous", "native")]
 GRAPHS = [("captured", "ring"), ("captured", "native"), ("replayed", "ring"), ("lifetimes", "native"),
           ("lifetimes", "ring", "tree"), ("many_calls", "ring"), ("kept_graph", "native")]
+TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
+            ("laid_out",)]
 PEER_GRAPHS = [("captured", name) for name in ("one_shot", "two_shot", "ring")] + [("planned",), ("many_calls", "ring"),
                                                                                   ("lifetimes", "one_shot", "ring")]
 ALONE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("split",), ("dlpack",), ("refusals",),
@@ -311,6 +313,9 @@ PARTS = {
                "graphs, peer, a rank on every GPU": functools.partial(across, PEER_GRAPHS, 3, ON_PEER)},
     "threads": {"threads on one GPU": threads,
                 **{f"peer, {ranks} threads on one GPU": functools.partial(peer_threads, ranks) for ranks in (2, 4, 8)}},
+    "strategies": {"training, one rank": functools.partial(programs, [], TRAINING, LIMIT),
+                   "training, a rank on every GPU": functools.partial(across, TRAINING, 2),
+                   "training, peer, a rank on every GPU": functools.partial(across, TRAINING, 2, ON_PEER)},
     "two communicators": {"two communicators, one rank": functools.partial(programs, [], [("two",)], LIMIT),
                           "two communicators, a rank on every GPU": functools.partial(across, [("two",)], 1)},
     "a killed rank": {"a killed rank": killed},

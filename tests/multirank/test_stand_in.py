@@ -90,6 +90,16 @@ def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
 
 
+TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
+            ("laid_out",)]
+
+
+@pytest.mark.parametrize(("program", "machine"), on_both(
+    TRAINING, slow="trained-zero1 trained-zero2", sample=[("trained", "zero3")]))
+def test_training_programs(gpus, program, machine):
+    gpus(program[0], SIZE, *program[1:], env=machine)
+
+
 # What the usual machine never does to a program
 FOR_HOSTILE = [("streams_refused",), ("kept_graph", "ring"), ("kept_graph", "native"), ("missed",), ("in_turn",),
                ("many_streams", "ring"),

@@ -43,6 +43,34 @@ def assert_one_curve(ranks, algorithms, dtype, *arguments, sizes=(2, 4, 8)):
             assert losses == pytest.approx(expected, rel=TOLERANCES[dtype], abs=0), (size, algorithm)
 
 
+def strategy_curves(mpi, arguments):
+    """The loss of every step by every strategy; an int: the rank that has none, as a server."""
+    found = {}
+    with gc.Communicator.from_mpi(mpi) as comm:
+        for strategy in train.STRATEGIES:
+            training = train.Training(comm, train.parse([*arguments, "--device", "cpu", "--strategy", strategy]))
+            if training.strategy.is_server:
+                training.strategy.serve()
+                continue
+            found[strategy] = [step.loss for step in training.epoch(0)]
+            training.strategy.end()
+            found[strategy].append(training.accuracy())
+    return found
+
+
+@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow),
+                                   pytest.param("transformer", marks=pytest.mark.slow)])
+def test_every_strategy_gives_one_curve(ranks, model):
+    arguments = ["--dtype", "float64", "--batch", "400", "--model", model]
+    expected = ranks(curves, 1, ["native"], [*arguments, "--epochs", "1"], timeout=300)[0]["native"]
+    for size in (2, 4):
+        everyone = ranks(strategy_curves, size, arguments, timeout=300)
+        for strategy, (*losses, accuracy) in everyone[0].items():
+            assert losses == pytest.approx(expected, rel=1e-9, abs=0), (size, strategy)
+            assert accuracy == everyone[0]["data_parallel"][-1]
+        assert "parameter_server" not in everyone[-1]
+
+
 def test_ranks_and_algorithms_give_one_curve_even_without_samples(ranks):
     """Batches of 1,436 leave one of 1,437 samples for the last one: all ranks but one have none."""
     assert_one_curve(ranks, ["ring"], "float64", "--epochs", "2", "--batch", "1436", sizes=(3,))
@@ -71,6 +99,26 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(ranks, s
     assert all(line["samples_per_second"] > 0 and 0 < line["communication_share"] < 1 for line in log)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
+    common = "--strategy", strategy, "--dtype", "float64", "--log", tmp_path / "log.jsonl", "--compression", "bfloat16"
+    for ranks, epochs, resume in ((4, "1", ()), (2, "2", ("--resume", tmp_path / "run"))):
+        done = script(ranks, "--epochs", epochs, "--save", tmp_path / "run", *common, *resume)
+        assert done.returncode == 0, done.stderr
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert len(losses) == 46
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compression", ["float16", "int8", "powersgd"])
+def test_a_compressed_run_learns_as_well(script, compression):
+    """README's line, and the others: within a point of what they reach without."""
+    done = script(8, "--strategy", "zero2", "--compression", compression, timeout=300)
+    assert float(done.stdout.split()[-2]) >= 97, done.stderr
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_eight_ranks_reach_97_per_cent(script, seed):
@@ -85,7 +133,8 @@ def assert_refused(done, reason):
 
 @pytest.mark.parametrize("argument", ["--algorithm=rong", *(
     pytest.param(argument, marks=pytest.mark.slow) for argument in (
-        "--save=missing/run.npz", "--epochs=many", "--executor=pigeon", "--resume=missing.npz", "--log=missing/log"))])
+        "--save=missing/run.npz", "--epochs=many", "--strategy=pigeon",
+        "--executor=pigeon", "--resume=missing.npz", "--log=missing/log"))])
 def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path, argument):
     assert_refused(script(2, argument, cwd=tmp_path), argument.partition("=")[2].split("/")[0])
 

@@ -1,6 +1,5 @@
-"""scripts/train.py without ranks: gradients, the parts of a batch, checkpoints, the log, what it shows and refuses."""
+"""scripts/train.py without ranks: gradients, samples, checkpoints, the log, what it shows and refuses."""
 
-import itertools
 import json
 import os
 
@@ -8,55 +7,70 @@ import numpy as np
 import pytest
 
 import digits
+import models
 import records
+import texts
 import train
 
 
-def samples(count, seed=0):
-    """Random images and targets, prepared as the real ones are."""
-    generator = np.random.default_rng(seed)
-    pixels = generator.integers(0, 17, (count, digits.PIXELS))
-    table = np.column_stack([pixels, generator.integers(0, 10, count)]).astype(np.uint8)
-    return digits.prepare(np, table, "float64")
+def on_one_rank(layers, weights, x, targets):
+    """The loss, and the gradients of the weights."""
+    everything = []
+    for layer in layers:
+        part, kept = layer.forward(np, weights, x)
+        x, kept = layer.finish(np, weights, x, part, kept)
+        everything.append(kept)
+    loss, dy = models.loss(np, x, targets)
+    found = {}
+    for layer, kept in zip(reversed(layers), reversed(everything), strict=True):
+        part, some = layer.backward(np, weights, kept, dy)
+        found |= some
+        dy = layer.finish_backward(dy, part)
+    return loss, found
 
 
-def test_gradient_is_that_of_finite_differences():
-    images, targets = samples(9)
-    weights = digits.initial(1, "float64")
+@pytest.mark.parametrize("name", models.MODELS)
+def test_gradients_are_those_of_finite_differences(name):
+    layers, chance = models.MODELS[name](), np.random.default_rng(1)
+    weights = models.initial(layers, 0, "float64")
+    if name == "transformer":
+        x, targets = texts.prepare(np, texts.read_table()[:3], "float64")
+    else:
+        table = np.column_stack([chance.integers(0, 17, (5, 64)), chance.integers(0, 10, 5)]).astype(np.uint8)
+        x, targets = digits.prepare(np, table, "float64")
+    loss, exact = on_one_rank(layers, weights, x, targets)
+    assert list(weights) == [name for layer in layers for name in layer.names]
+    for name, weight in weights.items():
+        assert exact[name].shape == weight.shape
+        for place in (tuple(chance.integers(0, weight.shape)) for _ in range(3)):
+            around = []
+            for nudge in (1e-6, -1e-6):
+                nudged = {**weights, name: weight.copy()}
+                nudged[name][place] += nudge
+                around.append(on_one_rank(layers, nudged, x, targets)[0])
+            assert exact[name][place] == pytest.approx((around[0] - around[1]) / 2e-6, rel=1e-4, abs=1e-6), name
+    parts = [on_one_rank(layers, weights, x[some], targets[some]) for some in (slice(0, 1), slice(1, None))]
+    assert loss == pytest.approx(sum(part for part, _ in parts))
+    empty = on_one_rank(layers, weights, x[:0], targets[:0])  # a rank may have no sample of a batch
+    assert empty[0] == 0
+    assert not any(gradient.any() for gradient in empty[1].values())
 
-    def gradient(weights, part=slice(None)):
-        out = np.full(digits.PARAMETERS + 1, np.nan)
-        digits.gradient(np, weights, images[part], targets[part], out=out)
-        return out
 
-    exact = gradient(weights)
-    for first, end in itertools.pairwise((0, *digits.ENDS)):  # a few parameters of each of the four arrays
-        for index in np.linspace(first, end - 1, 7, dtype=int):
-            nudge = np.zeros_like(weights)
-            nudge[index] = 1e-5
-            above, below = (gradient(weights + sign * nudge)[-1] for sign in (1, -1))
-            assert exact[index] == pytest.approx((above - below) / 2e-5, rel=1e-6, abs=1e-8)
-    assert exact[-1] == pytest.approx(sum(gradient(weights, slice(*ends))[-1] for ends in ((0, 5), (5, 9), (9, 9))))
-
-
-@pytest.mark.parametrize("batch", [5, 64, 5000])
-def test_every_sample_is_met_once_an_epoch_in_an_order_of_seed_and_epoch(batch):
-    indices = np.arange(1437) * 3
-    batches = digits.batches(indices, batch, seed=3, epoch=4)
-    assert [len(some) for some in batches[:-1]] == [batch] * (len(batches) - 1)
-    assert np.array_equal(np.concatenate(digits.batches(indices, batch, 3, 4)), np.concatenate(batches))
-    assert not np.array_equal(np.concatenate(digits.batches(indices, batch, 3, 5)), np.concatenate(batches))
-    for ranks in (1, 3, 8):
-        shares = [[digits.share(some, rank, ranks) for rank in range(ranks)] for some in batches]
-        assert sorted(np.concatenate(list(itertools.chain(*shares)))) == indices.tolist()
-        assert all(max(map(len, parts)) - min(map(len, parts)) <= 1 for parts in shares)
+def test_the_text_is_divided_without_overlap():
+    table = texts.read_table()
+    training, test = texts.split(table)
+    assert len(training) == texts.SAMPLES
+    assert len(test) == texts.TESTS
+    assert not {*training} & {*test}
+    x, targets = texts.prepare(np, table, "float32")
+    assert (targets.argmax(axis=-1)[:, :-1] == x[:, 1:]).all()  # what follows a character is the next one
 
 
 def test_the_real_samples_are_split_alike_in_every_class():
     pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
     table = digits.read_table()
     labels = table[:, digits.PIXELS]
-    training, test = digits.split(labels)
+    training, test = digits.split(table)
     assert sorted([*training, *test]) == list(range(digits.SAMPLES))
     assert np.abs(np.bincount(labels[test]) / np.bincount(labels) - digits.TEST_SHARE).max() < 0.005
     images, targets = digits.prepare(np, table, "float32")
@@ -67,42 +81,47 @@ def test_the_real_samples_are_split_alike_in_every_class():
 def test_options():
     rates = [train.parse(["--batch", batch]).learning_rate for batch in ("32", "64", "1000")]
     assert rates == [0.1, 0.2, 0.4]
-    for wrong in ("--epochs=0", "--seed=9223372036854775808", "--learning-rate=nan", "--dtype=float16", "stray"):
+    for wrong in ("--epochs=0", "--seed=9223372036854775808", "--learning-rate=nan", "--dtype=float16", "stray",
+                  "--strategy=zero4", "--strategy=zero1 --algorithm=ring"):
         with pytest.raises(train.Refusal):
-            train.parse([wrong])
+            train.parse(wrong.split())
     for variables, threads in (({}, "8"), ({"MPI_LOCALNRANKS": "2"}, "4"), ({"OMP_NUM_THREADS": "3"}, "3")):
         train.limit_threads(variables, 8)  # each rank has its part of the cores unless the user chose
         assert variables["OMP_NUM_THREADS"] == threads
 
 
-def some_state(seed=0):
-    return np.random.default_rng(seed).standard_normal((2, digits.PARAMETERS)).astype("float32")
+def some_arrays(seed=0):
+    chance = np.random.default_rng(seed)
+    return {"weight/w": chance.standard_normal((3, 5)).astype("float32"), "momentum/w": chance.standard_normal((3, 5))}
 
 
 def test_an_interrupted_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     path, settings = tmp_path / "run.npz", train.settings(train.parse([]))
     path.with_name("run.npz.part").write_bytes(b"half")  # a run that was killed
-    records.write_checkpoint(path, some_state(0), 1, settings)
+    records.write_checkpoint(path, some_arrays(0), 7, settings)
     for moment in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(os, moment, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
-                records.write_checkpoint(path, some_state(1), 2, settings)
-        state, epochs = records.read_checkpoint(path, settings)
-        assert (epochs, state.dtype, state.tobytes()) == (1, np.float32, some_state(0).tobytes())
+                records.write_checkpoint(path, some_arrays(1), 8, settings)
+        found = some_arrays(2)
+        assert records.read_checkpoint(path, found, settings) == 7
+        assert all(found[name].tobytes() == wanted.tobytes() for name, wanted in some_arrays(0).items())
         assert os.listdir(tmp_path) == ["run.npz"]
 
 
 def test_what_is_no_checkpoint_of_this_run_is_refused(tmp_path):
     path, settings = tmp_path / "run.npz", train.settings(train.parse([]))
-    records.write_checkpoint(path, some_state(), 1, settings)
+    records.write_checkpoint(path, some_arrays(), 1, settings)
     with pytest.raises(records.Refusal, match="its batch is 64, asked for is 65"):
-        records.read_checkpoint(path, {**settings, "batch": 65})
+        records.read_checkpoint(path, some_arrays(), {**settings, "batch": 65})
+    with pytest.raises(records.Refusal, match="its weight/w is float32"):
+        records.read_checkpoint(path, {"weight/w": np.zeros((3, 6))}, settings)
     np.savez(path, something=np.arange(3))  # another's archive
     for content in (path.read_bytes(), b"no archive"):
         path.write_bytes(content)
         with pytest.raises(records.Refusal, match="cannot resume from"):
-            records.read_checkpoint(path, settings)
+            records.read_checkpoint(path, some_arrays(), settings)
 
 
 def write_log(path, done, numbers):

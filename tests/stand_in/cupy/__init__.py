@@ -12,11 +12,15 @@ from gpucoll.device import gxx, nvrtc
 
 from . import _machine, cuda
 from ._array import (
+    abs,
     arange,
+    argpartition,
     array,
     asarray,
+    ascontiguousarray,
     asfortranarray,
     asnumpy,
+    concatenate,
     copyto,
     empty,
     empty_like,
@@ -26,14 +30,20 @@ from ._array import (
     log,
     ndarray,
     ones,
+    rint,
+    split,
+    sqrt,
+    stack,
     tanh,
+    where,
     zeros,
 )
 from ._raw import RawKernel, RawModule
 
 __version__ = _machine.VERSION
-__all__ = ["RawKernel", "RawModule", "arange", "array", "asarray", "asfortranarray", "asnumpy", "copyto", "cuda",
-           "empty", "empty_like", "exp", "from_dlpack", "full", "log", "ndarray", "ones", "tanh", "zeros"]
+__all__ = ["RawKernel", "RawModule", "abs", "arange", "argpartition", "array", "asarray", "ascontiguousarray",
+           "asfortranarray", "asnumpy", "concatenate", "copyto", "cuda", "empty", "empty_like", "exp", "from_dlpack",
+           "full", "log", "ndarray", "ones", "rint", "split", "sqrt", "stack", "tanh", "where", "zeros"]
 
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
 nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # the same for every arch

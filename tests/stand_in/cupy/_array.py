@@ -117,6 +117,10 @@ class ndarray:
         return self._window(self._host[(*parts, ...)] if Ellipsis not in parts else self._host[index])
 
     def __setitem__(self, index, value):
+        parts = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(part, ndarray) for part in parts):
+            write(self, lambda host, given, *chosen: host.__setitem__(tuple(chosen), given), value, *parts)
+            return
         write(self[index], lambda host, given: host.__setitem__(..., given), value)
 
     def view(self, dtype=None, array_class=None):
@@ -131,13 +135,16 @@ class ndarray:
         dtype = supported(dtype)
         return call(lambda host: host.astype(dtype), self) if copy or dtype != self.dtype else self
 
+    def copy(self):
+        return call(numpy.copy, self)
+
     def fill(self, value):
         write(self, lambda host, given: host.fill(given), numpy.asarray(value, dtype=self.dtype)[()])
 
     def _reduced(name):
         return lambda self, axis=None, **options: call(lambda host: getattr(host, name)(axis=axis, **options), self)
 
-    sum, max, min, all, any, argmax = map(_reduced, ("sum", "max", "min", "all", "any", "argmax"))
+    sum, mean, max, min, all, any, argmax = map(_reduced, ("sum", "mean", "max", "min", "all", "any", "argmax"))
     del _reduced
 
     def __matmul__(self, other):
@@ -212,7 +219,8 @@ def operators(name, function):
 
 
 for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.true_divide,
-                         "eq": numpy.equal, "ne": numpy.not_equal, "lt": numpy.less, "gt": numpy.greater}.items():
+                         "pow": numpy.power, "eq": numpy.equal,
+                         "ne": numpy.not_equal, "lt": numpy.less, "gt": numpy.greater}.items():
     operators(_name, _function)
 
 
@@ -300,4 +308,20 @@ def ufunc(name):
     return lambda *operands: call(getattr(numpy, name), *operands)
 
 
-exp, log, tanh = map(ufunc, ("exp", "log", "tanh"))
+abs, exp, log, rint, sqrt, tanh, where, ascontiguousarray = map(
+    ufunc, ("abs", "exp", "log", "rint", "sqrt", "tanh", "where", "ascontiguousarray"))
+
+
+def joined(name):
+    return lambda arrays, axis=0: call(lambda *hosts: getattr(numpy, name)(hosts, axis), *arrays)
+
+
+concatenate, stack = map(joined, ("concatenate", "stack"))
+
+
+def split(ary, indices_or_sections, axis=0):
+    return [ary._window(part) for part in numpy.split(ary._host, indices_or_sections, axis)]
+
+
+def argpartition(a, kth):
+    return call(lambda host: numpy.argpartition(host, kth), a)

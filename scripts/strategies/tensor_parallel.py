@@ -1,0 +1,58 @@
+"""Tensor parallel: two ranks divide the weights of each pair of layers, and pairs of ranks divide the batch."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import Any
+
+from gpucoll import training
+from models import MODELS, Array, Layer
+from records import Refusal
+from strategies import Strategy, compression, optimizer
+
+
+class TensorParallel(Strategy):
+    """A sum of activations in the forward pass of each pair of layers and one in the backward pass, no gradients.
+
+    Source: Shoeybi et al., arXiv 1909.08053.
+    """
+
+    def __init__(self, weights: dict[str, Array], comm: Any, options: Namespace) -> None:
+        if options.compression != "none" and comm.size < 3:
+            raise Refusal("--strategy tensor_parallel: two ranks send no gradients that --compression could shorten")
+        model = 2 if comm.size % 2 == 0 else 1
+        mesh = training.Mesh(comm, (comm.size // model, model), ("data", "model"))
+        self.pair = mesh.along("model")
+        cut = {name: axis for layer in MODELS[options.model]() for name, axis in layer.cut.items()}
+        for name, weight in weights.items():
+            comm.broadcast(weight, root=0)
+            spec = tuple("model" if axis == cut.get(name) else None for axis in range(weight.ndim))
+            weights[name] = training.shard(weight, mesh, spec).local
+        super().__init__(weights, mesh.along("data"), options)
+        self.averages = training.DataParallel(weights, self.comm, compression=compression(options))
+        self.rule = optimizer(options)
+
+    def forward(self, xp: Any, layer: Layer, x: Array) -> tuple[Array, Any]:
+        part, kept = layer.forward(xp, self.weights, x)
+        if layer.ends:
+            part = self._summed(part)
+        return layer.finish(xp, self.weights, x, part, kept)
+
+    def backward(self, xp: Any, layer: Layer, kept: Any, dy: Array) -> Array:
+        part, found = layer.backward(xp, self.weights, kept, dy)
+        self.give(layer, found)
+        if layer.begins:
+            part = self._summed(part)
+        return layer.finish_backward(dy, part)
+
+    def _summed(self, part: Array) -> Array:
+        with self.communicating():
+            return self.pair.all_reduce(part)
+
+    def ready(self, name: str, gradient: Array) -> None:
+        self.averages.ready(name, gradient)
+
+    def step(self) -> None:
+        with self.communicating():
+            self.averages.finish()
+        self.rule.step(self.weights, self.averages.gradients)

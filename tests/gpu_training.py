@@ -1,0 +1,105 @@
+"""gpucoll.training on CuPy arrays, against the same training written down for one rank: programs for gpu_programs."""
+
+import cupy
+import numpy
+
+import learning
+from gpucoll import training
+from gpucoll.training.compression import COMPRESSIONS
+
+STEPS = 3
+CLOSE = 1e-12
+
+
+def on_device(arrays):
+    return {name: cupy.asarray(array) for name, array in arrays.items()}
+
+
+def on_host(arrays):
+    return {name: array.get() for name, array in arrays.items()}
+
+
+def given(comm, trainer, weights, step):
+    """Gives a rank's gradients, last ones first, each of which is overwritten at once."""
+    for name, gradient in reversed(learning.gradients(weights, *learning.samples(step, comm.rank))[1].items()):
+        array = cupy.asarray(gradient)
+        trainer.ready(name, array)
+        array.fill(numpy.nan)
+
+
+def data_parallel(comm):
+    weights, rule = on_device(learning.parameters(comm.rank)), training.Adam(0.01)
+    trainer = training.DataParallel(weights, comm, bucket_bytes=600)
+    for step in range(STEPS):
+        given(comm, trainer, on_host(weights), step)
+        trainer.finish()
+        rule.step(weights, trainer.gradients)
+    return on_host(weights)
+
+
+def zero(comm, stage):
+    trainer = training.ZeRO(on_device(learning.parameters(comm.rank)), comm, training.Adam(0.01), stage)
+    for step in range(STEPS + 1):
+        with trainer.layer(learning.SHAPES) as found:
+            weights = on_host(found)
+        if step < STEPS:
+            given(comm, trainer, weights, step)
+            trainer.step()
+    return weights
+
+
+def trained(comm, strategy):
+    """The same parameters as one rank has after as many steps."""
+    found = data_parallel(comm) if strategy == "data_parallel" else zero(comm, int(strategy[-1]))
+    assert learning.apart(found, learning.adamw(learning.parameters(0), STEPS, comm.size)) < CLOSE
+
+
+def served(comm):
+    """The same by servers, whose memory is the host's, for workers that have theirs on a GPU."""
+    if comm.size == 1:
+        return
+    weights = on_device(learning.parameters(comm.rank))
+    place = training.ParameterServer(weights, comm, optimizer=training.Adam(0.01))
+    if place.is_server:
+        place.serve()
+        return
+    for step in range(STEPS):
+        place.pull()
+        place.push(on_device(learning.gradients(on_host(weights), *learning.samples(step, comm.rank))[1]))
+    place.pull()
+    place.done()
+    assert learning.apart(on_host(weights), learning.adamw(learning.parameters(0), STEPS, comm.size - 1)) < CLOSE
+
+
+def compressed(comm):
+    """What has been given and what is still lost are all that came, by every compression."""
+    for name, make in COMPRESSIONS.items():
+        compression = make()
+        trainer = training.DataParallel({"w": cupy.zeros((40, 60), "f4")}, comm, compression=compression)
+        came, total = numpy.zeros((40, 60)), numpy.zeros((40, 60))
+        for step in range(3):
+            mine = [numpy.random.default_rng([step, rank]).standard_normal((40, 60)).astype("f4")
+                    for rank in range(comm.size)]
+            trainer.ready("w", cupy.asarray(mine[comm.rank]))
+            trainer.finish()
+            total += trainer.gradients["w"].get()
+            came += sum(mine) / comm.size
+        if "w" in compression.lost:
+            lost = cupy.asarray(compression.lost["w"].astype("f8"))
+            total += comm.all_reduce(lost).get() / comm.size
+        assert abs(total - came).max() < (0.05 if "float" in name else 1e-4), name
+
+
+def laid_out(comm):
+    """Every change of layout of a matrix, and a product whose inner axis is divided."""
+    mesh = training.Mesh(comm, (comm.size,), ("all",))
+    x = numpy.arange(16.0 * comm.size**2).reshape(4 * comm.size, 4 * comm.size)
+    specs = ((None, None), ("all", None), (None, "all"))
+    for here in specs:
+        for there in specs:
+            moved = training.redistribute(training.shard(cupy.asarray(x), mesh, here), there)
+            assert (moved.local.get() == x[mesh.box(moved.spec, x.shape, comm.rank)]).all()
+    product = training.matmul(training.shard(cupy.asarray(x), mesh, (None, "all")),
+                              training.shard(cupy.asarray(x), mesh, ("all", None)))
+    for there in specs:
+        assert (training.redistribute(product, there).gather().get() == x @ x).all()
