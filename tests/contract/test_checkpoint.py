@@ -84,7 +84,7 @@ def swept(tmp_path, count):
 
 
 def test_an_interrupted_checkpoint(tmp_path):
-    swept(tmp_path, 12)
+    swept(tmp_path, 40)
 
 
 @pytest.mark.nightly

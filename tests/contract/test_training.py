@@ -161,6 +161,13 @@ def layers(comm):
         for name in weights:
             trainer.ready(name, numpy.zeros(weights[name].shape))
         trainer.step()
+    with trainer.layer(learning.LAYERS[0]):
+        pass  # the next one is coming, and out of date after a step
+    for name, array in weights.items():
+        trainer.ready(name, numpy.ones(array.shape))
+    trainer.step()
+    with trainer.layer(learning.LAYERS[1]) as found:
+        assert all((found[name] != weights[name]).all() for name in found)
     with pytest.raises(gc.ArgumentError, match=r"no parameter 'scal'; did you mean scale"), trainer.layer(["scal"]):
         pass
 
