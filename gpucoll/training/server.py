@@ -31,9 +31,9 @@ class ParameterServer:
     `parameters` maps names to arrays, alike on all ranks; those of rank 0 count. Each server has an equal part of their
     bytes, in host memory, and its part of the optimizer's state. A worker may be `staleness` pushes ahead of the
     slowest: with 0 a step takes the mean of one push of every worker; above, every push is a step of its own at once;
-    None lets nobody wait. With `may_lose_workers` a worker that fails, or is silent for the communicator's timeout,
-    counts no longer; else the server raises its error. Making one is a collective call. Raises ArgumentError and what
-    `opened` does.
+    None lets nobody wait. With `may_lose_workers` a worker that fails, or is silent for half the communicator's
+    timeout, counts no longer, and the others, who wait for as long as that, go on; else the server raises its error.
+    Making one is a collective call. Raises ArgumentError and what `opened` does.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, servers: int = 1, optimizer: Any = None,
@@ -56,6 +56,8 @@ class ParameterServer:
         self._pushes = 0
         if self.is_server:
             place = comm.rank - workers
+            for pair in self._pairs if may_lose_workers else ():
+                pair._waits.timeout = comm.timeout / 2
             self._fill(self.parameters)
             self._part = {str(number): bucket.row[owned(bucket.row.size, place, servers)].copy()
                           for number, bucket in enumerate(self._whole)}
