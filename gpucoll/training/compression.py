@@ -323,7 +323,7 @@ def _orthogonal(columns: Array) -> Array:
 
 COMPRESSIONS: dict[str, Callable[[], Compression]] = {
     "none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"),
-    "int8": Int8, "topk": lambda: TopK(0.1), "powersgd": PowerSGD}
+    "int8": Int8, "topk": lambda: TopK(0.1), "powersgd": lambda: PowerSGD(2)}
 
 
 def named(name: str) -> Compression:
