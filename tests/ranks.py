@@ -58,7 +58,7 @@ class RanksHung(PoolError):
 
 
 class RankDied(PoolError):
-    """The processes of `ranks` ended while the program ran, the first one first."""
+    """The processes of `ranks` ended while the program ran; the first one first, where the others ended later."""
 
 
 class Rank:

@@ -95,7 +95,8 @@ def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options)
         three(wait_for, 3, 1, action, **options)
     message = str(caught.value)
     if action != "abort":
-        assert caught.value.ranks[:1] == [0 if kind is RanksHung else 1]
+        # The launcher ends the others as soon as one has died: who asks late finds all of them gone.
+        assert caught.value.ranks[0] == 0 if kind is RanksHung else 1 in caught.value.ranks
     if action not in ("abort", "crash"):  # by which mpiexec may end all of them
         for words in ("rank 0: running", "rank 2: running", "in wait_for"):
             assert words in message

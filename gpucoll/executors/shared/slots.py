@@ -21,7 +21,7 @@ import numpy
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.sources import inlined
 from gpucoll.device.store import user_store
-from gpucoll.errors import BackendError
+from gpucoll.errors import BackendError, GpucollError
 from gpucoll.executors import Task
 from gpucoll.ops import Op
 from gpucoll.waits import Operation
@@ -110,9 +110,14 @@ def _combined(op: Op) -> str:
 def exchange(slots: Any, task: Task, step: Step, watch: Callable[[], None]) -> Operation:
     """Do a call as an operation, which never blocks; `watch` raises where another rank has failed."""
     def is_done() -> bool:
-        if slots.go_on(task.collective):  # first: who has come before may have failed since
+        if slots.go_on(task.collective):
             return True
-        watch()
+        try:
+            watch()
+        except GpucollError:  # all may have come meanwhile, and one have failed since: then this call is over
+            if not slots.go_on(task.collective):
+                raise
+            return True
         return False
 
     slots.begin(task.output if task.input is None else task.input, task.output, *step, task.root)
