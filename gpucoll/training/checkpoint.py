@@ -61,7 +61,8 @@ class Saving:
         self._kept = {name: {"shape": list(row.shape), "dtype": row_of(row.dtype).name} for name, row in kept.items()}
         self._rows |= {name: numpy.array(on_host(row)) for name, row in kept.items()}
         self._digest = ""
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
+        self._has_ended = False
         self._thread = threading.Thread(target=self._write, name="gpucoll checkpoint", daemon=False)
         self._thread.start()
 
@@ -71,16 +72,19 @@ class Saving:
             content = _packed(self._rows)
             self._digest = hashlib.sha256(content).hexdigest()
             _write_through(self._folder / self._name, content)
-        except OSError as error:
+        except BaseException as error:  # as for want of memory: whatever it is, there is no file
             self._error = error
         self._rows = {}
 
     def wait(self) -> None:
         """Return once the checkpoint counts; raise BackendError where this rank cannot write, PeerError elsewhere."""
+        if self._has_ended:
+            return
+        self._has_ended = True
         self._thread.join()
         comm, error = self._comm, None
         if self._error is not None:
-            error = BackendError(f"save: {self._folder / self._name}: {self._error}", code="GC-CHECKPOINT")
+            error = BackendError(f"save: {self._folder / self._name}: {self._error!r}", code="GC-CHECKPOINT")
         news = {"sha256": self._digest} if error is None else {"error": str(error)}
         digests = [one["sha256"] for one in comm._told_by_all(news, "save", error)]
         error = None

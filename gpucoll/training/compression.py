@@ -17,15 +17,18 @@ import fnmatch
 import math
 import zlib
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy
 
 from gpucoll.arrays import Array, module_of
 from gpucoll.communicator import Communicator
 from gpucoll.dtypes import numpy_dtype, row_of
-from gpucoll.errors import ArgumentError, nearest
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
 from gpucoll.training.buckets import Phases
 from gpucoll.training.parameters import Like, to_array
+
+Memory: TypeAlias = list[tuple["Compression", dict[str, dict[str, Array]]]]
 
 LOST, RIGHT = "lost", "right"  # kinds of arrays in a checkpoint
 
@@ -55,6 +58,10 @@ class Compression:
         """This one alone."""
         return [self]
 
+    def remember(self) -> dict[str, dict[str, Array]]:
+        """Return what a failed step is undone by: its arrays are replaced, never changed."""
+        return {"lost": dict(self.lost)}
+
     @property
     def state(self) -> dict[str, Array]:
         """What belongs to a checkpoint: arrays by kind and parameter, as "lost/w"."""
@@ -83,7 +90,8 @@ class Compression:
 
     def _keep(self, gradients: Mapping[str, Array], lost: Array) -> None:
         """Remember what is lost: a row as long as the gradients together."""
-        start = 0
+        xp, start = module_of(lost), 0
+        lost = xp.where(xp.isfinite(lost), lost, lost.dtype.type(0))  # what is out of range is so in this step only
         for name, gradient in gradients.items():
             self.lost[name] = lost[start:start + gradient.size].reshape(gradient.shape)
             start += gradient.size
@@ -139,32 +147,33 @@ class Int8(Compression):
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         self._make_good(gradients)
         xp, size, block = module_of(whole), comm.size, self._block
+        wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
         share = -(-whole.size // (size * block)) * block  # elements of each rank, whole blocks
-        full = xp.zeros((size, share), whole.dtype)
+        full = xp.zeros((size, share), wide)
         full.reshape(-1)[:whole.size] = whole
         packed = self._pack(full)
-        lost = full - self._unpack(packed, share, whole.dtype)
+        lost = full - self._unpack(packed, share, wide)
         first = comm.all_to_all(packed, async_op=True)
         yield first
-        mean = self._unpack(first.result, share, whole.dtype).sum(axis=0)
+        mean = self._unpack(first.result, share, wide).sum(axis=0)
         mean /= size
         row = self._pack(mean[None])[0]
-        lost[comm.rank] += (mean - self._unpack(row[None], share, whole.dtype)[0]) * size  # of a mean, of all ranks
+        lost[comm.rank] += (mean - self._unpack(row[None], share, wide)[0]) * size  # of a mean, of all ranks
         second = comm.all_gather(row, async_op=True)
         yield second
-        whole[...] = self._unpack(second.result, share, whole.dtype).reshape(-1)[:whole.size]
-        self._keep(gradients, lost.reshape(-1))
+        whole[...] = self._unpack(second.result, share, wide).reshape(-1)[:whole.size].astype(whole.dtype)
+        self._keep(gradients, lost.reshape(-1)[:whole.size].astype(whole.dtype))
         self._count(whole, comm, (packed, (size - 1) / size), (row, size - 1))
 
     def _pack(self, values: Array) -> Array:
         """Return each row as bytes: the elements, then the scales of its blocks."""
         xp = module_of(values)
         blocks = values.reshape(len(values), -1, self._block)
-        scales = xp.abs(blocks).max(axis=2) / 127
-        safe = xp.where(scales > 0, scales, 1)
-        short = xp.rint(blocks / safe[:, :, None]).astype("i1")
+        scales = (xp.abs(blocks).max(axis=2) / 127).astype("f4")  # by which they are multiplied again
+        safe = xp.where(scales > 0, scales, numpy.float32(1)).astype(values.dtype)
+        short = xp.clip(xp.rint(blocks / safe[:, :, None]), -127, 127).astype("i1")
         return xp.concatenate([short.reshape(len(values), -1).view("u1"),
-                               scales.astype("f4").view("u1").reshape(len(values), -1)], axis=1)
+                               scales.view("u1").reshape(len(values), -1)], axis=1)
 
     def _unpack(self, packed: Array, share: int, dtype: numpy.dtype) -> Array:
         """Return the elements of rows of bytes."""
@@ -187,12 +196,17 @@ class TopK(Compression):
         self._fraction = fraction
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
+        if not whole.size:
+            return
         self._make_good(gradients)
         xp = module_of(whole)
         count = max(1, math.ceil(self._fraction * whole.size))
         places = xp.argpartition(xp.abs(whole), whole.size - count)[whole.size - count:].astype("i4")
         values = whole[places]
-        message = xp.concatenate([values.view("u1"), places.view("u1")])
+        room = -(-values.nbytes // 8) * 8  # GPUs read words at multiples of their size only
+        message = xp.zeros(room + -(-places.nbytes // 8) * 8, "u1")
+        message[:values.nbytes] = values.view("u1")
+        message[room:room + places.nbytes] = places.view("u1")
         lost = whole.copy()
         lost[places] = 0
         self._keep(gradients, lost)
@@ -200,7 +214,8 @@ class TopK(Compression):
         yield work
         whole[...] = 0
         for theirs in work.result:  # of one rank no place comes twice
-            whole[theirs[values.nbytes:].view("i4")] += theirs[:values.nbytes].view(whole.dtype)
+            there = theirs[room:room + places.nbytes].view("i4")
+            whole[there] += theirs[:values.nbytes].view(whole.dtype)
         whole /= comm.size
         self._count(whole, comm, (message, comm.size - 1))
 
@@ -221,6 +236,9 @@ class PowerSGD(Compression):
         self._rank, self._seed = rank, seed
         self.right: dict[str, Array] = {}  # the thin matrix of m rows, alike on all ranks: belongs to a checkpoint too
 
+    def remember(self) -> dict[str, dict[str, Array]]:
+        return super().remember() | {"right": dict(self.right)}
+
     @property
     def state(self) -> dict[str, Array]:
         return super().state | {f"{RIGHT}/{name}": row for name, row in self.right.items()}
@@ -233,15 +251,16 @@ class PowerSGD(Compression):
             to_array(self.right[name], right)
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
-        matrices = {name: gradient.reshape(len(gradient), -1) for name, gradient in gradients.items()
+        self._make_good({name: gradient for name, gradient in gradients.items() if self._is_worth(gradient)})
+        wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
+        matrices = {name: gradient.reshape(len(gradient), -1).astype(wide) for name, gradient in gradients.items()
                     if self._is_worth(gradient)}
-        self._make_good({name: gradients[name] for name in matrices})
-        exact = {name: gradient for name, gradient in gradients.items() if name not in matrices}
+        exact = {name: gradient.astype(wide) for name, gradient in gradients.items() if name not in matrices}
         left = {name: matrix @ self._right_of(name, matrix) for name, matrix in matrices.items()}
         first = _Joined({**left, **exact})
         yield comm.all_reduce(first.row, out=first.row, op="avg", async_op=True)
-        for name, gradient in exact.items():
-            gradient[...] = first.parts[name]
+        for name in exact:
+            gradients[name][...] = first.parts[name].astype(whole.dtype)
         if not matrices:
             self._count(whole, comm, (first.row, 2 * (comm.size - 1) / comm.size))
             return
@@ -251,8 +270,9 @@ class PowerSGD(Compression):
         for name, matrix in matrices.items():
             self.right[name] = second.parts[name]
             mean = left[name] @ second.parts[name].T
-            self.lost[name] = (matrix - mean).reshape(gradients[name].shape)
-            matrix[...] = mean
+            shape = gradients[name].shape
+            self.lost[name] = (matrix - mean).reshape(shape).astype(whole.dtype)
+            gradients[name][...] = mean.reshape(shape).astype(whole.dtype)
         each = 2 * (comm.size - 1) / comm.size
         self._count(whole, comm, (first.row, each), (second.row, each))
 
@@ -294,6 +314,31 @@ class Policy:
 
     wire_bytes = property(lambda self: sum(one.wire_bytes for one in self.members), doc="Those of all members.")
     exact_bytes = property(lambda self: sum(one.exact_bytes for one in self.members), doc="Those of all members.")
+
+
+def check_dtypes(call: str, parameters: Mapping[str, Like], compression: Compression | Policy) -> None:
+    """Raise DtypeError, on all ranks, for a parameter of which there is no mean, or that a compression cannot take."""
+    for name, like in parameters.items():
+        kind = row_of(like.dtype).kind
+        if kind != "float" and not (kind == "complex" and isinstance(compression.of(name), Exact)):
+            raise DtypeError(f"{call}: {name} is {like.dtype}, of which {compression.of(name)!r} forms no mean; take "
+                             "floating-point numbers, or complex ones without compression")
+
+
+def remembered(compression: Compression | Policy) -> Memory:
+    """Return what undoes a step that fails."""
+    return [(one, one.remember()) for one in compression.members]
+
+
+def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, before: Memory) -> None:
+    """Raise the error of a rank whose gradients have not come, PeerError on the others; that step loses nothing."""
+    try:
+        comm._told_by_all({} if error is None else {"error": str(error)}, call, error)
+    except GpucollError:
+        for one, arrays in before:
+            for name, found in arrays.items():
+                setattr(one, name, dict(found))
+        raise
 
 
 class _Joined:

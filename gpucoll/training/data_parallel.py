@@ -12,7 +12,7 @@ from typing import Any
 
 from gpucoll.communicator import Communicator
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut
-from gpucoll.training.compression import Compression, Exact, Policy
+from gpucoll.training.compression import Compression, Exact, Policy, check_dtypes, remembered, tell_of_missing
 from gpucoll.training.parameters import Like, like_parameter, missing_of, opened
 
 
@@ -31,10 +31,12 @@ class DataParallel:
         for name, array in opened("DataParallel", parameters, comm).items():
             self._like[name] = Like.of(comm.broadcast(array, root=0))
         self._compression = compression or Exact()
+        check_dtypes("DataParallel", self._like, self._compression)
         names = cut(self._like, bucket_bytes, self._compression.of)
         self._arrivals = Arrivals(names)
         self._pipeline = Pipeline()
         self._is_synchronised = True
+        self._before = remembered(self._compression)
         self._buckets = [self._bucket(some) for some in names]
         self.gradients = {name: row for bucket in self._buckets for name, row in bucket.gradients.items()}
 
@@ -75,7 +77,8 @@ class DataParallel:
         self._start(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
         self._pipeline.finish()
         self._arrivals.clear()
-        self._comm._told_by_all({} if error is None else {"error": str(error)}, "finish", error)
+        tell_of_missing("finish", error, self._comm, self._before)
+        self._before = remembered(self._compression)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

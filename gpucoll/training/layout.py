@@ -57,8 +57,10 @@ def plan(a: ShardedArray, spec: Any) -> Plan:
 
 def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
     """Return `a` laid out by `spec`, by the fewest bytes: see `plan`. A collective call. Raises ArgumentError."""
-    local, here = a.local, a.spec
-    for step in plan(a, spec).steps:
+    local, here, steps = a.local, a.spec, plan(a, spec).steps
+    if not steps:
+        local = local.copy()
+    for step in steps:
         local, here = DO[step.kind](local, here, step, a.shape, a.mesh), step.spec
     return ShardedArray(local, a.mesh, a.shape, here)
 
@@ -111,7 +113,8 @@ class Linear:
         if x is None:
             raise ArgumentError("backward: there has been no forward", code="GC-SPEC")
         rows = math.prod(x.local.shape[:-1])
-        flat_x, flat_gradient = x.local.reshape(rows, -1), gradient.local.reshape(rows, -1)
+        flat_x = x.local.reshape(rows, x.local.shape[-1])  # a rank may have no row
+        flat_gradient = gradient.local.reshape(rows, gradient.local.shape[-1])
         weight = ShardedArray(flat_x.T @ flat_gradient, x.mesh, self.weight.shape, self.weight.spec,
                               [name for entry in x.spec[:-1] for name in entry])
         return summed(matmul(gradient, self.weight.T)), summed(weight)

@@ -61,6 +61,7 @@ class ParameterServer:
             self._fill(self.parameters)
             self._part = {str(number): bucket.row[owned(bucket.row.size, place, servers)].copy()
                           for number, bucket in enumerate(self._whole)}
+            self._whole, self.parameters = [], {}
             self._shard = _Shard(self._part, optimizer, self._pairs, staleness, self.traffic, may_lose_workers)
 
     def _fill(self, arrays: Mapping[str, Any]) -> None:
@@ -170,8 +171,8 @@ class _Shard:
         room, work = self._asked.pop(worker)
         work.wait()
         what, pushes = room.tolist()
-        if what == DONE:
-            self._lose(worker)
+        if what == DONE:  # what it has pushed last counts
+            del self._live[worker], self._clocks[worker]
             return
         if what == PULL:
             self._waiting[worker] = pushes
@@ -182,18 +183,20 @@ class _Shard:
             self._traffic["in"] += row.nbytes
         self._clocks[worker] = pushes
         if self._staleness == 0:
-            self._pushed[worker] = gradients
+            self._pushed[worker] = gradients  # it is heard again once there has been a step
         else:
             self._optimizer.step(self._part, gradients)
-        self._listen(worker)
+            self._listen(worker)
 
     def _go_on(self) -> None:
         """Take the step that all have pushed for; answer who need not wait any longer."""
-        if self._pushed and len(self._pushed) == len(self._live):
+        if self._pushed and self._live.keys() <= self._pushed.keys():
             pushes = [self._pushed[worker] for worker in sorted(self._pushed)]  # added in the order of ranks
             self._optimizer.step(self._part, {name: sum(push[name] for push in pushes) / len(pushes)
                                               for name in self._part})
-            self._pushed = {}
+            heard, self._pushed = [worker for worker in self._pushed if worker in self._live], {}
+            for worker in heard:
+                self._listen(worker)
         slowest = min(self._clocks.values(), default=0)
         for worker, clock in list(self._waiting.items()):
             if self._staleness is None or clock - slowest <= self._staleness:

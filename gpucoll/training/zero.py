@@ -21,7 +21,7 @@ from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, cut
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
-from gpucoll.training.compression import Compression, Exact, Policy
+from gpucoll.training.compression import Compression, Exact, Policy, check_dtypes, remembered, tell_of_missing
 from gpucoll.training.layers import Layers
 from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters, like_parameter, missing_of, opened
@@ -86,6 +86,7 @@ class ZeRO:
         # From stage 2 on a bucket is as long as a parameter: what has been sent is let go of.
         most = BUCKET_BYTES if stage == 1 else max(1, *(one.nbytes for one in self._like.values()))
         self._compression = compression or Exact()
+        check_dtypes("ZeRO", self._like, self._compression)
         names = cut(self._like, min(BUCKET_BYTES, most), self._compression.of)
         self._arrivals = Arrivals(names)
         self._buckets = [Shards({name: self._like[name] for name in some}, comm.rank, comm.size) for some in names]
@@ -94,6 +95,8 @@ class ZeRO:
         self._gradients: Parameters = {}
         self._pipeline = Pipeline()
         self._layers = Layers(self._own, self._like, comm)
+        self._saving: Saving | None = None
+        self._before = remembered(self._compression)
 
     def ready(self, name: str, gradient: Any) -> None:
         """Give the gradient of a parameter, an array of its shape and dtype; it may be overwritten afterwards.
@@ -138,7 +141,8 @@ class ZeRO:
         self._send(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
         self._pipeline.finish()
         self._arrivals.clear()
-        self._comm._told_by_all({} if error is None else {"error": str(error)}, "step", error)
+        tell_of_missing("step", error, self._comm, self._before)
+        self._before = remembered(self._compression)
         with self._comm._current(None, self._own.values()):
             self.optimizer.step(self._own, self._gradients)
         if self._stage > 1:
@@ -159,7 +163,7 @@ class ZeRO:
         """Inside, the arrays of these parameters, to be read. In stage 3 a collective call, alike on all ranks.
 
         There they are gathered on entry and gone at the end; the layer that came next in the step before is gathered
-        meanwhile. Raises ArgumentError for an unknown name.
+        meanwhile. All ranks give gradients and enter layers in one order. Raises ArgumentError for an unknown name.
         """
         some = (names,) if isinstance(names, str) else tuple(names)
         for name in some:
@@ -190,14 +194,16 @@ class ZeRO:
         """Write a checkpoint into `folder`, in place of the one there: until it is whole, that one counts. Collective.
 
         Every rank writes its shards. With `async_op` a copy of them is written while training goes on, and the
-        checkpoint counts once every rank has come back from `wait` of what is returned, a collective call as well.
-        Raises BackendError where a rank cannot write, PeerError on the others.
+        checkpoint counts once every rank has come back from `wait` of what is returned, a collective call as well; the
+        next `save` makes it if nobody has. Raises BackendError where a rank cannot write, PeerError on the others.
         """
+        if self._saving is not None:  # which would take the new one's files for those of an interrupted one
+            self._saving.wait()
         kept = {name: row for one in self._compression.members for name, row in one.state.items()}
-        saving = Saving(Path(folder), self._comm, self._like, self._states(), self.optimizer, kept)
+        self._saving = Saving(Path(folder), self._comm, self._like, self._states(), self.optimizer, kept)
         if not async_op:
-            saving.wait()
-        return saving
+            self._saving.wait()
+        return self._saving
 
     @classmethod
     def load(cls, folder: str | Path, comm: Communicator, optimizer: Optimizer, stage: int = 1,

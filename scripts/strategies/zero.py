@@ -20,6 +20,7 @@ class ZeRO(Strategy):
 
     def __init__(self, weights: dict[str, Array], comm: Any, options: Namespace) -> None:
         super().__init__({}, comm, options)
+        self.given = weights if options.resume else None  # where a checkpoint is read to; else stage 3 lets go of them
         self.stage = int(options.strategy[-1])
         self.parts = training.ZeRO(weights, comm, optimizer(options), self.stage, self._shorter())
 
@@ -51,5 +52,6 @@ class ZeRO(Strategy):
     def load(self, path: Path, settings: Mapping[str, Any]) -> int:
         records.on_first(self.comm, lambda: records.check_settings(path, settings))
         self.parts = training.ZeRO.load(path, self.comm, optimizer(self.options), self.stage, self._shorter(),
-                                        parameters=self.parts.parameters or None)
+                                        parameters=self.given)
+        self.given = None
         return self.parts.optimizer.steps

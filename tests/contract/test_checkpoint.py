@@ -119,3 +119,32 @@ def test_a_folder_that_nobody_can_write(tmp_path):
         return comm.all_reduce(numpy.ones(1))[0]
 
     assert on_threads(3, program) == [3, 3, 3]
+
+
+def overlapping(comm, folder):
+    """A save that begins before the last one has been waited for ends it first, whoever is waited for later."""
+    trainer = training.ZeRO({"w": numpy.full(50, 1.0)}, comm, training.SGD(1.0), 1)
+    first = trainer.save(folder, async_op=True)
+    trainer.ready("w", numpy.full(50, 3.0))
+    trainer.step()
+    second = trainer.save(folder, async_op=True)
+    for saving in (second, first):
+        saving.wait()
+    assert set(training.ZeRO.load(folder, comm, training.SGD(1.0)).parameters["w"]) == {-2.0}
+
+
+def test_saves_that_overlap(tmp_path):
+    on_threads(RANKS, overlapping, tmp_path)
+
+
+def test_whatever_a_writer_dies_of_the_old_checkpoint_counts(tmp_path, monkeypatch):
+    on_threads(RANKS, saved, tmp_path, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_packed", lambda rows: (_ for _ in ()).throw(MemoryError("no room")))
+
+        def program(comm):
+            with pytest.raises((gc.BackendError, gc.PeerError), match="no room"):
+                saved(comm, tmp_path, 2.0)
+
+        on_threads(RANKS, program)
+    assert on_threads(RANKS, loaded, tmp_path) == [{1.0}] * RANKS

@@ -88,6 +88,11 @@ def kinds(comm):
             ((("data", "model"), None), (None, ("data", "model")), "exchange", 96)):
         (step,) = training.plan(training.shard(x, mesh, here), there).steps
         assert (step.kind, step.nbytes) == (kind, nbytes)
+    whole = training.shard(x, mesh, (None, None))
+    assert not numpy.shares_memory(whole.gather(), whole.local)
+    alone = training.Linear(training.shard(x, mesh, (None, "model")))  # a batch of one: some ranks have no row
+    alone.forward(training.shard(x[:1], mesh, ("data", None)))
+    assert (alone.backward(training.shard(x[:1], mesh, ("data", "model")))[1].gather() == x[:1].T @ x[:1]).all()
     divided = training.shard(x, mesh, (None, "model"))
     product = training.matmul(divided, training.shard(x, mesh, ("model", None)))
     assert product.partial == ("model",)

@@ -8,6 +8,7 @@ import pytest
 
 import gpucoll as gc
 import learning
+import oracle
 from gpucoll import training
 from gpucoll.training.compression import COMPRESSIONS
 from pace import seconds
@@ -319,3 +320,85 @@ def lost(comm):
 
 def test_a_worker_may_be_lost():
     on_threads(4, lost, timeout=seconds(5))
+
+
+def done_early(comm, order):
+    """What a worker has pushed last counts, and nothing that it pushes before the others have is lost."""
+    weights = {"w": numpy.zeros(9)}
+    place = training.ParameterServer(weights, comm, 2, training.SGD(1.0))
+    if place.is_server:
+        return [float(row[0]) for row in place.serve().values()]
+    place.pull()
+    for turn in range(2):
+        if comm.rank == order:  # pushes once the other one has, as far as it can
+            comm.recv(numpy.zeros(1), 1 - order, tag=turn)
+        else:
+            comm.send(numpy.zeros(1), order, tag=turn)
+        place.push({"w": numpy.full(9, 10.0 if comm.rank else 2.0)})
+    place.done()
+    return None
+
+
+@pytest.mark.parametrize("order", [0, 1])
+def test_a_worker_that_is_done_first_has_pushed(executor, order):
+    assert executor.run(4, done_early, order)[2:] == [[-12.0]] * 2
+
+
+def given_up(comm, make):
+    """A step that lacks a gradient loses nothing: the next one goes on from where the one before ended."""
+    compression = make()
+    trainer = training.ZeRO({"w": numpy.zeros((8, 8))}, comm, training.SGD(1.0), 1, compression)
+    values = numpy.random.default_rng(comm.rank).standard_normal((8, 8))
+    for missing in (False, True, False):
+        before = {name: row.copy() for name, row in compression.state.items()}
+        if not missing or comm.rank == 0:
+            trainer.ready("w", values)
+        if missing:
+            with pytest.raises((gc.ArgumentError, gc.PeerError), match="have not come on rank 1"):
+                trainer.step()
+            assert all((compression.state[name] == row).all() for name, row in before.items())
+        else:
+            trainer.step()
+    mean = comm.all_reduce(values) / comm.size
+    lost = comm.all_reduce(numpy.asarray(compression.lost["w"])) / comm.size
+    assert numpy.abs(trainer.parameters["w"] - lost + 2 * mean).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
+def test_a_step_that_is_given_up(executor, name):
+    executor.run(2, given_up, COMPRESSIONS[name])
+
+
+def narrow(comm, dtype, make):
+    """Short dtypes are compressed as the others: nobody's sign turns, and large values stay."""
+    values = numpy.random.default_rng(3).standard_normal((16, 40)).astype(oracle.kind(dtype))
+    trainer = training.DataParallel({"w": numpy.zeros((16, 40), oracle.kind(dtype))}, comm, compression=make())
+    total = numpy.zeros((16, 40))
+    for _ in range(20):
+        trainer.ready("w", values)
+        trainer.finish()
+        total += trainer.gradients["w"].astype("f8")
+    assert numpy.isfinite(total).all()
+    assert numpy.abs(total / 20 - values.astype("f8")).max() < 1.2
+    assert numpy.median(numpy.abs(total / 20 - values.astype("f8"))) < 0.4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
+def test_short_dtypes(dtype, name):
+    on_threads(2, narrow, dtype, COMPRESSIONS[name])
+
+
+def kinds(comm):
+    for dtype, compression in (("i4", None), ("c8", training.Int8()), ("c8", training.PowerSGD(1))):
+        with pytest.raises(gc.DtypeError, match="forms no mean"):
+            training.DataParallel({"w": numpy.zeros(3, dtype)}, comm, compression=compression)
+    trainer = training.DataParallel({"w": numpy.zeros(3, "c8"), "none": numpy.zeros((0, 4))}, comm)
+    trainer.ready("w", numpy.full(3, 1 + 2j * comm.rank, "c8"))
+    trainer.ready("none", numpy.zeros((0, 4)))
+    trainer.finish()
+    assert (trainer.gradients["w"] == 1 + 1j * (comm.size - 1)).all()
+
+
+def test_dtypes(executor):
+    executor.run(3, kinds)

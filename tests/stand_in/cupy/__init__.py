@@ -20,6 +20,7 @@ from ._array import (
     ascontiguousarray,
     asfortranarray,
     asnumpy,
+    clip,
     concatenate,
     copyto,
     empty,
@@ -27,6 +28,7 @@ from ._array import (
     exp,
     from_dlpack,
     full,
+    isfinite,
     log,
     ndarray,
     ones,
@@ -42,8 +44,9 @@ from ._raw import RawKernel, RawModule
 
 __version__ = _machine.VERSION
 __all__ = ["RawKernel", "RawModule", "abs", "arange", "argpartition", "array", "asarray", "ascontiguousarray",
-           "asfortranarray", "asnumpy", "concatenate", "copyto", "cuda", "empty", "empty_like", "exp", "from_dlpack",
-           "full", "log", "ndarray", "ones", "rint", "split", "sqrt", "stack", "tanh", "where", "zeros"]
+           "asfortranarray", "asnumpy", "clip", "concatenate", "copyto", "cuda", "empty", "empty_like", "exp",
+           "from_dlpack", "full", "isfinite", "log", "ndarray", "ones", "rint", "split", "sqrt", "stack", "tanh",
+           "where", "zeros"]
 
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
 nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # the same for every arch

@@ -308,8 +308,8 @@ def ufunc(name):
     return lambda *operands: call(getattr(numpy, name), *operands)
 
 
-abs, exp, log, rint, sqrt, tanh, where, ascontiguousarray = map(
-    ufunc, ("abs", "exp", "log", "rint", "sqrt", "tanh", "where", "ascontiguousarray"))
+abs, clip, exp, isfinite, log, rint, sqrt, tanh, where, ascontiguousarray = map(
+    ufunc, ("abs", "clip", "exp", "isfinite", "log", "rint", "sqrt", "tanh", "where", "ascontiguousarray"))
 
 
 def joined(name):
