@@ -41,7 +41,7 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "cache": ["tests/unit/test_store.py"],
     "gpu": ["tests/multirank/test_stand_in.py"],
     "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
-    "training": [f"tests/contract/test_{part}.py" for part in ("training", "layout", "checkpoint")],
+    "training": [f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint")],
     "slots": ["tests/contract", "tests/multirank/test_slots.py"],
 }
 UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly

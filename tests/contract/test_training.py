@@ -8,9 +8,7 @@ import pytest
 
 import gpucoll as gc
 import learning
-import oracle
 from gpucoll import training
-from gpucoll.training.compression import COMPRESSIONS
 from pace import seconds
 from thread_ranks import on_threads
 
@@ -177,100 +175,6 @@ def test_layers_are_there_while_they_are_used(executor):
     executor.run(3, layers)
 
 
-def compressed(comm, make):
-    """What has been given and what is still lost are all that came; every rank has the same bits."""
-    shapes = {"w": (64, 96), "v": (96,), "u": (3, 5, 70)}
-    compression = make()
-    trainer = training.DataParallel({name: numpy.zeros(shape, "f4") for name, shape in shapes.items()}, comm, 1 << 14,
-                                    compression)
-    given, came = ({name: numpy.zeros(shape) for name, shape in shapes.items()} for _ in range(2))
-    for step in range(6):
-        for name in reversed(shapes):
-            mine = [numpy.random.default_rng([step, rank, len(shapes[name])]).standard_normal(shapes[name]).astype("f4")
-                    for rank in range(comm.size)]
-            trainer.ready(name, mine[comm.rank])
-            came[name] += sum(mine) / comm.size
-        trainer.finish()
-        for name, mean in trainer.gradients.items():
-            given[name] += mean
-            assert (comm.all_gather(mean.view("u4")) == mean.view("u4")).all()
-    for name in shapes:
-        lost = compression.of(name).lost.get(name)
-        lost = 0 if lost is None else comm.all_reduce(numpy.asarray(lost, "f8")) / comm.size
-        assert numpy.abs(given[name] + lost - came[name]).max() < TOLERANCE.get(str(compression), 1e-5) * 6
-    if comm.size > 1 and str(compression) in SAVED:
-        assert compression.exact_bytes / compression.wire_bytes >= SAVED[str(compression)]
-
-
-TOLERANCE = {"Cast()": 0.02}  # the sum of the ranks is rounded as well
-SAVED = {"Cast()": 2, "Int8()": 3.5, "PowerSGD()": 4}
-
-
-@pytest.mark.parametrize("name", [*COMPRESSIONS, "policy"])
-def test_compression_loses_nothing_for_good(executor, name):
-    make = COMPRESSIONS.get(name, lambda: training.Policy({"v": training.Int8(32), "w": training.PowerSGD(2)}))
-    for size in (1, 3):
-        executor.run(size, compressed, make)
-
-
-def test_sixteen_bits_and_eight_are_what_they_say():
-    """Against NumPy's own: a value is at most half a step of its type away, and error feedback holds the difference."""
-    values = numpy.random.default_rng(1).standard_normal(1000).astype("f4")
-
-    def program(comm, compression):
-        trainer = training.DataParallel({"w": numpy.zeros(1000, "f4")}, comm, compression=compression)
-        trainer.ready("w", values)
-        trainer.finish()
-        return trainer.gradients["w"].copy()
-
-    (found,) = on_threads(1, program, training.Cast("float16"))
-    assert (found == values.astype("f2").astype("f4")).all()
-    (found,) = on_threads(1, program, training.Int8(100))
-    step = numpy.abs(values.reshape(10, 100)).max(1, keepdims=True) / 127
-    assert (numpy.abs(found - values).reshape(10, 100) <= step * 1.01).all()
-    (found,) = on_threads(1, program, training.TopK(0.01))
-    largest = numpy.argsort(-numpy.abs(values))[:10]
-    assert (numpy.flatnonzero(found) == numpy.sort(largest)).all()
-    assert (found[largest] == values[largest]).all()
-
-
-def low_rank(comm):
-    """Gradients that are of the rank that PowerSGD keeps are exact from the second step on."""
-    chance = numpy.random.default_rng(comm.rank)
-    left, right = numpy.random.default_rng(9).standard_normal((40, 2)), chance.standard_normal((2, 30))
-    trainer = training.DataParallel({"w": numpy.zeros((40, 30))}, comm, compression=training.PowerSGD(2))
-    for _ in range(3):
-        trainer.ready("w", left @ right)
-        trainer.finish()
-    mean = comm.all_reduce(left @ right) / comm.size
-    assert learning.apart(trainer.gradients, {"w": mean}) < 1e-12
-    assert trainer._compression.exact_bytes / trainer._compression.wire_bytes > 8
-
-
-def test_power_sgd_is_exact_where_it_can_be(executor):
-    executor.run(3, low_rank)
-
-
-def resumed_with_losses(comm, folder):
-    """What was lost before a checkpoint is made good after it, on other numbers of ranks as well."""
-    if comm.size == 4:
-        trainer = training.ZeRO({"w": numpy.zeros((8, 9))}, comm, training.SGD(1.0), 2, training.TopK(0.3))
-        trainer.ready("w", numpy.arange(72.0).reshape(8, 9) + comm.rank)
-        trainer.step()
-        trainer.save(folder)
-        return
-    trainer = training.ZeRO.load(folder, comm, training.SGD(1.0), 1, training.TopK(1.0))
-    trainer.ready("w", numpy.zeros((8, 9)))
-    trainer.step()
-    assert numpy.allclose(trainer.parameters["w"], -(numpy.arange(72.0).reshape(8, 9) + 1.5), rtol=1e-15)
-
-
-def test_a_checkpoint_has_what_was_lost(executor, tmp_path):
-    executor.run(4, resumed_with_losses, tmp_path)
-    for size in (1, 3):
-        executor.run(size, resumed_with_losses, tmp_path)
-
-
 def served(comm, servers, staleness):
     weights = {name: array for name, array in learning.parameters(comm.rank).items()}
     place = training.ParameterServer(weights, comm, servers=servers, optimizer=training.Adam(0.01),
@@ -342,63 +246,3 @@ def done_early(comm, order):
 @pytest.mark.parametrize("order", [0, 1])
 def test_a_worker_that_is_done_first_has_pushed(executor, order):
     assert executor.run(4, done_early, order)[2:] == [[-12.0]] * 2
-
-
-def given_up(comm, make):
-    """A step that lacks a gradient loses nothing: the next one goes on from where the one before ended."""
-    compression = make()
-    trainer = training.ZeRO({"w": numpy.zeros((8, 8))}, comm, training.SGD(1.0), 1, compression)
-    values = numpy.random.default_rng(comm.rank).standard_normal((8, 8))
-    for missing in (False, True, False):
-        before = {name: row.copy() for name, row in compression.state.items()}
-        if not missing or comm.rank == 0:
-            trainer.ready("w", values)
-        if missing:
-            with pytest.raises((gc.ArgumentError, gc.PeerError), match="have not come on rank 1"):
-                trainer.step()
-            assert all((compression.state[name] == row).all() for name, row in before.items())
-        else:
-            trainer.step()
-    mean = comm.all_reduce(values) / comm.size
-    lost = comm.all_reduce(numpy.asarray(compression.lost["w"])) / comm.size
-    assert numpy.abs(trainer.parameters["w"] - lost + 2 * mean).max() < 1e-6
-
-
-@pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
-def test_a_step_that_is_given_up(executor, name):
-    executor.run(2, given_up, COMPRESSIONS[name])
-
-
-def narrow(comm, dtype, make):
-    """Short dtypes are compressed as the others: nobody's sign turns, and large values stay."""
-    values = numpy.random.default_rng(3).standard_normal((16, 40)).astype(oracle.kind(dtype))
-    trainer = training.DataParallel({"w": numpy.zeros((16, 40), oracle.kind(dtype))}, comm, compression=make())
-    total = numpy.zeros((16, 40))
-    for _ in range(20):
-        trainer.ready("w", values)
-        trainer.finish()
-        total += trainer.gradients["w"].astype("f8")
-    assert numpy.isfinite(total).all()
-    assert numpy.abs(total / 20 - values.astype("f8")).max() < 1.2
-    assert numpy.median(numpy.abs(total / 20 - values.astype("f8"))) < 0.4
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
-def test_short_dtypes(dtype, name):
-    on_threads(2, narrow, dtype, COMPRESSIONS[name])
-
-
-def kinds(comm):
-    for dtype, compression in (("i4", None), ("c8", training.Int8()), ("c8", training.PowerSGD(1))):
-        with pytest.raises(gc.DtypeError, match="forms no mean"):
-            training.DataParallel({"w": numpy.zeros(3, dtype)}, comm, compression=compression)
-    trainer = training.DataParallel({"w": numpy.zeros(3, "c8"), "none": numpy.zeros((0, 4))}, comm)
-    trainer.ready("w", numpy.full(3, 1 + 2j * comm.rank, "c8"))
-    trainer.ready("none", numpy.zeros((0, 4)))
-    trainer.finish()
-    assert (trainer.gradients["w"] == 1 + 1j * (comm.size - 1)).all()
-
-
-def test_dtypes(executor):
-    executor.run(3, kinds)
