@@ -251,8 +251,8 @@ def read_table(data: Any) -> np.ndarray:
 def train(comm: Any, options: argparse.Namespace) -> None:
     """Trains to the end; rank 0 logs, saves, and shows how far it is."""
     on_first(comm, lambda: refuse_unwritable(options.save))
-    if options.save and options.strategy not in ("data_parallel", "zero1", "zero2", "zero3"):
-        raise Refusal(f"--save is not for --strategy {options.strategy}")
+    if (options.save or options.resume) and options.strategy not in ("data_parallel", "zero1", "zero2", "zero3"):
+        raise Refusal(f"--save and --resume are not for --strategy {options.strategy}")
     if options.save and options.strategy == "data_parallel" and options.compression != "none":
         raise Refusal("--save with --compression is for --strategy zero1, zero2 or zero3, which save what it has lost")
     training = Training(comm, options)

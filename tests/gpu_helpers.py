@@ -72,3 +72,12 @@ class Foreign:
         self.asked.append(stream)
         with self._stream:
             return self._array.__dlpack__(stream=stream, max_version=max_version)
+
+
+def called_before(comm):
+    """A producer's stream and ours, on which the call that follows has been made before; and its result."""
+    theirs, ours = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    total = sum(ranges(comm, 900, 3))
+    with ours:
+        same(comm.all_reduce(ramp(comm, 900, 3), algorithm="tree"), total)
+    return theirs, ours, total

@@ -23,7 +23,7 @@ import gpucoll as gc
 import oracle
 import programs
 import thread_ranks
-from gpu_helpers import PATIENCE, Foreign, held, raising, ramp, ranges, refused, same
+from gpu_helpers import PATIENCE, Foreign, called_before, held, raising, ramp, refused, same
 from mirrored import NATIVE, Mirrored
 from restless import restless
 
@@ -119,10 +119,7 @@ def split(comm):
 
 def dlpack(comm):
     """A producer's stream is followed without a wait on the host; `__cuda_array_interface__` alone is enough too."""
-    theirs, ours = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-    total = sum(ranges(comm, 900, 3))
-    with ours:
-        same(comm.all_reduce(ramp(comm, 900, 3), algorithm="tree"), total)
+    theirs, ours, total = called_before(comm)
     with held(theirs):
         with theirs:
             x = ramp(comm, 900, 3)

@@ -7,7 +7,7 @@ import cupy
 import numpy
 
 import oracle
-from gpu_helpers import held, ramp, ranges, same
+from gpu_helpers import called_before, held, ramp, same
 
 
 def tensors(comm, what):
@@ -37,10 +37,7 @@ def _float8(comm, torch):
 
 def _orders(comm, torch):
     """With `stream=` the producer is asked to order that stream, whichever is current."""
-    theirs, ours = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-    total = sum(ranges(comm, 900, 3))
-    with ours:
-        same(comm.all_reduce(ramp(comm, 900, 3), algorithm="tree"), total)
+    theirs, ours, total = called_before(comm)
     with held(theirs):
         with theirs:
             x = torch.Tensor(ramp(comm, 900, 3))

@@ -247,7 +247,7 @@ class PowerSGD(Compression):
         super().restore(name, like, state)
         if f"{RIGHT}/{name}" in state:
             right = state[f"{RIGHT}/{name}"]
-            self.right[name] = like.new(right.shape)
+            self.right[name] = like._replace(dtype=right.dtype).new(right.shape)
             to_array(self.right[name], right)
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:

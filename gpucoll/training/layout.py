@@ -14,7 +14,7 @@ from typing import Any
 from gpucoll.arrays import Array, as_array, on_gpu
 from gpucoll.errors import ArgumentError
 from gpucoll.training.mesh import Mesh, Spec
-from gpucoll.training.redistribution import DO, Plan, planned
+from gpucoll.training.redistribution import DO, Redistribution, planned
 
 
 class ShardedArray:
@@ -49,7 +49,7 @@ def shard(x: Any, mesh: Mesh, spec: Any) -> ShardedArray:
     return ShardedArray(array[mesh.box(found, array.shape, mesh.comm.rank)].copy(), mesh, array.shape, found)
 
 
-def plan(a: ShardedArray, spec: Any) -> Plan:
+def plan(a: ShardedArray, spec: Any) -> Redistribution:
     """Return how `redistribute` would lay out `a` by `spec`; sends nothing. Raises ArgumentError."""
     target = a.mesh.spec("plan", spec, a.shape)
     return planned(a.mesh, a.shape, a.dtype.itemsize, a.spec, a.partial, target, "cuda" if on_gpu(a.local) else None)

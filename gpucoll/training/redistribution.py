@@ -33,7 +33,7 @@ class Step(NamedTuple):
         return f"{self.kind:14} {where:20} {self.nbytes:14,} bytes {self.seconds * 1e6:10.1f} us"
 
 
-class Plan(NamedTuple):
+class Redistribution(NamedTuple):
     """The steps of a change of layout. Prints as a table."""
 
     steps: tuple[Step, ...]
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
 
 
 def planned(mesh: Mesh, shape: Sequence[int], itemsize: int, here: Spec, partial: Sequence[str], target: Spec,
-            device: str | None) -> Plan:
+            device: str | None) -> Redistribution:
     """Return the steps from layout `here`, whose sums over `partial` are still to be formed, to `target`."""
     change = _Change(mesh, shape, itemsize, device)
     steps: list[Step] = []
@@ -65,7 +65,7 @@ def planned(mesh: Mesh, shape: Sequence[int], itemsize: int, here: Spec, partial
         here = steps[-1].spec
     if here != target:
         steps.append(change.moving(here, target))
-    return Plan(tuple(steps))
+    return Redistribution(tuple(steps))
 
 
 class _Change(NamedTuple):

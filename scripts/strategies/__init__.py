@@ -12,7 +12,6 @@ from typing import Any
 from gpucoll import training
 from gpucoll.training.compression import named
 from models import Array, Layer
-from records import Refusal
 
 MOMENTUM = 0.9
 
@@ -73,11 +72,12 @@ class Strategy:
         raise NotImplementedError
 
     def save(self, path: Path, settings: Mapping[str, Any]) -> None:
-        raise Refusal(f"--save is not for --strategy {self.options.strategy}")
+        """Writes a checkpoint; not of every strategy, nor does `load` read one."""
+        raise NotImplementedError
 
     def load(self, path: Path, settings: Mapping[str, Any]) -> int:
         """The steps that had been taken when it was saved."""
-        raise Refusal(f"--resume is not for --strategy {self.options.strategy}")
+        raise NotImplementedError
 
     def serve(self) -> None:
         """Does what is asked of a server, until nobody asks any more."""

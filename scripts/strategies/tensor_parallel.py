@@ -8,11 +8,13 @@ from typing import Any
 from gpucoll import training
 from models import MODELS, Array, Layer
 from records import Refusal
-from strategies import Strategy, compression, optimizer
+from strategies.data_parallel import DataParallel
 
 
-class TensorParallel(Strategy):
-    """A sum of activations in the forward pass of each pair of layers and one in the backward pass, no gradients.
+class TensorParallel(DataParallel):
+    """A sum of activations in the forward pass of each pair of layers and one in the backward pass.
+
+    Gradients are averaged over the pairs, as data parallel training's are over ranks.
 
     Source: Shoeybi et al., arXiv 1909.08053.
     """
@@ -29,8 +31,6 @@ class TensorParallel(Strategy):
             spec = tuple("model" if axis == cut.get(name) else None for axis in range(weight.ndim))
             weights[name] = training.shard(weight, mesh, spec).local
         super().__init__(weights, mesh.along("data"), options)
-        self.averages = training.DataParallel(weights, self.comm, compression=compression(options))
-        self.rule = optimizer(options)
 
     def forward(self, xp: Any, layer: Layer, x: Array) -> tuple[Array, Any]:
         part, kept = layer.forward(xp, self.weights, x)
@@ -48,11 +48,3 @@ class TensorParallel(Strategy):
     def _summed(self, part: Array) -> Array:
         with self.communicating():
             return self.pair.all_reduce(part)
-
-    def ready(self, name: str, gradient: Array) -> None:
-        self.averages.ready(name, gradient)
-
-    def step(self) -> None:
-        with self.communicating():
-            self.averages.finish()
-        self.rule.step(self.weights, self.averages.gradients)
