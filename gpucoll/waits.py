@@ -33,6 +33,9 @@ Operation: TypeAlias = Iterator[Pending]
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 NAP = 20e-6  # seconds
+# The progress thread takes its looks out of the time of who computes beside it: it naps for this share of how long
+# nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
+NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
 
 
 class Lasting(Protocol):
@@ -77,6 +80,7 @@ class Waits:
         self._stepping = threading.Lock()
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
+        self.went_on = 0.0  # when an operation last did, of `time.monotonic`
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call goes on that does not come through `run`
         # Operations run inside: what they change of the thread that drives them, as its current GPU, is as before then
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -257,7 +261,7 @@ class Waits:
             self._more.clear()
             while (self._queue or self._alone) and self._thread is not None:
                 self.advance()
-                time.sleep(NAP)
+                time.sleep(min(LONGEST_NAP, max(NAP, NAP_SHARE * (time.monotonic() - self.went_on))))
 
     def _drain(self) -> None:
         """Complete what is under way, each operation by its deadline."""
@@ -333,6 +337,7 @@ class Work:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._waits.timeout
         while self._pending is None or self._pending():
+            self._waits.went_on = time.monotonic()
             self._pending = next(self.operation, None)
             if self._pending is None:
                 self._finished = True

@@ -1,8 +1,10 @@
 """Waits: deadline, hooks, order, failures; no MPI."""
 
+import threading
 
 import pytest
 
+from gpucoll import waits as module
 from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
 from gpucoll.waits import Waits, Work
 from pace import seconds
@@ -52,6 +54,39 @@ def test_works_run_in_order_with_and_without_a_thread(threads):
     assert [work.wait() for work in works] == list(range(5))
     assert done == [0, 1, 2, 3, 4, "blocking"]
     waits.close()
+
+
+class Clock:
+    """In place of `time`: only naps take time."""
+
+    def __init__(self):
+        self.now, self.naps = 0.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.naps.append((self.now, seconds))
+        self.now += seconds
+
+
+def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_after(monkeypatch):
+    monkeypatch.setattr(module, "time", clock := Clock())
+    waits, ended, halves = Waits(PATIENCE), threading.Event(), []
+
+    def operation():
+        yield lambda: clock.now > 0.01
+        halves.append(clock.now)
+        yield lambda: clock.now > 0.02
+        ended.set()
+
+    waits.submit(Work(waits, operation(), "test", None))
+    assert ended.wait(PATIENCE)
+    waits.close()
+    for since, until in ((0.0, halves[0]), (halves[0], 0.02)):
+        naps = [(now - since, nap) for now, nap in clock.naps if since <= now < until]
+        assert [nap for _, nap in naps] == [min(module.LONGEST_NAP, max(module.NAP, waited / 16)) for waited, _ in naps]
+        assert (naps[0][1], naps[-1][1]) == (module.NAP, module.LONGEST_NAP)
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
