@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from gpucoll.arrays import same_memory
 from gpucoll.communicator import Communicator
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut
 from gpucoll.training.compression import Compression, Exact, Policy, check_dtypes, remembered, tell_of_missing
@@ -49,15 +50,18 @@ class DataParallel:
     def ready(self, name: str, gradient: Any) -> None:
         """Give the gradient of a parameter, an array of its shape and dtype; it may be overwritten afterwards.
 
+        What was computed in `gradients[name]` itself is not copied; inside `no_sync` it holds the sum already.
         Raises ArgumentError and DtypeError for any other, for an unknown name, and for one that has been given before.
         """
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
         with self._comm._current(None, [gradient]):
-            if name in self._arrivals.held:
-                self.gradients[name] += array
+            if same_memory(array, place := self.gradients[name]):
+                pass  # computed where it travels
+            elif name in self._arrivals.held:
+                place += array
             else:
-                self.gradients[name][...] = array
+                place[...] = array
         self._arrivals.held.add(name)
         if self._is_synchronised:
             self._arrivals.came(name)

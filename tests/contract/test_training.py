@@ -69,6 +69,23 @@ def accumulated(comm):
         assert (trainer.gradients["b"] == 2 * comm.size * (comm.size - 1)).all()
 
 
+def in_place(comm):
+    """What was computed where it travels is sent as it is, and inside no_sync it is the sum already."""
+    weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7, "f4")}
+    trainer = training.DataParallel(weights, comm, bucket_bytes=64)
+    for turn in range(3):
+        with trainer.no_sync():
+            trainer.gradients["w"][...] = comm.rank
+            trainer.ready("w", trainer.gradients["w"])
+        trainer.gradients["w"] += turn
+        trainer.ready("w", trainer.gradients["w"])
+        trainer.gradients["b"][...] = 2 * comm.rank
+        trainer.ready("b", trainer.gradients["b"])
+        trainer.finish()
+        assert (trainer.gradients["w"] == turn + (comm.size - 1) / 2).all()
+        assert (trainer.gradients["b"] == comm.size - 1).all()
+
+
 def refused(comm):
     """What is wrong on one rank is an error on all, which names the parameter; on others it names the rank."""
     weights = {"w": numpy.zeros((3, 5)), "b": numpy.zeros(7)}
@@ -98,7 +115,7 @@ def refused(comm):
     assert (comm.all_reduce(numpy.ones(3)) == comm.size).all()  # nothing is left behind
 
 
-@pytest.mark.parametrize("program", [accumulated, refused], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [accumulated, in_place, refused], ids=lambda program: program.__name__)
 def test_gradients(executor, program):
     executor.run(3, program)
 
