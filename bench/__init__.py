@@ -8,6 +8,7 @@
     summary        statistics, ratios and their intervals, two runs held against each other
     records        the JSON file; `table`, what is printed
     run            all of it, in turn, and its record; `interrupt`, Ctrl-C
+    training       steps of `gpucoll.training`; `torch_ddp` against PyTorch, `servers` against a ring
     regret         what `auto` chooses against the best that it could have chosen
     report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
     readme         README's section, made from the results of scripts/bench

@@ -242,11 +242,9 @@ def _nccl(comm: Communicator, device: Any) -> Peer:
     return peer
 
 
-def _gloo(comm: Communicator, device: Device) -> Peer:
-    if device.name == "cuda":
-        raise LeftOut("Gloo is measured on host memory: needs --device cpu")
+def gloo(comm: Communicator) -> Any:
+    """Return torch.distributed with its processes joined over Gloo; LeftOut without PyTorch. A collective call."""
     try:
-        import torch
         import torch.distributed as dist
     except ImportError as error:
         raise LeftOut("PyTorch is not installed: pip install torch") from error
@@ -256,6 +254,15 @@ def _gloo(comm: Communicator, device: Device) -> Peer:
             probe.bind((host, 0))
             where = comm.mpi.bcast(f"{host}:{probe.getsockname()[1]}")
         dist.init_process_group("gloo", init_method=f"tcp://{where}", rank=comm.rank, world_size=comm.size)
+    return dist
+
+
+def _gloo(comm: Communicator, device: Device) -> Peer:
+    if device.name == "cuda":
+        raise LeftOut("Gloo is measured on host memory: needs --device cpu")
+    dist = gloo(comm)
+    import torch
+
     all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its newer name
 
     def peer(case: Case) -> Call:

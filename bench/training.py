@@ -1,32 +1,59 @@
-"""What buckets are worth: 1,000 small gradients averaged in buckets, and by a call for each; interleaved, as ratios.
+"""What training makes of collectives: contestants in turn within one run, as medians and ratios.
 
-    mpiexec -n 2 python -m bench.training [--gradients 1000] [--elements 1000]
+    mpiexec -n 2 python -m bench.training [buckets]     small gradients in buckets, and by a call for each
+    mpiexec -n 2 python -m bench.training overlap       a step against its computing and its communication alone
+    mpiexec -n 2 python -m bench.training ddp           against PyTorch's DistributedDataParallel over Gloo
+    mpiexec -n 8 python -m bench.training servers       parameter servers against a ring
+
+With OMP_NUM_THREADS=1 each rank has one thread for computing, and leaves the other ranks theirs.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy
 
 import gpucoll as gc
+from gpucoll.analysis.sizes import byte_size
+from gpucoll.arguments import Parser, refuse
 from gpucoll.training import DataParallel
 
-REPEATS = 15
+from .contestants import LeftOut
+
+PROGRAM = "bench.training"
+MIB = 1 << 20
+BATCH = 256  # that computing is timed with before the batch is chosen
 
 
-def contestants(comm: gc.Communicator, gradients: int, elements: int) -> dict[str, Callable[[], None]]:
-    """What is compared: each averages the same gradients over all ranks."""
+def medians(comm: gc.Communicator, calls: Mapping[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    """Return the median milliseconds of each call, by the slowest rank's clock; the first of each warms up."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(1 + repeats):
+        for name, call in calls.items():
+            comm.barrier()
+            began = time.perf_counter()
+            call()
+            took = numpy.array([time.perf_counter() - began])
+            found[name].append(float(comm.all_reduce(took, op="max")[0]) * 1e3)
+    return {name: statistics.median(each[1:]) for name, each in found.items()}
+
+
+def buckets(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
+    """Return how long it takes to average small gradients over all ranks, in each of three ways."""
+    gradients, elements = options.gradients, options.elements
     weights = {f"{number}": numpy.zeros(elements, "f4") for number in range(gradients)}
     given = {name: numpy.full(elements, comm.rank + 1.0, "f4") for name in reversed(weights)}
     trainer = DataParallel(weights, comm)
     found = {name: numpy.empty_like(array) for name, array in given.items()}
     whole = comm.empty(gradients * elements, "f4")
 
-    def buckets() -> None:
+    def in_buckets() -> None:
         for name, gradient in given.items():
             trainer.ready(name, gradient)
         trainer.finish()
@@ -40,28 +67,124 @@ def contestants(comm: gc.Communicator, gradients: int, elements: int) -> dict[st
             place[...] = gradient
         comm.all_reduce(whole, out=whole, op="avg")
 
-    return {"buckets": buckets, "a call for each": each, "copied into one array": one}
+    times = medians(comm, {"buckets": in_buckets, "a call for each": each, "copied into one array": one},
+                    options.repeats)
+    return [f"{gradients} gradients of {elements} float32, {comm.size} ranks, {options.repeats} repeats",
+            *(f"{name:24} {ms:9.2f} ms {ms / times['buckets']:7.2f}" for name, ms in times.items())]
+
+
+class Perceptron:
+    """Square layers of ReLUs and one batch; the loss is half the sum of the squares of what comes out."""
+
+    def __init__(self, layers: int, width: int, batch: int) -> None:
+        chance = numpy.random.default_rng(batch)
+        self.weights = {f"{layer}": chance.standard_normal((width, width), "f4") * numpy.float32((2 / width) ** 0.5)
+                        for layer in range(layers)}
+        self._kept = [chance.standard_normal((batch, width), "f4"), *numpy.zeros((layers, batch, width), "f4")]
+        self._slopes = numpy.zeros((2, batch, width), "f4")
+
+    def forward(self) -> None:
+        """Keep what comes out of each layer."""
+        for (x, y), weight in zip(itertools.pairwise(self._kept), self.weights.values(), strict=True):
+            numpy.maximum(numpy.matmul(x, weight, out=y), 0, out=y)
+
+    def backward(self, gradients: Mapping[str, numpy.ndarray], ready: Callable[[str], None]) -> None:
+        """Compute each layer's gradient in its place and call `ready`, for the last layer first."""
+        slope, other = self._slopes
+        slope[...] = self._kept[-1]
+        for x, (name, weight) in zip(self._kept[-2::-1], reversed(self.weights.items()), strict=True):
+            numpy.matmul(x.T, slope, out=gradients[name])
+            ready(name)
+            if x is not self._kept[0]:
+                numpy.matmul(slope, weight.T, out=other)
+                slope, other = numpy.multiply(other, x > 0, out=other), slope
+
+
+class Step:
+    """A step of data parallel training, and its parts."""
+
+    def __init__(self, comm: gc.Communicator, options: argparse.Namespace, batch: int) -> None:
+        self._model = Perceptron(options.layers, options.width, batch)
+        self._trainer = DataParallel(self._model.weights, comm, options.bucket_bytes)
+        self._gradients = self._trainer.gradients
+        self.forward = self._model.forward
+
+    def compute(self) -> None:
+        """Compute gradients, which nobody is given."""
+        self.forward()
+        self._model.backward(self._gradients, lambda name: None)
+
+    def communicate(self) -> None:
+        """Average gradients that are there."""
+        for name in self._gradients:
+            self._ready(name)
+        self._trainer.finish()
+
+    def whole(self) -> None:
+        """Average each gradient while the next ones are computed."""
+        self.forward()
+        self._model.backward(self._gradients, self._ready)
+        self._trainer.finish()
+
+    def _ready(self, name: str) -> None:
+        self._trainer.ready(name, self._gradients[name])
+
+
+def overlap(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
+    """Return how long a step takes, and how long at least.
+
+    Communication hides behind backward only, from the first bucket on, and nothing is left to hide the last bucket
+    behind. So the batch is, where none is given, that with which backward takes as long as communication.
+    """
+    batch = options.batch
+    if batch is None:
+        step = Step(comm, options, BATCH)
+        alone = medians(comm, {"forward": step.forward, "compute": step.compute, "comm": step.communicate}, 3)
+        batch = max(1, round(BATCH * alone["comm"] / (alone["compute"] - alone["forward"])))
+    step = Step(comm, options, batch)
+    calls = {"forward": step.forward, "compute": step.compute, "communication": step.communicate, "step": step.whole}
+    times = medians(comm, calls, options.repeats)
+    most = max(times["compute"], times["communication"])
+    layer, layers = 4 * options.width**2, options.layers
+    last = max(1, options.bucket_bytes // layer) / layers  # of the communication
+    first = (times["compute"] - times["forward"]) / layers
+    least = max(times["compute"] + last * times["communication"], times["forward"] + first + times["communication"])
+    return [f"{layers} layers of {options.width}, batch {batch}, {layers * layer / MIB:g} MiB of gradients in buckets "
+            f"of {options.bucket_bytes / MIB:g} MiB, {comm.size} ranks on {comm.nodes} nodes, "
+            f"{options.repeats} repeats",
+            *(f"{name:24} {ms:9.2f} ms" for name, ms in times.items()),
+            f"{'step / max(compute, communication)':34} {times['step'] / most:7.3f}",
+            f"{'and at least':34} {least / most:7.3f}"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.training", description=__doc__)
-    parser.add_argument("--gradients", type=int, default=1000)
-    parser.add_argument("--elements", type=int, default=1000, help="of float32, in each gradient")
+    """Measure one of them, under mpiexec."""
+    parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("what", nargs="?", choices=("buckets", "overlap", "ddp", "servers"), default="buckets")
+    add("--gradients", type=int, default=1000, help="buckets: how many (1000)")
+    add("--elements", type=int, default=1000, help="buckets: of float32, in each gradient (1000)")
+    add("--layers", type=int, help="overlap, ddp: of the network (16; 4)")
+    add("--width", type=int, default=1024, help="overlap, ddp: of each layer (1024)")
+    add("--batch", type=int, help="overlap, ddp: of each rank (overlap chooses it; 128)")
+    add("--bucket-bytes", type=byte_size, help="overlap, ddp: (4M; 25M)")
+    add("--bytes", type=byte_size, default=16 * MIB, help="servers: of the parameters (16M)")
+    add("--repeats", type=int, default=15, help="(15)")
     options = parser.parse_args()
+    defaults = {"overlap": (16, None, 4 * MIB), "ddp": (4, 128, 25 * MIB)}.get(options.what, (None,) * 3)
+    for name, default in zip(("layers", "batch", "bucket_bytes"), defaults, strict=True):
+        if getattr(options, name) is None:
+            setattr(options, name, default)
+    apart = {"ddp": "torch_ddp", "servers": "servers"}
     with gc.init() as comm:
-        calls = contestants(comm, options.gradients, options.elements)
-        seconds: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(REPEATS):
-            for name, call in calls.items():
-                comm.barrier()
-                began = time.perf_counter()
-                call()
-                seconds[name].append(float(comm.all_reduce(numpy.array([time.perf_counter() - began]), op="max")[0]))
-        best = statistics.median(seconds["buckets"])
+        try:
+            measure = {"buckets": buckets, "overlap": overlap}.get(options.what) or importlib.import_module(
+                f".{apart[options.what]}", __package__).measure
+            lines = measure(comm, options)
+        except (LeftOut, gc.ArgumentError) as error:  # alike on every rank
+            refuse(PROGRAM, str(error))
         if comm.rank == 0:
-            print(f"{options.gradients} gradients of {options.elements} float32, {comm.size} ranks, {REPEATS} repeats")
-            for name, found in seconds.items():
-                print(f"{name:24} {statistics.median(found) * 1e3:9.2f} ms {statistics.median(found) / best:7.2f}")
+            print("\n".join(lines))
 
 
 if __name__ == "__main__":

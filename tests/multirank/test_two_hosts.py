@@ -129,3 +129,12 @@ def test_tune_measures_both_classes_of_links_and_explain_goes_by_them(on_hosts, 
     assert found["basis"] == f"the table {path}: 4 ranks on 2 nodes, measured {shape.measured}"
     assert {(row["algorithm"], row["executor"]) for row in found["candidates"]} >= {
         ("hierarchical", "hybrid"), ("native", "native")}
+
+
+def test_a_training_step_is_held_against_its_parts(on_hosts):
+    head, *rows = on_hosts(1, "-m", "gpucoll.bench.training", "overlap", "--layers", "2", "--width", "64", "--batch",
+                           "3", "--bucket-bytes", "16K", "--repeats", "2").splitlines()
+    assert head == ("2 layers of 64, batch 3, 0.03125 MiB of gradients in buckets of 0.015625 MiB, 2 ranks on 2 nodes, "
+                    "2 repeats")
+    assert [row.split("  ")[0] for row in rows] == [
+        "forward", "compute", "communication", "step", "step / max(compute, communication)", "and at least"]

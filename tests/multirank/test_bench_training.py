@@ -1,0 +1,67 @@
+"""bench.training on ranks: each command prints its rows; bytes are exact, times decide nothing."""
+
+import importlib.util
+import re
+import sys
+
+import pytest
+
+pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout here and is not installed")
+
+
+@pytest.fixture
+def lines(mpiexec):
+    """`lines(ranks, line)`: what the command prints."""
+    def run(ranks, line):
+        job = mpiexec(ranks, sys.executable, "-m", "gpucoll.bench.training", *line.split(), timeout=120)
+        assert job.returncode == 0, job.stdout + job.stderr
+        return job.stdout.splitlines()
+
+    return run
+
+
+def test_buckets_are_held_against_a_call_for_each_gradient(lines):
+    head, *rows = lines(2, "--gradients 5 --elements 10")
+    assert head == "5 gradients of 10 float32, 2 ranks, 15 repeats"
+    assert [row.split("  ")[0] for row in rows] == ["buckets", "a call for each", "copied into one array"]
+
+
+@pytest.mark.parametrize("batch", ["", "--batch 3"])
+def test_overlap_holds_a_step_against_its_parts(lines, batch):
+    head, *rows = lines(2, f"overlap --layers 3 --width 64 --bucket-bytes 16K --repeats 2 {batch}")
+    chosen = re.fullmatch(r"3 layers of 64, batch (\d+), 0.046875 MiB of gradients in buckets of 0.015625 MiB, "
+                          r"2 ranks on 1 nodes, 2 repeats", head)
+    assert chosen[1] == "3" if batch else int(chosen[1]) > 0
+    assert [row.split("  ")[0] for row in rows] == [
+        "forward", "compute", "communication", "step", "step / max(compute, communication)", "and at least"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch")
+def test_ddp_has_the_same_gradients_as_pytorch(lines):
+    head, names, *rows = lines(2, "ddp --layers 2 --width 16 --batch 3 --repeats 2")
+    assert head.startswith("2 layers of 16, 544 parameters of float32, batch 3, 2 ranks, PyTorch ")
+    assert names.split("  ")[-1] == "communication ms"
+    assert [row.split("  ")[0] for row in rows[:2]] == ["gpucoll", "ddp"]
+    assert rows[2].startswith("communication, ddp / gpucoll ")
+
+
+def test_ddp_without_pytorch_is_one_line(mpiexec, tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('none here')")
+    code = "import sys; sys.path.insert(0, sys.argv.pop()); from gpucoll.bench.training import main; main()"
+    job = mpiexec(2, sys.executable, "-c", code, "ddp", tmp_path, timeout=60)
+    assert (job.returncode, job.stdout) == (2, "")
+    assert job.stderr == "bench.training: PyTorch is not installed: pip install torch\n"
+
+
+def test_servers_move_what_the_formulas_say(lines):
+    """A worker the whole each way, the busiest of N servers that of P - N workers' N-th parts, rounded up; in MiB."""
+    ranks, elements = 4, 1 << 18
+    *heads, first, second, third, ring, auto, verdict = lines(ranks, "servers --bytes 1M --repeats 1")
+    assert heads[0].startswith("1 MiB of float32, 4 ranks;")
+    for servers, row in enumerate((first, second, third), 1):
+        each = (ranks - servers) * -(-elements // servers) * 4 / (1 << 20)
+        assert row.split()[:6] == [f"{servers}", f"{ranks - servers}", *[f"{each:.2f}"] * 2, "1.00", "1.00"]
+    assert (ring.split()[:4], auto.split()[:2]) == (["ring", "4", "1.50", "1.50"], ["auto", "4"])
+    assert verdict.startswith("With 1 servers their links are the bottleneck, and a step takes up to 3.8 times")
+    assert "; with 2, 3, 1.20 to 1.27 times: " in verdict
+    assert verdict.endswith("is confirmed.")
