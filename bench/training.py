@@ -147,7 +147,7 @@ def overlap(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     most = max(times["compute"], times["communication"])
     layer, layers = 4 * options.width**2, options.layers
     last = max(1, options.bucket_bytes // layer) / layers  # of the communication
-    first = (times["compute"] - times["forward"]) / layers
+    first = (times["compute"] - times["forward"]) / (2 * layers - 1)  # of the products of backward
     least = max(times["compute"] + last * times["communication"], times["forward"] + first + times["communication"])
     return [f"{layers} layers of {options.width}, batch {batch}, {layers * layer / MIB:g} MiB of gradients in buckets "
             f"of {options.bucket_bytes / MIB:g} MiB, {comm.size} ranks on {comm.nodes} nodes, "
@@ -167,14 +167,14 @@ def main() -> None:
     add("--layers", type=int, help="overlap, ddp: of the network (16; 4)")
     add("--width", type=int, default=1024, help="overlap, ddp: of each layer (1024)")
     add("--batch", type=int, help="overlap, ddp: of each rank (overlap chooses it; 128)")
-    add("--bucket-bytes", type=byte_size, help="overlap, ddp: (4M; 25M)")
+    add("--bucket-bytes", type=byte_size, default=4 * MIB, help="overlap, ddp: (4M)")
     add("--bytes", type=byte_size, default=16 * MIB, help="servers: of the parameters (16M)")
     add("--repeats", type=int, default=15, help="(15)")
     options = parser.parse_args()
-    defaults = {"overlap": (16, None, 4 * MIB), "ddp": (4, 128, 25 * MIB)}.get(options.what, (None,) * 3)
-    for name, default in zip(("layers", "batch", "bucket_bytes"), defaults, strict=True):
-        if getattr(options, name) is None:
-            setattr(options, name, default)
+    if options.layers is None:
+        options.layers = 4 if options.what == "ddp" else 16
+    if options.batch is None and options.what == "ddp":
+        options.batch = 128
     apart = {"ddp": "torch_ddp", "servers": "servers"}
     with gc.init() as comm:
         try:
