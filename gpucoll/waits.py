@@ -57,6 +57,35 @@ def _leave(operation: Operation, error: BaseException) -> None:
             operation.throw(error)
 
 
+class UnderWay:
+    """Seconds in which at least one operation was under way; the clock is read when the first begins, the last ends."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.RLock()  # which a signal handler may ask for again
+        self._operations, self._since, self._before = 0, 0.0, 0.0
+
+    def began(self) -> None:
+        """Note that one more is under way."""
+        with self._lock:
+            if not self._operations:
+                self._since = self._clock()
+            self._operations += 1
+
+    def ended(self) -> None:
+        """Note that one has ended, well or badly."""
+        with self._lock:
+            self._operations -= 1
+            if not self._operations:
+                self._before += self._clock() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """Those until now."""
+        with self._lock:
+            return self._before + (self._clock() - self._since if self._operations else 0.0)
+
+
 class Waits:
     """Deadline, abort and hooks of one communicator; also the order of its operations.
 
@@ -77,6 +106,7 @@ class Waits:
         self._spin = CROWDED_SPIN if crowded else SPIN
         self._queue: collections.deque[Work] = collections.deque()
         self._alone: list[Work] = []
+        self.under_way = UnderWay()  # what is in either of them
         self._stepping = threading.Lock()
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
@@ -204,6 +234,7 @@ class Waits:
     def submit(self, work: Work) -> Work:
         """Run `work` after those submitted before it, while the caller goes on."""
         self.check()
+        self.under_way.began()
         self._queue.append(work)
         self.advance()
         if self._threads and self._queue:
@@ -213,6 +244,7 @@ class Waits:
     def start(self, work: Work) -> Work:
         """Run `work` beside those submitted, in no order with them: messages between two ranks."""
         self.check()
+        self.under_way.began()
         self._alone.append(work)
         self.advance()
         if self._threads and self._alone:
@@ -228,12 +260,14 @@ class Waits:
                 self._advance_alone()
                 while self._queue and self._step(self._queue[0]):
                     self._queue.popleft()
+                    self.under_way.ended()
         finally:
             self._stepping.release()
 
     def _advance_alone(self) -> None:
         for work in [work for work in self._alone if self._step(work)]:
             self._alone.remove(work)
+            self.under_way.ended()
 
     def _step(self, work: Work) -> bool:
         try:
@@ -277,6 +311,7 @@ class Waits:
         keep_for_ever([*self._queue, *self._alone])
         self._queue.clear()
         self._alone.clear()
+        self.under_way = UnderWay()
         self._thread = None
         self._stepping = threading.Lock()
 

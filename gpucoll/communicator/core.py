@@ -80,6 +80,15 @@ class Core:
     check = property(lambda self: self.options.check, doc="full, deferred, off, or None for the default.")
     executor = property(lambda self: self.options.executor, doc="The executor asked for, or None.")
 
+    @property
+    def seconds_under_way(self) -> float:
+        """Seconds so far in which the host's part of at least one operation of this rank was under way behind a `Work`.
+
+        That is every asynchronous one, and of the blocking ones messages between two ranks and calls that wait their
+        turn. Who computes between two readings has hidden as much communication as this has grown.
+        """
+        return self._waits.under_way.seconds
+
     @functools.cached_property
     def device(self) -> int | None:
         """The CUDA ordinal of this rank: its number on the host modulo the devices, threads' current one; or None."""

@@ -13,7 +13,7 @@ schedule""".split()
 METHODS = """all_gather all_gather_v all_reduce all_to_all all_to_all_v barrier broadcast close empty exscan explain
 from_mpi gather gather_v group plan recv reduce reduce_scatter reduce_scatter_v scan scatter scatter_v send sendrecv
 split zeros""".split()
-ATTRIBUTES = "check device executor local_rank local_size mpi node nodes rank size timeout".split()
+ATTRIBUTES = "check device executor local_rank local_size mpi node nodes rank seconds_under_way size timeout".split()
 
 
 def test_the_names_are_the_agreed_ones_and_documented():

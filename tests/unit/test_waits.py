@@ -6,7 +6,7 @@ import pytest
 
 from gpucoll import waits as module
 from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
-from gpucoll.waits import Waits, Work
+from gpucoll.waits import UnderWay, Waits, Work
 from pace import seconds
 
 PATIENCE = seconds(60)
@@ -97,3 +97,44 @@ def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
         waits.run(iter([failing(KeyboardInterrupt())]), "test")
     with pytest.raises(RevokedError):
         waits.check()
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_seconds_under_way_are_those_of_at_least_one_operation(threads):
+    """Two that overlap count once, a queued and a lone one; blocking calls not at all; failures end as others do."""
+    now, waits = [0.0], Waits(PATIENCE, threads=threads)
+    waits.under_way = UnderWay(lambda: now[0])
+
+    def begin(begin, last):
+        open_ = []
+        work = begin(Work(waits, iter([lambda: bool(open_), *last]), "test", None))
+        return work, open_
+
+    def end(work, open_):
+        open_.append(True)
+        waits.until(work.is_completed, "test", float("inf"))
+        with waits._stepping:  # the progress thread may still be at it
+            return waits.under_way.seconds
+
+    def blocking():
+        now[0] += 100
+        yield lambda: True
+        now[0] += 100
+
+    waits.run(blocking(), "test")
+    assert waits.under_way.seconds == 0
+    queued = begin(waits.submit, [])
+    now[0] += 1
+    alone = begin(waits.start, [])
+    now[0] += 2
+    assert waits.under_way.seconds == 3
+    assert end(*queued) == 3
+    now[0] += 4
+    assert end(*alone) == 7
+    waits.run(blocking(), "test")
+    broken = begin(waits.submit, [failing(BackendError("no"))])
+    now[0] += 8
+    assert end(*broken) == 15
+    now[0] += 100
+    assert waits.under_way.seconds == 15
+    waits.close()
