@@ -48,11 +48,16 @@ def draw(record: Record, path: str) -> None:
         whole = matplotlib.figure.Figure(figsize=(12, 4.2 * len(found)), layout="constrained")
         for part, panel in zip(whole.subfigures(len(found), 1, squeeze=False)[:, 0], found, strict=True):
             _lines(part, panel, numbers(found))
-        metadata = {"Date": None, "Creator": None} if path.lower().endswith(".svg") else {"Software": None}
-        try:
-            whole.savefig(path, dpi=120, metadata=metadata)
-        except OSError as error:
-            raise ArgumentError(f"--plot: cannot write {path}: {error.strerror}", code="GC-FILE") from None
+        save(whole, path)
+
+
+def save(figure: Any, path: str) -> None:
+    """Write a figure to `path`, inside SETTINGS; raise ArgumentError where that is impossible."""
+    metadata = {"Date": None, "Creator": None} if path.lower().endswith(".svg") else {"Software": None}
+    try:
+        figure.savefig(path, dpi=120, metadata=metadata)
+    except OSError as error:
+        raise ArgumentError(f"--plot: cannot write {path}: {error.strerror}", code="GC-FILE") from None
 
 
 def _lines(part: Any, panel: Panel, styles: Mapping[str, int]) -> None:

@@ -9,15 +9,17 @@ import contextlib
 import json
 import os
 import shutil
+import statistics
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import numpy as np
 
+from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import by_first_rank
 
 Result = TypeVar("Result")
@@ -25,6 +27,7 @@ Result = TypeVar("Result")
 SETTINGS = "settings.json"
 STYLES = ("auto", "bar", "lines", "off")
 BAR_WIDTH = 24
+PARTS = ("compute", "exposed", "hidden")  # of a step; the first two are all of its time
 INTERVALS = {"bar": 0.1, "lines": 5.0}  # seconds
 
 
@@ -34,23 +37,42 @@ class Refusal(Exception):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of training; `loss` is the mean per sample of the global batch, times are seconds."""
+    """One step of training; `loss` is the mean per sample of the global batch, times are the host's, in seconds.
+
+    `exposed` is the part in which the rank did nothing but communicate, or wait for that; `hidden` that in which it
+    computed while an asynchronous operation was under way.
+    """
 
     step: int
     loss: float
     samples: int
     seconds: float
-    communication: float
+    exposed: float
+    hidden: float
+
+    @property
+    def compute(self) -> float:
+        """The part in which the rank computed."""
+        return self.seconds - self.exposed
 
 
-def total(steps: list[Step]) -> dict[str, float]:
-    """Loss (mean over steps), samples per second, and the share of time inside collectives."""
+def total(steps: Sequence[Step]) -> dict[str, float]:
+    """Samples per second, and the share of time inside collectives; means over steps of the others, times in seconds.
+    """
     seconds = sum(step.seconds for step in steps)
-    return {
-        "loss": sum(step.loss for step in steps) / len(steps),
-        "samples_per_second": sum(step.samples for step in steps) / seconds,
-        "communication_share": sum(step.communication for step in steps) / seconds,
-    }
+    means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in ("loss", *PARTS)}
+    return {"loss": means.pop("loss"), "samples_per_second": sum(step.samples for step in steps) / seconds,
+            "communication_share": sum(step.exposed for step in steps) / seconds, **means}
+
+
+def medians(steps: Sequence[Step]) -> list[float]:
+    """The median milliseconds of each of PARTS."""
+    return [1e3 * statistics.median(getattr(step, name) for step in steps) for name in PARTS]
+
+
+def times(steps: Sequence[Step]) -> str:
+    """The same in words."""
+    return "compute {:.2f} ms, communication {:.2f} ms exposed, {:.2f} ms hidden".format(*medians(steps))
 
 
 def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
@@ -61,7 +83,7 @@ def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
     kept: list[Result] = []
     try:
         by_first_rank(comm.mpi, lambda: kept.append(action()))
-    except (Refusal, OSError) as error:
+    except (Refusal, OSError, GpucollError) as error:
         raise Refusal(str(error)) from None
     return kept[0] if kept else None
 
@@ -153,9 +175,9 @@ class Progress:
         last = epochs_done >= self.epochs
         if not last and self.clock() - self.shown_at < INTERVALS[self.style]:
             return
-        loss, rate, share = total(self.steps).values()
-        text = (f"epoch {int(epochs_done):{len(str(self.epochs))}}/{self.epochs}  loss {loss:.4f}  "
-                f"{rate:.0f} samples/s  communication {100 * share:.0f} %")
+        found = total(self.steps)
+        text = (f"epoch {int(epochs_done):{len(str(self.epochs))}}/{self.epochs}  loss {found['loss']:.4f}  "
+                f"{found['samples_per_second']:.0f} samples/s  {times(self.steps)}")
         if self.style == "bar":  # over all that stood in the terminal's current line
             full, columns = int(epochs_done / self.epochs * BAR_WIDTH), shutil.get_terminal_size().columns - 1
             text = "\r" + f"[{'#' * full}{'.' * (BAR_WIDTH - full)}] {text}"[:columns].ljust(columns)

@@ -44,6 +44,7 @@ import numpy as np  # noqa: E402
 import digits  # noqa: E402
 import gpucoll as gc  # noqa: E402
 import models  # noqa: E402
+import plot  # noqa: E402
 import records  # noqa: E402
 import texts  # noqa: E402
 from gpucoll.training import Sampler  # noqa: E402
@@ -111,6 +112,7 @@ def make_parser() -> argparse.ArgumentParser:
     add("--save", type=Path, metavar="FILE.npz", help="write a checkpoint after each epoch")
     add("--resume", type=Path, metavar="FILE.npz", help="go on where this checkpoint was written")
     add("--log", type=Path, metavar="FILE.jsonl", help="write one JSON object per step")
+    add("--plot", type=Path, metavar="FILE", help="draw loss and times, the host's, as .svg or .png; needs matplotlib")
     add("--progress", choices=records.STYLES, default="auto", help="auto: a bar on a terminal, else lines")
     return parser
 
@@ -208,12 +210,9 @@ class Training:
             yield self.step(epoch * self.steps_per_epoch + number + 1, here, samples)
 
     def step(self, number: int, mine: Any, samples: int) -> Step:
-        """Takes one step along the mean gradient of a batch of `samples`, of which this rank has `mine`.
-
-        The time of communication holds that of waiting for slower ranks.
-        """
+        """Takes one step along the mean gradient of a batch of `samples`, of which this rank has `mine`."""
         began, strategy = self.settle(), self.strategy
-        strategy.communication = 0.0
+        exposed, hidden = strategy.exposed, strategy.hidden
         scores, kept = self.forward(mine)
         loss, gradient = models.loss(self.xp, scores, self.targets[mine])
         gradient *= self.ranks.size / samples  # so that the mean over ranks is the batch's
@@ -222,7 +221,8 @@ class Training:
         strategy.step()
         with strategy.communicating():
             loss = self.ranks.all_reduce(self.xp.asarray(loss).reshape(1))
-        return Step(number, float(loss[0]) / samples, samples, self.settle() - began, strategy.communication)
+        exposed, hidden = strategy.exposed - exposed, strategy.hidden - hidden
+        return Step(number, float(loss[0]) / samples, samples, self.settle() - began, exposed, hidden)
 
     def forward(self, mine: Any) -> tuple[Any, list[Any]]:
         """The scores of some samples, and what each layer has kept for the way back."""
@@ -251,6 +251,7 @@ def read_table(data: Any) -> np.ndarray:
 def train(comm: Any, options: argparse.Namespace) -> None:
     """Trains to the end; rank 0 logs, saves, and shows how far it is."""
     on_first(comm, lambda: refuse_unwritable(options.save))
+    on_first(comm, lambda: plot.check(options.plot) if options.plot else None)
     if (options.save or options.resume) and options.strategy not in ("data_parallel", "zero1", "zero2", "zero3"):
         raise Refusal(f"--save and --resume are not for --strategy {options.strategy}")
     if options.save and options.strategy == "data_parallel" and options.compression != "none":
@@ -261,10 +262,11 @@ def train(comm: Any, options: argparse.Namespace) -> None:
         return
     progress = records.Progress(options.progress if comm.rank == 0 else "off", options.epochs, sys.stderr)
     done, ranks = training.steps_done, training.ranks
-    path = options.log if comm.rank == 0 else None
+    path, history = options.log if comm.rank == 0 else None, list[Step]()
     with on_first(ranks, lambda: records.open_log(path, done) if path else None) or nullcontext() as log:
         for epoch in range(done // training.steps_per_epoch, options.epochs):
             for step in training.epoch(epoch):
+                history.append(step)
                 progress.add(step, step.step / training.steps_per_epoch)
                 if log:
                     records.write_step(log, step)
@@ -273,7 +275,9 @@ def train(comm: Any, options: argparse.Namespace) -> None:
     training.strategy.end()
     accuracy = training.accuracy()
     if comm.rank == 0:
-        print(f"test accuracy {accuracy:.1f} %", flush=True)
+        print(f"a step: {records.times(history)}\n" * bool(history) + f"test accuracy {accuracy:.1f} %", flush=True)
+    if options.plot:
+        on_first(ranks, lambda: plot.draw(history, training.steps_per_epoch, options.plot) if comm.rank == 0 else None)
 
 
 def refuse_unwritable(path: Path | None) -> None:

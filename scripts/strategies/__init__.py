@@ -33,14 +33,32 @@ class Strategy:
 
     def __init__(self, weights: dict[str, Array], comm: Any, options: Namespace) -> None:
         self.weights, self.comm, self.options = weights, comm, options
-        self.communication = 0.0  # seconds of this step that the rank has spent in collectives, or waiting
+        self.exposed = 0.0  # seconds that the rank has spent in collectives, or waiting
+        self._seen = 0.0  # of which an asynchronous operation was under way: only those of `comm` are asynchronous
+
+    @property
+    def hidden(self) -> float:
+        """Seconds that the rank has computed while an asynchronous operation was under way."""
+        return float(self.comm.seconds_under_way) - self._seen
 
     @contextlib.contextmanager
-    def communicating(self) -> Iterator[None]:
-        """Counts the time inside."""
-        began = time.perf_counter()
+    def communicating(self, sign: int = 1) -> Iterator[None]:
+        """Counts the time inside; takes it away again where `sign` is -1."""
+        under_way, began = self.comm.seconds_under_way, time.perf_counter()
         yield
-        self.communication += time.perf_counter() - began
+        self.exposed += sign * (time.perf_counter() - began)
+        self._seen += sign * (self.comm.seconds_under_way - under_way)
+
+    def computing(self, rule: Any) -> Any:
+        """The optimizer, whose steps count as computing, even inside `communicating`."""
+        step = rule.step
+
+        def timed(*arguments: Any) -> None:
+            with self.communicating(-1):
+                step(*arguments)
+
+        rule.step = timed
+        return rule
 
     def layer(self, names: tuple[str, ...]) -> contextlib.AbstractContextManager[Mapping[str, Array]]:
         """The weights of a layer, inside."""

@@ -99,6 +99,20 @@ def test_a_resumed_run_equals_one_that_was_never_interrupted_and_learns(ranks, s
     assert all(line["samples_per_second"] > 0 and 0 < line["communication_share"] < 1 for line in log)
 
 
+def test_a_run_is_drawn_and_its_time_told_apart(script, tmp_path):
+    pytest.importorskip("matplotlib", reason="pip install gpucoll[plot]")
+    done = script(2, "--strategy", "zero3", "--epochs", "1", "--plot", "run.svg", "--log", "run.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("a step: compute "), done.stdout
+    picture = (tmp_path / "run.svg").read_text()
+    assert "<svg " in picture
+    for words in ("Loss", "step", "communication exposed", "median time of a step (ms)"):
+        assert f">{words}<" in picture, words
+    for line in map(json.loads, (tmp_path / "run.jsonl").read_text().splitlines()):
+        assert line["communication_share"] == pytest.approx(line["exposed"] / (line["compute"] + line["exposed"]))
+        assert 0 <= line["hidden"] <= line["compute"] + 1e-9  # both by the same clock, the one within the other
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
@@ -134,13 +148,16 @@ def assert_refused(done, reason):
 @pytest.mark.parametrize("argument", ["--algorithm=rong", *(
     pytest.param(argument, marks=pytest.mark.slow) for argument in (
         "--save=missing/run.npz", "--epochs=many", "--strategy=pigeon",
-        "--executor=pigeon", "--resume=missing.npz", "--log=missing/log"))])
+        "--executor=pigeon", "--resume=missing.npz", "--log=missing/log", "--plot=missing/run.svg",
+        "--plot=run.pdf"))])
 def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path, argument):
     assert_refused(script(2, argument, cwd=tmp_path), argument.partition("=")[2].split("/")[0])
 
 
 @pytest.mark.slow
-def test_without_samples(script, tmp_path):
-    (tmp_path / "sklearn.py").write_text("raise ImportError('no sklearn here')\n")
+@pytest.mark.parametrize(("module", "arguments", "extra"), [
+    ("sklearn", [], "train"), ("matplotlib", ["--plot=run.svg"], "plot")])
+def test_without_what_an_extra_brings(script, tmp_path, module, arguments, extra):
+    (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module} here')\n")
     path = os.pathsep.join([str(tmp_path), str(SCRIPTS.parent)])
-    assert_refused(script(2, env={"PYTHONPATH": path}), "pip install gpucoll[train]")
+    assert_refused(script(2, *arguments, env={"PYTHONPATH": path}), f"pip install gpucoll[{extra}]")
