@@ -284,3 +284,15 @@ def test_ctrl_c_ends_all_ranks_and_keeps_what_was_measured(launcher, tmp_path, l
     record = json.loads((tmp_path / "run.json").read_text())
     assert record.get("gpucoll", record)["interrupted"]
     assert len(record.get("results", record.get("sizes"))) >= 1
+
+
+def test_what_strategies_send_and_keep_is_what_their_formulas_say(mpiexec):
+    """Of 2 x 8 x 32 float32, b = 2048 bytes, with k = 4096 of Adam's state; activations of 64 x 8."""
+    job = mpiexec(2, sys.executable, "-m", "gpucoll.bench.strategies", "--width", "8", "--steps", "2")
+    head, _, *lines = job.stdout.splitlines()
+    assert (job.returncode, head.split(" | ")[0]) == (0, "| P = 2, b = 2,048, k = 4,096, a = 2,048"), job.stderr
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines]
+    assert {row[1]: (row[2], row[4]) for row in cells} == {
+        "DataParallel": ("2,048", "8,192"), "ZeRO, stage 1": ("2,048", "6,144"), "ZeRO, stage 2": ("2,048", "5,120"),
+        "ZeRO, stage 3": ("3,072", "4,096"), "Linear, columns then rows": ("4,096", "4,096"),
+        "ParameterServer, a worker": ("2,048", "4,096"), "ParameterServer, the server": ("2,048", "6,144")}

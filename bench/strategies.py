@@ -1,0 +1,120 @@
+"""What a rank sends and keeps by each strategy of training, counted beside its formula; and the time of a step.
+
+    OMP_NUM_THREADS=1 mpiexec -n 4 python -m bench.strategies [--width 128] [--steps 15]
+
+The model is x @ up @ down in float32, by Adam. Each collective of a step counts as its ring's schedule sends it; what
+tells other ranks of errors, some bytes, does not. Memory is that of parameters, gradients and Adam's state as the
+optimizer takes its step; a parameter server's is without gradients, a worker's with those that it sends. Prints a table
+in Markdown, and exits with 1 where a count is not what the formula says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+from unittest import mock
+
+import numpy
+
+import gpucoll as gc
+from gpucoll.analysis.count import count
+from gpucoll.training import ParameterServer
+
+from . import steps
+
+ROWS = 64  # samples of each rank
+# Bytes sent in a step and kept, on P ranks: b of parameters, k of Adam's state, a of the activations that are added up.
+FORMULAS = {
+    "DataParallel": ("2 * (P - 1) / P * b", "2 * b + k"),
+    "ZeRO, stage 1": ("2 * (P - 1) / P * b", "2 * b + k / P"),
+    "ZeRO, stage 2": ("2 * (P - 1) / P * b", "b + (b + k) / P"),
+    "ZeRO, stage 3": ("3 * (P - 1) / P * b", "(2 * b + k) / P"),
+    "Linear, columns then rows": ("4 * (P - 1) / P * a", "(2 * b + k) / P"),
+    "ParameterServer, a worker": ("b", "2 * b"),
+    "ParameterServer, the server": ("(P - 1) * b", "b + k")}
+
+
+@contextlib.contextmanager
+def counting() -> Iterator[list[Fraction]]:
+    """Inside, the bytes that this rank's collectives send are appended, those of sub-communicators too."""
+    sent: list[Fraction] = []
+
+    def counted(name: str) -> Any:
+        call = getattr(gc.Communicator, name)
+
+        def method(self: gc.Communicator, x: Any, *arguments: Any, **options: Any) -> Any:
+            whole = x.nbytes * (self.size if name == "all_gather" else 1)
+            sent.append(count(name, "ring", self.size).sent * whole)
+            return call(self, x, *arguments, **options)
+
+        return method
+
+    with contextlib.ExitStack() as stack:
+        for name in ("all_reduce", "reduce_scatter", "all_gather"):
+            stack.enter_context(mock.patch.object(gc.Communicator, name, counted(name)))
+        yield sent
+
+
+def measure(step: steps.Step, repeats: int) -> tuple[Fraction, float]:
+    """Return the bytes that a step sends, and its median seconds; a first one is not counted."""
+    step()
+    seconds = []
+    with counting() as sent:
+        for _ in range(repeats):
+            began = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - began)
+    return sum(sent, Fraction()) / repeats, statistics.median(seconds)
+
+
+def rows(comm: gc.Communicator, weights: Any, x: Any, repeats: int) -> Iterator[tuple[Fraction, int, float]]:
+    """Yield bytes sent, bytes kept and seconds, those of rank 0; in the order of FORMULAS. A collective call."""
+    for way in (steps.data_parallel, *map(steps.zero, (1, 2, 3)), steps.linear):
+        adam = steps.Watched()
+        sent, seconds = measure(way(comm, {name: weight.copy() for name, weight in weights.items()}, adam, x), repeats)
+        yield sent, adam.kept, seconds
+    adam = steps.Watched()
+    place = ParameterServer(weights, comm, 1, adam)
+    if place.is_server:
+        kept, seconds = steps.nbytes(place.serve()) + adam.nbytes, 0.0
+    else:
+        _, seconds = measure(steps.worker(place, x), repeats)
+        kept = steps.nbytes(place.parameters) + sum(bucket.row.nbytes for bucket in place._whole)
+        place.done()
+    for rank in (0, comm.size - 1):
+        yield comm.mpi.bcast((Fraction(place.traffic["out"], repeats + 1), kept, seconds), root=rank)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench.strategies", description=__doc__)
+    parser.add_argument("--width", type=int, default=128, help="of x, a multiple of the ranks: nothing is padded")
+    parser.add_argument("--steps", type=int, default=15)
+    options = parser.parse_args()
+    with gc.init() as comm:
+        if comm.size < 2 or options.width % comm.size:
+            raise SystemExit(f"bench.strategies: a width of {options.width} is not divided by {comm.size} ranks, or 1")
+        chance, width = numpy.random.default_rng(0), options.width
+        shapes = {"up": (width, 4 * width), "down": (4 * width, width)}
+        weights = {name: chance.standard_normal(shape, "f4") / width for name, shape in shapes.items()}
+        x = chance.standard_normal((ROWS, width), "f4")
+        found, b = [*rows(comm, weights, x, options.steps)], steps.nbytes(weights)
+    names, wrong = {"P": comm.size, "a": x.nbytes, "b": b, "k": 2 * b}, 0
+    lines = [f"| P = {comm.size}, b = {b:,}, k = {2 * b:,}, a = {x.nbytes:,} | bytes sent | formula | bytes kept "
+             "| formula | ms |", "|---|---|---|---|---|---|"]
+    for (name, formulas), (sent, kept, seconds) in zip(FORMULAS.items(), found, strict=True):
+        wrong += [eval(formula, names) for formula in formulas] != [sent, kept]
+        sends, keeps = (formula.replace(" *", "") for formula in formulas)
+        time_ = f"{1e3 * seconds:.1f}" if seconds else ""
+        lines.append(f"| {name} | {float(sent):,.0f} | {sends} | {kept:,} | {keeps} | {time_} |")
+    if comm.rank == 0:
+        print("\n".join(lines), flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
