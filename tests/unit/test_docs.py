@@ -1,4 +1,4 @@
-"""Doctests and README's examples run, and README's generated parts are what the code generates."""
+"""Doctests and README's examples run, README's generated parts are what the code generates, pages what it counts."""
 
 import doctest
 import importlib
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpucoll.bench import strategies
 
 import gpucoll
 from gpucoll.algorithms import registry
@@ -16,6 +17,7 @@ from gpucoll.collectives import COLLECTIVES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gpucoll.")
            if not module.name.endswith(("__main__", "executors.mpi", "executors.native", "device.cuda", "device.nccl",
                                         "device.local", "nccl.native", "peer.ipc"))]  # these need MPI or CuPy
@@ -50,3 +52,18 @@ def test_readmes_table_is_generated():
     known = set(re.findall(r"`(\w+)(?:\(x\))?`", legend))
     formulas = " ".join(re.findall(r"`([^`]*)`", table))
     assert set(re.findall(r"[A-Za-z]\w*", formulas)) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_is_there_and_what_it_quotes_is_true(page):
+    """Files, and the tables of bench.strategies: each figure is its formula's. How long a step took is not checked."""
+    text = page.read_text()
+    assert all((page.parent / name).is_file() for name in re.findall(r"\]\((?!http)([^)]*)\)", text))
+    names = {}
+    for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()):
+        if cells[0].startswith("P = "):
+            names = {name: int(value.replace(",", "")) for name, value in re.findall(r"(\w) = ([\d,]*\d)", cells[0])}
+        elif cells[0] in strategies.FORMULAS and len(cells) == 6:
+            formulas = strategies.FORMULAS[cells[0]]
+            assert cells[1:5:2] == [f"{eval(formula, dict(names)):,.0f}" for formula in formulas]
+            assert cells[2:6:2] == [formula.replace(" *", "") for formula in formulas]
