@@ -275,7 +275,9 @@ def train(comm: Any, options: argparse.Namespace) -> None:
     training.strategy.end()
     accuracy = training.accuracy()
     if comm.rank == 0:
-        print(f"a step: {records.times(history)}\n" * bool(history) + f"test accuracy {accuracy:.1f} %", flush=True)
+        if history:  # else the run that was resumed had come to its end
+            print(f"a step: {records.times(history)}")
+        print(f"test accuracy {accuracy:.1f} %", flush=True)
     if options.plot:
         on_first(ranks, lambda: plot.draw(history, training.steps_per_epoch, options.plot) if comm.rank == 0 else None)
 

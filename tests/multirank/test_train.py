@@ -117,7 +117,8 @@ def test_a_run_is_drawn_and_its_time_told_apart(script, tmp_path):
 @pytest.mark.parametrize("strategy", ["zero1", "zero3"])
 def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
     common = "--strategy", strategy, "--dtype", "float64", "--log", tmp_path / "log.jsonl", "--compression", "bfloat16"
-    for ranks, epochs, resume in ((4, "1", ()), (2, "2", ("--resume", tmp_path / "run"))):
+    more = "--resume", tmp_path / "run"
+    for ranks, epochs, resume in ((4, "1", ()), (2, "2", more), (2, "2", more)):  # the last one finds nothing to do
         done = script(ranks, "--epochs", epochs, "--save", tmp_path / "run", *common, *resume)
         assert done.returncode == 0, done.stderr
     losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
