@@ -20,22 +20,6 @@ template <class S, class D> struct Group {
     static constexpr u32 AT_ONCE = MOST < 4 ? 4 / MOST : 1;
 };
 
-// The float next to x that is odd where x itself is none. Rounding it again gives what rounding x at once would give.
-GC_DEV float odd_float(double x) {
-    const double nearest = float(x);
-    u32 bits = bits_of(float(x));
-    if (absolute(nearest) > absolute(x)) --bits;
-    return float_of(nearest != x ? bits | 1 : bits);
-}
-
-// Between the wide types of S and D. float64 becomes float16 as NumPy has it, and the rest as ml_dtypes has it.
-template <class S, class D> struct Between {
-    static GC_DEV Wide<D> of(Wide<S> x) { return Wide<D>(x); }
-};
-template <> struct Between<double, Float16> {
-    static GC_DEV float of(double x) { return odd_float(x); }
-};
-
 template <class S, class D, u32 AT_ONCE, u32 READS, u32 WRITES>
 GC_DEV void cast_group(Word (&to)[WRITES][AT_ONCE], const Word (&from)[READS][AT_ONCE], u32 group) {
     constexpr u32 PER_READ = ITEMS<S, Word>, PER_WRITE = ITEMS<D, Word>;
@@ -82,7 +66,12 @@ template <class S, class D> GC_DEV u64 head_of(u64 src, u64 dst, u64 count) {
     return past % sizeof(Word) == 0 && head < count ? head : count;
 }
 
+template <class S, class D> GC_DEV void cast_all(const S* src, D* __restrict dst, u64 count) {
+    for (u64 i = 0; i < count; ++i) down(dst[i], Between<S, D>::of(up(src[i])));
+}
+
 template <class S, class D> GC_DEV void cast(const CastArguments& a) {
+    if (is_alone()) return cast_all((const S*)a.src, (D*)a.dst, a.count);
     const u64 head = head_of<S, D>(address_of(a.src), address_of(a.dst), a.count);
     const u64 groups = (a.count - head) / Group<S, D>::SIZE, grouped = groups * Group<S, D>::SIZE;
     for_batches<Group<S, D>::AT_ONCE>(groups, [&](const auto& batch) { cast_batch<S, D>(a, head, batch); });

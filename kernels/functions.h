@@ -87,3 +87,19 @@ template <class W> GC_DEV W power(W a, W b) {
         if (b & W(1)) product = multiply(product, a);
     return product;
 }
+
+// The float next to x that is odd where x itself is none. Rounding it again gives what rounding x at once would give.
+GC_DEV float odd_float(double x) {
+    const double nearest = float(x);
+    u32 bits = bits_of(float(x));
+    if (absolute(nearest) > absolute(x)) --bits;
+    return float_of(nearest != x ? bits | 1 : bits);
+}
+
+// Between the wide types of S and D. float64 becomes float16 as NumPy has it, and the rest as ml_dtypes has it.
+template <class S, class D> struct Between {
+    static GC_DEV Wide<D> of(Wide<S> x) { return Wide<D>(x); }
+};
+template <> struct Between<double, Float16> {
+    static GC_DEV float of(double x) { return odd_float(x); }
+};

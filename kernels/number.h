@@ -18,12 +18,13 @@ struct Bool {
 };
 
 // A float of fewer than 32 bits. In a format without infinities the last code alone is no number.
-template <class Code, u32 EXPONENT, u32 MANTISSA, bool INFINITIES> struct SmallFloat {
+template <class Code, u32 EXPONENT, u32 MANTISSA, bool INFINITIES, u32 EXCESS = (1u << (EXPONENT - 1)) - 1>
+struct SmallFloat {
     Code bits;
 
     static constexpr u32 SHIFT = 23 - MANTISSA;
-    static constexpr u32 BIAS = (1u << (EXPONENT - 1)) - 1;
-    static constexpr u32 SIGN = 1u << (EXPONENT + MANTISSA);
+    static constexpr u32 BIAS = EXCESS;
+    static constexpr u32 SIGN = 1u << (EXPONENT + MANTISSA);  // beyond the code where there is none
     static constexpr u32 TOO_LARGE = INFINITIES ? SIGN - (1u << MANTISSA) : SIGN - 1;
     static constexpr u32 NOT_A_NUMBER = SIGN - 1;
     // The floats with the bits of the smallest normal number, and of 2^23 times the smallest number there is.
@@ -35,6 +36,9 @@ typedef SmallFloat<u16, 5, 10, true> Float16;
 typedef SmallFloat<u16, 8, 7, true> Bfloat16;
 typedef SmallFloat<u8, 4, 3, false> Float8E4m3fn;
 typedef SmallFloat<u8, 5, 2, true> Float8E5m2;
+// Adam's moments, of which the second has no sign: 2^-54 to 2^17, and 2^-63 to 2^9. Only kept, never combined.
+typedef SmallFloat<u16, 6, 9, true, 46> Mean16;
+typedef SmallFloat<u16, 6, 10, true, 54> Square16;
 
 template <class Real> struct Complex {
     Real re, im;
@@ -49,7 +53,7 @@ template <class T> struct Number {
 template <> struct Number<Bool> {
     typedef bool Wide;
 };
-template <class Code, u32 E, u32 M, bool I> struct Number<SmallFloat<Code, E, M, I>> {
+template <class Code, u32 E, u32 M, bool I, u32 X> struct Number<SmallFloat<Code, E, M, I, X>> {
     typedef float Wide;
 };
 template <class T> using Wide = typename Number<T>::Wide;
@@ -89,9 +93,11 @@ template <class T> GC_DEV void down(T& stored, T x) { stored = x; }
 GC_DEV bool up(Bool x) { return x.bits != 0; }
 GC_DEV void down(Bool& stored, bool x) { stored.bits = x; }
 
-template <class Code, u32 E, u32 M, bool I> GC_DEV float up(SmallFloat<Code, E, M, I> x) { return up_by_bits(x); }
-template <class Code, u32 E, u32 M, bool I> GC_DEV void down(SmallFloat<Code, E, M, I>& stored, float x) {
-    stored = down_by_bits<SmallFloat<Code, E, M, I>>(x);
+template <class Code, u32 E, u32 M, bool I, u32 X> GC_DEV float up(SmallFloat<Code, E, M, I, X> x) {
+    return up_by_bits(x);
+}
+template <class Code, u32 E, u32 M, bool I, u32 X> GC_DEV void down(SmallFloat<Code, E, M, I, X>& stored, float x) {
+    stored = down_by_bits<SmallFloat<Code, E, M, I, X>>(x);
 }
 
 #if GC_ARCH > 0

@@ -1,7 +1,15 @@
 // How the kernels walk over arrays: by words of 16 bytes where all addresses allow it, several of them at once.
+//
+// A grid of one thread, by which training converts gradients on a CPU, takes plain loops, which compilers vectorise.
 #pragma once
 
 #include "dialect.h"
+
+#if defined(__CUDACC__)
+GC_DEV bool is_alone() { return false; }
+#else
+GC_DEV bool is_alone() { return blockDim.x == 1 && gridDim.x == 1; }
+#endif
 
 // Which elements lie in whole words. Those before the first word and after the last are edges.
 struct Layout {

@@ -42,6 +42,7 @@ class _Struct:
 
     def __init__(self, form: str, fields: list[Any]) -> None:
         self._pack = struct.Struct(form).pack
+        self.fields = fields
         self.dtype = numpy.dtype(fields, align=True)
         self._bytes = opaque(self.dtype)
 
@@ -54,6 +55,10 @@ REDUCE = _Struct("=8QQQI4x", [("sources", "u8", MOST_SOURCES), *_ENDS[1:], ("sou
 COPY = _Struct("=3Q", _ENDS)
 SCALE = _Struct("=3Q8x16s", [*_ENDS, ("none", "u8"), ("factor", "u1", 16)])
 PACK = _Struct("=3QI4x8q8q", [*_ENDS, ("dims", "u4"), ("shape", "i8", MOST_AXES), ("strides", "i8", MOST_AXES)])
+SHORTEN = _Struct("=5Q", [("src", "u8"), ("before", "u8"), ("after", "u8"), ("dst", "u8"), ("count", "u8")])
+_ROWS = [("count", "u8"), ("share", "u8"), ("stride", "u8"), ("scales", "u8"), ("block", "u4")]
+QUANTISE = _Struct("=8Q2I", [*SHORTEN.fields[:4], *_ROWS, ("rows", "u4")])
+DEQUANTISE = _Struct("=6Q3I4x", [*_ENDS[:2], *_ROWS, ("terms", "u4"), ("divisor", "u4")])
 _NO_FACTOR = bytes(16)
 
 
@@ -63,6 +68,27 @@ class Axes(NamedTuple):
     unit: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+
+class Quantised(NamedTuple):
+    """How elements lie as bytes: `rows` of `share` bytes, a multiple of `block`, and a float32 for each block of them.
+
+    Both parts of a row are filled up to multiples of 16 bytes.
+    """
+
+    rows: int
+    share: int
+    block: int
+
+    @property
+    def scales(self) -> int:
+        """Where the scales of a row begin, in bytes."""
+        return -(-self.share // WORD) * WORD
+
+    @property
+    def stride(self) -> int:
+        """The bytes of a row."""
+        return self.scales + -(-4 * self.share // self.block // WORD) * WORD
 
 
 class Kernels:
@@ -181,6 +207,31 @@ class Kernels:
             return
         launch = self._get(("cast", source.name, target.name), kernels.cast, source, target)
         self._run(launch, count * max(source.itemsize, target.itemsize), COPY(src, dst, count), stream)
+
+    def shorten(self, source: Dtype, target: Dtype, src: int, before: int, after: int, dst: int, count: int,
+                stream: Any) -> None:
+        """dst = src + before in `target`, after = src + before - dst; `after` is neither `src` nor `before`."""
+        if count:
+            launch = self._get(("shorten", source.name, target.name), kernels.shorten, source, target)
+            self._run(launch, count * source.itemsize, SHORTEN(src, before, after, dst, count), stream)
+
+    def quantise(self, dtype: Dtype, form: Quantised, src: int, before: int, after: int, dst: int, count: int,
+                 stream: Any) -> None:
+        """dst = src + before as `form` says, after = what that does not hold; `before` may be 0.
+
+        Elements from `count` on are zero, and `after` has `count`, which is neither `src` nor `before`.
+        """
+        launch = self._get(("quantise", dtype.name), kernels.quantise, dtype)
+        blocks = min(form.rows * form.share // form.block, 4 * self._most_blocks)
+        launch(blocks, min(FEWEST_THREADS, self._threads), QUANTISE(
+            src, before, after, dst, count, form.share, form.stride, form.scales, form.block, form.rows), stream)
+
+    def dequantise(self, dtype: Dtype, form: Quantised, src: int, dst: int, count: int, terms: int, divisor: int,
+                   stream: Any) -> None:
+        """dst = the first `count` elements of rows of `form`, or of the sum of `terms` rows, over `divisor`."""
+        launch = self._get(("dequantise", dtype.name), kernels.dequantise, dtype)
+        self._run(launch, count * dtype.itemsize, DEQUANTISE(
+            src, dst, count, form.share, form.stride, form.scales, form.block, terms, divisor), stream)
 
 
 _NO_SOURCES = (0,) * MOST_SOURCES

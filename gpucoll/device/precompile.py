@@ -77,6 +77,7 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
         "cast": [sources.cast(*pair) for pair in itertools.permutations(real, 2)],
         "scale": [sources.scale(what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide")],
+        "compress": sources.compressing(),
         **{make.__name__: [make(width) for width in sources.UNITS]
            for make in (sources.pack, sources.unpack, sources.copy)},
     }

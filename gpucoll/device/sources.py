@@ -20,6 +20,9 @@ Scale = Literal["divide", "multiply", "truth"]
 
 UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # by how many bytes they have
 _SCALES: dict[Scale, str] = {"divide": "Divide", "multiply": "Multiply", "truth": "Truth"}
+SHORT = ("float16", "bfloat16")  # what gradients are shortened to
+MOMENTS = {row.name: row for row in (Dtype("mean16", "float", 2, "Mean16", None, None, "float32"),
+                                     Dtype("square16", "float", 2, "Square16", None, None, "float32"))}
 _INCLUDE = re.compile(r'#include "(.*)"\n')
 
 
@@ -64,6 +67,22 @@ def scale(what: Scale, dtype: Dtype) -> Instance:
 def cast(source: Dtype, target: Dtype) -> Instance:
     """The kernel that converts every element; neither dtype is complex."""
     return _instance(f"cast_{source.name}_{target.name}", "cast", f"{source.cuda}, {target.cuda}")
+
+
+def shorten(source: Dtype, target: Dtype) -> Instance:
+    """The kernel that adds what was lost, rounds to a shorter dtype, and keeps what is lost."""
+    return _instance(f"shorten_{source.name}_{target.name}", "shorten", f"{source.cuda}, {target.cuda}",
+                     file="compress.cu")
+
+
+def quantise(dtype: Dtype) -> Instance:
+    """The kernel that makes bytes and scales of elements, and keeps what is lost."""
+    return _instance(f"quantise_{dtype.name}", "quantise", dtype.cuda, file="compress.cu")
+
+
+def dequantise(dtype: Dtype) -> Instance:
+    """The kernel that makes elements of bytes and scales, or the mean of several rows of them."""
+    return _instance(f"dequantise_{dtype.name}", "dequantise", dtype.cuda, file="compress.cu")
 
 
 def packets(op: Op, dtype: Dtype) -> Instance:
@@ -130,7 +149,7 @@ def family(instance: Instance) -> tuple[Instance, ...]:
 @functools.cache
 def _families() -> dict[Instance, tuple[Instance, ...]]:
     """Return all families: what moves elements, what combines or scales one dtype, peer kernels of an op and dtype."""
-    families = [[make(width) for make in (copy, pack, unpack) for width in UNITS],
+    families = [compressing(), [make(width) for make in (copy, pack, unpack) for width in UNITS],
                 [steps(None, row) for row in {row.itemsize: row for row in DTYPES.values()}.values()]]
     for dtype in DTYPES.values():
         ops = [op for op in OPS.values() if dtype.kind in op.kinds]
@@ -139,6 +158,16 @@ def _families() -> dict[Instance, tuple[Instance, ...]]:
         families += [[steps(op, dtype), packets(op, dtype), shots("one_shot", op, dtype), shots("two_shot", op, dtype)]
                      for op in ops]
     return {instance: tuple(dict.fromkeys(one)) for one in families for instance in one}
+
+
+def compressing() -> list[Instance]:
+    """Return the kernels that make gradients shorter, and those that pack Adam's moments."""
+    wide = [DTYPES[name] for name in ("float32", "float64")]
+    real = [*wide, *(DTYPES[name] for name in SHORT)]
+    return [*(shorten(dtype, DTYPES[name]) for dtype in real for name in SHORT),
+            *(make(dtype) for make in (quantise, dequantise) for dtype in real),
+            *(cast(*pair) for moment in MOMENTS.values() for dtype in wide for pair in
+              ((dtype, moment), (moment, dtype)))]
 
 
 def text(*instances: Instance) -> str:

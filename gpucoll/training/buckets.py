@@ -40,7 +40,7 @@ def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str],
 class Bucket:
     """Gradients that travel together, one after the other in a row of memory."""
 
-    def __init__(self, like: Mapping[str, Like], row: Array) -> None:
+    def __init__(self, like: Mapping[str, Like] | Mapping[str, Array], row: Array) -> None:
         self.row, self.gradients = row, {}
         start = 0
         for name, one in like.items():

@@ -21,11 +21,13 @@ from typing import TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, module_of
+from gpucoll.arrays import Array, address, module_of
 from gpucoll.communicator import Communicator
+from gpucoll.device.launch import Quantised
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
-from gpucoll.training.buckets import Phases
+from gpucoll.training.buckets import Bucket, Phases
+from gpucoll.training.packing import dequantise, quantise, shorten
 from gpucoll.training.parameters import Like, to_array
 
 Memory: TypeAlias = list[tuple["Compression", dict[str, dict[str, Array]]]]
@@ -45,6 +47,8 @@ class Compression:
     def __init__(self) -> None:
         self.wire_bytes = self.exact_bytes = 0.0
         self.lost: dict[str, Array] = {}
+        self._rows: dict[str, tuple[Array, Array]] = {}  # by a bucket's first parameter: `lost` has parts of one
+        self._rooms: dict[tuple[str, str], Array] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -83,18 +87,31 @@ class Compression:
         self.exact_bytes += 2 * others / comm.size * exact.nbytes
         self.wire_bytes += sum(times * array.nbytes for array, times in sent)
 
-    def _make_good(self, gradients: Mapping[str, Array]) -> None:
-        for name, gradient in gradients.items():
-            if name in self.lost:
-                gradient += self.lost[name]
+    def _rows_of(self, gradients: Mapping[str, Array], whole: Array) -> tuple[Array, Array]:
+        """Return the row of what was lost of a bucket before, and the one for what this step loses.
 
-    def _keep(self, gradients: Mapping[str, Array], lost: Array) -> None:
-        """Remember what is lost: a row as long as the gradients together."""
-        xp, start = module_of(lost), 0
-        lost = xp.where(xp.isfinite(lost), lost, lost.dtype.type(0))  # what is out of range is so in this step only
-        for name, gradient in gradients.items():
-            self.lost[name] = lost[start:start + gradient.size].reshape(gradient.shape)
-            start += gradient.size
+        The two are taken in turn: a step that fails leaves the one before as it was.
+        """
+        first = next(iter(gradients))
+        if first not in self._rows or address(self.lost.get(first)) not in map(address, self._rows[first]):
+            xp = module_of(whole)
+            self._rows[first] = rows = xp.zeros_like(whole), xp.zeros_like(whole)
+            for name, place in Bucket(gradients, rows[0]).gradients.items():
+                if name in self.lost:
+                    place[...] = self.lost[name]
+                self.lost[name] = place
+        one, other = self._rows[first]
+        before, after = (one, other) if address(self.lost[first]) == address(one) else (other, one)
+        self.lost |= Bucket(gradients, after).gradients
+        return before, after
+
+    def _room(self, what: str, gradients: Mapping[str, Array], like: Array, shape: int | tuple[int, ...],
+              dtype: object) -> Array:
+        """Return memory for a step, the same in the next one: what is allocated anew costs more than what it is for."""
+        key = what, next(iter(gradients))
+        if key not in self._rooms or self._rooms[key].shape != shape:
+            self._rooms[key] = module_of(like).zeros(shape, dtype)
+        return self._rooms[key]
 
 
 class Exact(Compression):
@@ -119,9 +136,9 @@ class Cast(Compression):
             raise ArgumentError(f"Cast: {dtype} is no floating-point type", code="GC-COMPRESSION")
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
-        self._make_good(gradients)
-        short = whole.astype(self._dtype)
-        self._keep(gradients, whole - short.astype(whole.dtype))
+        before, after = self._rows_of(gradients, whole)
+        short = self._room("short", gradients, whole, whole.shape, self._dtype)
+        shorten(whole, before, after, short)
         self._count(whole, comm, (short, 2 * (comm.size - 1) / comm.size))
         yield comm.all_reduce(short, out=short, op="avg", async_op=True)
         whole[...] = short
@@ -145,49 +162,37 @@ class Int8(Compression):
         self._block = block
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
-        self._make_good(gradients)
-        xp, size, block = module_of(whole), comm.size, self._block
-        wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
-        share = -(-whole.size // (size * block)) * block  # elements of each rank, whole blocks
-        full = xp.zeros((size, share), wide)
-        full.reshape(-1)[:whole.size] = whole
-        packed = self._pack(full)
-        lost = full - self._unpack(packed, share, wide)
-        first = comm.all_to_all(packed, async_op=True)
+        if not whole.size:
+            return
+        before, after = self._rows_of(gradients, whole)
+        size, rank, block = comm.size, comm.rank, self._block
+        form = Quantised(size, -(-whole.size // (size * block)) * block, block)  # each rank has a row of whole blocks
+        packed, came = (self._room(what, gradients, whole, (size, form.stride), "u1") for what in ("packed", "came"))
+        quantise(form, whole, before, after, packed.reshape(-1))
+        first = comm.all_to_all(packed, out=came, async_op=True)
         yield first
-        mean = self._unpack(first.result, share, wide).sum(axis=0)
-        mean /= size
-        row = self._pack(mean[None])[0]
-        lost[comm.rank] += (mean - self._unpack(row[None], share, wide)[0]) * size  # of a mean, of all ranks
-        second = comm.all_gather(row, async_op=True)
+        wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
+        mean, lost = (self._room(what, gradients, whole, form.share, wide) for what in ("mean", "lost"))
+        dequantise(form, came, mean, size, size)
+        row = self._room("row", gradients, whole, form.stride, "u1")
+        quantise(form._replace(rows=1), mean, None, lost, row)
+        own = after[rank * form.share:(rank + 1) * form.share]
+        own += (lost[:own.size] * size).astype(own.dtype)  # of a mean, of all ranks
+        second = comm.all_gather(row, out=came, async_op=True)
         yield second
-        whole[...] = self._unpack(second.result, share, wide).reshape(-1)[:whole.size].astype(whole.dtype)
-        self._keep(gradients, lost.reshape(-1)[:whole.size].astype(whole.dtype))
+        dequantise(form, came, whole)
         self._count(whole, comm, (packed, (size - 1) / size), (row, size - 1))
-
-    def _pack(self, values: Array) -> Array:
-        """Return each row as bytes: the elements, then the scales of its blocks."""
-        xp = module_of(values)
-        blocks = values.reshape(len(values), -1, self._block)
-        scales = (xp.abs(blocks).max(axis=2) / 127).astype("f4")  # by which they are multiplied again
-        safe = xp.where(scales > 0, scales, numpy.float32(1)).astype(values.dtype)
-        short = xp.clip(xp.rint(blocks / safe[:, :, None]), -127, 127).astype("i1")
-        return xp.concatenate([short.reshape(len(values), -1).view("u1"),
-                               scales.view("u1").reshape(len(values), -1)], axis=1)
-
-    def _unpack(self, packed: Array, share: int, dtype: numpy.dtype) -> Array:
-        """Return the elements of rows of bytes."""
-        xp = module_of(packed)
-        short = packed[:, :share].view("i1").reshape(len(packed), -1, self._block)
-        scales = xp.ascontiguousarray(packed[:, share:]).view("f4")
-        return (short * scales[:, :, None].astype(dtype)).reshape(len(packed), share)
 
 
 class TopK(Compression):
-    """The `fraction` of a bucket's elements that are the largest by amount, each with its place: 8 bytes or 12.
+    """The `fraction` of the elements that are the largest by amount, each with its place: 8 bytes or 12.
 
-    Source: Aji and Heafield, arXiv 1704.05021.
+    Every rank sends each other one the largest of its share of a bucket; from the sums of what has come, each sends all
+    the largest. So the bytes do not grow with the number of ranks. Source: Aji and Heafield, arXiv 1704.05021; Li and
+    Hoefler, arXiv 2201.07598, for the two steps.
     """
+
+    collectives = 2
 
     def __init__(self, fraction: float = 0.01) -> None:
         super().__init__()
@@ -198,42 +203,72 @@ class TopK(Compression):
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         if not whole.size:
             return
-        self._make_good(gradients)
-        xp = module_of(whole)
-        count = max(1, math.ceil(self._fraction * whole.size))
-        places = xp.argpartition(xp.abs(whole), whole.size - count)[whole.size - count:].astype("i4")
-        values = whole[places]
-        room = -(-values.nbytes // 8) * 8  # GPUs read words at multiples of their size only
-        message = xp.zeros(room + -(-places.nbytes // 8) * 8, "u1")
-        message[:values.nbytes] = values.view("u1")
-        message[room:room + places.nbytes] = places.view("u1")
-        lost = whole.copy()
-        lost[places] = 0
-        self._keep(gradients, lost)
-        work = comm.all_gather(message, async_op=True)
-        yield work
-        whole[...] = 0
-        for theirs in work.result:  # of one rank no place comes twice
-            there = theirs[room:room + places.nbytes].view("i4")
-            whole[there] += theirs[:values.nbytes].view(whole.dtype)
-        whole /= comm.size
-        self._count(whole, comm, (message, comm.size - 1))
+        before, after = self._rows_of(gradients, whole)
+        size, share = comm.size, -(-whole.size // comm.size)
+        table = self._room("table", gradients, whole, (size, share), whole.dtype)
+        flat = table.reshape(-1)
+        flat[:whole.size] = whole
+        flat[:whole.size] += before
+        sent = self._largest(table)
+        _keep_finite(after, flat[:whole.size])
+        first = comm.all_to_all(sent, async_op=True)
+        yield first
+        mean = self._room("mean", gradients, whole, (1, share), whole.dtype)
+        mean[...] = 0
+        for theirs in first.result:  # of one rank no place comes twice
+            self._add(mean, theirs[None])
+        mean /= size
+        row = self._largest(mean)[0]
+        own = after[comm.rank * share:(comm.rank + 1) * share]
+        own += mean[0, :own.size] * size  # of a mean, of all ranks
+        _keep_finite(own, own)
+        second = comm.all_gather(row, async_op=True)
+        yield second
+        table[...] = 0
+        self._add(table, second.result)
+        whole[...] = flat[:whole.size]
+        self._count(whole, comm, (sent, (size - 1) / size), (row, size - 1))
+
+    def _largest(self, table: Array) -> Array:
+        """Return the largest elements of each row, and their places, as bytes; the table has zeros there then."""
+        xp, share = module_of(table), table.shape[1]
+        count = max(1, math.ceil(self._fraction * share))
+        places = xp.argpartition(xp.abs(table), share - count, axis=1)[:, share - count:].astype("i4")
+        rows = xp.arange(len(table))[:, None]
+        values, table[rows, places] = table[rows, places], 0
+        message = xp.zeros((len(table), _padded(values[0]) + _padded(places[0])), "u1")
+        message[:, :values[0].nbytes] = values.view("u1")
+        message[:, _padded(values[0]):][:, :places[0].nbytes] = xp.ascontiguousarray(places).view("u1")
+        return message
+
+    def _add(self, table: Array, message: Array) -> None:
+        """Add to each row what a row of bytes has."""
+        xp = module_of(table)
+        count = max(1, math.ceil(self._fraction * table.shape[1]))
+        values = xp.ascontiguousarray(message[:, :count * table.itemsize]).view(table.dtype)
+        start = _padded(values[0])
+        places = xp.ascontiguousarray(message[:, start:start + 4 * count]).view("i4")
+        table[xp.arange(len(table))[:, None], places] += values
 
 
 class PowerSGD(Compression):
-    """A matrix of n x m elements as the product of n x `rank` and m x `rank`; other shapes go exactly.
+    """A matrix of n x m elements as the product of n x `rank` and m x `rank`, which travel in `dtype`, if any.
 
-    A step of the power method, started where the last one ended. The axes of a parameter after its first one are one.
-    Source: Vogels et al., arXiv 1905.13727, algorithm 1 and 2.
+    Other shapes travel as they are. A step of the power method, started where the last one ended. The axes of a
+    parameter after its first one are one. Source: Vogels et al., arXiv 1905.13727, algorithm 1 and 2; Ramesh et al.,
+    arXiv 2102.12092, for 16 bits.
     """
 
     collectives = 2
 
-    def __init__(self, rank: int = 4, seed: int = 0) -> None:
+    def __init__(self, rank: int = 4, dtype: str | None = None, seed: int = 0) -> None:
         super().__init__()
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise ArgumentError(f"PowerSGD: rank {rank!r} is not a whole number above 0", code="GC-COMPRESSION")
+        if dtype is not None and row_of(dtype).kind != "float":
+            raise ArgumentError(f"PowerSGD: {dtype} is no floating-point type", code="GC-COMPRESSION")
         self._rank, self._seed = rank, seed
+        self._dtype = None if dtype is None else numpy_dtype(row_of(dtype).name)
         self.right: dict[str, Array] = {}  # the thin matrix of m rows, alike on all ranks: belongs to a checkpoint too
 
     def remember(self) -> dict[str, dict[str, Array]]:
@@ -251,30 +286,37 @@ class PowerSGD(Compression):
             to_array(self.right[name], right)
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
-        self._make_good({name: gradient for name, gradient in gradients.items() if self._is_worth(gradient)})
-        wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
-        matrices = {name: gradient.reshape(len(gradient), -1).astype(wide) for name, gradient in gradients.items()
-                    if self._is_worth(gradient)}
-        exact = {name: gradient.astype(wide) for name, gradient in gradients.items() if name not in matrices}
-        left = {name: matrix @ self._right_of(name, matrix) for name, matrix in matrices.items()}
-        first = _Joined({**left, **exact})
-        yield comm.all_reduce(first.row, out=first.row, op="avg", async_op=True)
-        for name in exact:
-            gradients[name][...] = first.parts[name].astype(whole.dtype)
-        if not matrices:
-            self._count(whole, comm, (first.row, 2 * (comm.size - 1) / comm.size))
+        if not whole.size:
             return
-        left = {name: _orthogonal(first.parts[name]) for name in matrices}
-        second = _Joined({name: matrix.T @ left[name] for name, matrix in matrices.items()})
-        yield comm.all_reduce(second.row, out=second.row, op="avg", async_op=True)
-        for name, matrix in matrices.items():
-            self.right[name] = second.parts[name]
-            mean = left[name] @ second.parts[name].T
-            shape = gradients[name].shape
-            self.lost[name] = (matrix - mean).reshape(shape).astype(whole.dtype)
-            gradients[name][...] = mean.reshape(shape).astype(whole.dtype)
+        before, after = self._rows_of(gradients, whole)
+        module_of(whole).add(whole, before, out=after)
+        wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
+        given = {name: row.astype(wide) for name, row in Bucket(gradients, after).gradients.items()}
+        matrices = {name: gradient.reshape(len(gradient), -1) for name, gradient in given.items()
+                    if self._is_worth(gradient)}
+        others = {name: gradient for name, gradient in given.items() if name not in matrices}
+        left = {name: matrix @ self._right_of(name, matrix) for name, matrix in matrices.items()}
+        first = _Joined({**left, **others}, self._dtype)
+        for name, gradient in others.items():
+            gradient -= first.parts[name].astype(wide)
+        yield comm.all_reduce(first.row, out=first.row, op="avg", async_op=True)
+        for name in others:
+            gradients[name][...] = first.parts[name].astype(whole.dtype)
         each = 2 * (comm.size - 1) / comm.size
-        self._count(whole, comm, (first.row, each), (second.row, each))
+        if matrices:
+            left = {name: _orthogonal(first.parts[name].astype(wide)) for name in matrices}
+            second = _Joined({name: matrix.T @ left[name] for name, matrix in matrices.items()}, self._dtype)
+            yield comm.all_reduce(second.row, out=second.row, op="avg", async_op=True)
+            self._count(whole, comm, (first.row, each), (second.row, each))
+        else:
+            self._count(whole, comm, (first.row, each))
+        for name, matrix in matrices.items():
+            self.right[name] = second.parts[name].astype(wide)
+            mean = left[name] @ self.right[name].T
+            matrix -= mean
+            gradients[name][...] = mean.reshape(gradients[name].shape).astype(whole.dtype)
+        for name, place in Bucket(gradients, after).gradients.items():
+            _keep_finite(place, given[name])
 
     def _is_worth(self, gradient: Array) -> bool:
         """Return whether two thin matrices have fewer elements."""
@@ -341,12 +383,25 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
         raise
 
 
-class _Joined:
-    """Arrays one after the other in one row, and each of them there."""
+def _keep_finite(after: Array, lost: Array) -> None:
+    """Write what is lost into `after`; what is out of range is lost in this step only."""
+    xp = module_of(lost)
+    after[...] = xp.where(xp.isfinite(lost), lost, lost.dtype.type(0))
 
-    def __init__(self, arrays: Mapping[str, Array]) -> None:
+
+def _padded(row: Array) -> int:
+    """Return the bytes of a row, up to a multiple of 8: GPUs read words at multiples of their size only."""
+    return -(-row.nbytes // 8) * 8
+
+
+class _Joined:
+    """Arrays one after the other in one row, of their dtype or another one, and each of them there."""
+
+    def __init__(self, arrays: Mapping[str, Array], dtype: numpy.dtype | None) -> None:
         rows = [array.reshape(-1) for array in arrays.values()]
         self.row = module_of(rows[0]).concatenate(rows)
+        if dtype is not None:
+            self.row = self.row.astype(dtype)
         self.parts, start = {}, 0
         for name, array in arrays.items():
             self.parts[name] = self.row[start:start + array.size].reshape(array.shape)
@@ -368,7 +423,7 @@ def _orthogonal(columns: Array) -> Array:
 
 COMPRESSIONS: dict[str, Callable[[], Compression]] = {
     "none": Exact, "float16": lambda: Cast("float16"), "bfloat16": lambda: Cast("bfloat16"),
-    "int8": Int8, "topk": lambda: TopK(0.1), "powersgd": lambda: PowerSGD(2)}
+    "int8": Int8, "topk": lambda: TopK(0.25), "powersgd": lambda: PowerSGD(2, "float16")}
 
 
 def named(name: str) -> Compression:

@@ -36,7 +36,7 @@ def compressed(comm, make):
         assert compression.exact_bytes / compression.wire_bytes >= SAVED[str(compression)]
 
 
-TOLERANCE = {"Cast()": 0.02}  # the sum of the ranks is rounded as well
+TOLERANCE = {"Cast()": 0.02, "PowerSGD()": 1e-3}  # the sum of the ranks is rounded as well
 SAVED = {"Cast()": 2, "Int8()": 3.5, "PowerSGD()": 4}
 
 
