@@ -12,6 +12,5 @@
     regret         what `auto` chooses against the best that it could have chosen
     report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
     strategies     what each strategy of training sends and keeps, beside its formula; `steps`, a step of each
-    training       what buckets of gradients are worth
     readme         README's section, made from the results of scripts/bench
 """

@@ -160,7 +160,7 @@ class Checkpoint:
                 raise ValueError(f"format {found['format']} is not {FORMAT}")
             self.like = {name: Like(tuple(one["shape"]), numpy_dtype(one["dtype"]), False)
                          for name, one in found["parameters"].items()}
-            self.steps, self.optimizer, self._state = found["steps"], found["optimizer"], found["state"]
+            self.steps, self.optimizer = found["steps"], (found["optimizer"], *found["state"])
             self._files, self._kept = found["files"], found["kept"]
 
         self._reading = MANIFEST
@@ -196,7 +196,7 @@ class Checkpoint:
                 mine = owned(self.like[name].size, self._comm.rank, self._comm.size)
                 first = file["elements"][name][0]
                 for kind, row in states[name].items():
-                    there = rows[f"{kind}/{name}"].view(self.like[name].dtype)[here.start - first:here.stop - first]
+                    there = rows[f"{kind}/{name}"].view(row.dtype)[here.start - first:here.stop - first]
                     to_array(row[here.start - mine.start:here.stop - mine.start], there)
 
     def read_kept(self) -> dict[str, Array]:

@@ -62,10 +62,10 @@ class DataParallel:
                 place += array
             else:
                 place[...] = array
-        self._arrivals.held.add(name)
-        if self._is_synchronised:
-            self._arrivals.came(name)
-            self._start(self._arrivals.startable())
+            self._arrivals.held.add(name)
+            if self._is_synchronised:
+                self._arrivals.came(name)
+                self._start(self._arrivals.startable())
 
     def _start(self, numbers: Iterable[int]) -> None:
         for bucket in (self._buckets[number] for number in numbers):
@@ -78,8 +78,9 @@ class DataParallel:
         A collective call. Raises ArgumentError where gradients of this rank have not come, PeerError on the others.
         """
         error = missing_of("finish", self._arrivals.missing, self._comm)
-        self._start(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
-        self._pipeline.finish()
+        with self._comm._current(None, self.gradients.values()):
+            self._start(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
+            self._pipeline.finish()
         self._arrivals.clear()
         tell_of_missing("finish", error, self._comm, self._before)
         self._before = remembered(self._compression)

@@ -12,9 +12,13 @@ from typing import Any, ClassVar, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, as_array, module_of
-from gpucoll.errors import ArgumentError
+from gpucoll.device.sources import MOMENTS
+from gpucoll.errors import ArgumentError, DtypeError
+from gpucoll.training.packing import pack_moment, unpack_moment
 
 Rate: TypeAlias = float | Callable[[int], float]
+
+LARGEST = {"mean16": 131008.0, "square16": 511.75}  # beyond which there is only infinity, that would stay
 
 
 class Optimizer:
@@ -46,7 +50,8 @@ class Optimizer:
         """Return the state of a parameter; zeros at first."""
         if name not in self.state:
             xp = module_of(parameter)
-            self.state[name] = {kind: xp.zeros(parameter.shape, parameter.dtype) for kind in self.state_names}
+            self.state[name] = {kind: xp.zeros(parameter.shape, "u2" if kind in MOMENTS else parameter.dtype)
+                                for kind in self.state_names}
         return self.state[name]
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
@@ -93,17 +98,26 @@ class SGD(Optimizer):
 class Adam(Optimizer):
     """parameter -= lr * m' / (sqrt(v') + eps), with m and v the moving means of the gradient and its square.
 
-    m' and v' are m and v over 1 - beta**steps. Source: Kingma and Ba, arXiv 1412.6980, algorithm 1.
+    m' and v' are m and v over 1 - beta**steps. With `moment_bits=16` both are kept in 16 bits: m with a sign, 6 bits of
+    exponent and 9 of mantissa, v with 6 and 10, of at most 131008 and 511.75. Source: Kingma and Ba, arXiv 1412.6980,
+    algorithm 1; Ramesh et al., arXiv 2102.12092, for the widths.
     """
 
     state_names = ("mean", "square")
 
-    def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8) -> None:
+    def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 moment_bits: int | None = None) -> None:
         super().__init__(lr)
+        if moment_bits not in (None, 16):
+            raise ArgumentError(f"{type(self).__name__}: moment_bits {moment_bits!r} is neither None nor 16",
+                                code="GC-COMPRESSION")
         self.betas, self.eps = betas, eps
+        if moment_bits == 16:
+            self.state_names = ("mean16", "square16")  # type: ignore[misc]  # which the manifest of a checkpoint tells
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:
-        mean, square, (beta1, beta2) = state["mean"], state["square"], self.betas
+        mean, square = (_opened(state[kind], kind, parameter) for kind in self.state_names)
+        beta1, beta2 = self.betas
         mean *= beta1
         mean += (1 - beta1) * gradient
         square *= beta2
@@ -111,14 +125,29 @@ class Adam(Optimizer):
         divisor = (square / (1 - beta2**self.steps)) ** 0.5
         divisor += self.eps
         parameter -= (self.rate / (1 - beta1**self.steps)) * mean / divisor
+        for kind, moment in zip(self.state_names, (mean, square), strict=True):
+            if kind in MOMENTS:
+                module_of(moment).clip(moment, -LARGEST[kind], LARGEST[kind], out=moment)
+                pack_moment(kind, moment, state[kind])
+
+
+def _opened(state: Array, kind: str, parameter: Array) -> Array:
+    """Return a moment as numbers: `state` itself, or a copy of what is kept in 16 bits."""
+    if kind not in MOMENTS:
+        return state
+    if parameter.dtype.name not in ("float32", "float64"):
+        raise DtypeError(f"step: moments of 16 bits are for float32 and float64, not for {parameter.dtype}")
+    found = module_of(parameter).empty(parameter.shape, parameter.dtype)
+    unpack_moment(kind, state, found)
+    return found
 
 
 class AdamW(Adam):
     """Adam after parameter *= 1 - lr * weight_decay. Source: Loshchilov and Hutter, arXiv 1711.05101."""
 
     def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
-                 weight_decay: float = 1e-2) -> None:
-        super().__init__(lr, betas, eps)
+                 weight_decay: float = 1e-2, moment_bits: int | None = None) -> None:
+        super().__init__(lr, betas, eps, moment_bits)
         self.weight_decay = weight_decay
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:

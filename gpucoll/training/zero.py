@@ -108,8 +108,8 @@ class ZeRO:
         number = self._bucket_of[name]
         with self._comm._current(None, [gradient]):
             self._opened(number).put(name, array)
-        self._arrivals.came(name)
-        self._send(self._arrivals.startable())
+            self._arrivals.came(name)
+            self._send(self._arrivals.startable())
 
     def _opened(self, number: int) -> _Sharded | _Compressed:
         """Return where the gradients of a bucket are gathered."""
@@ -138,8 +138,9 @@ class ZeRO:
         Raises ArgumentError where gradients of this rank have not come, PeerError on the others; nothing has changed.
         """
         error = missing_of("step", self._arrivals.missing, self._comm)
-        self._send(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
-        self._pipeline.finish()
+        with self._comm._current(None, self._own.values()):
+            self._send(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
+            self._pipeline.finish()
         self._arrivals.clear()
         tell_of_missing("step", error, self._comm, self._before)
         self._before = remembered(self._compression)
@@ -216,8 +217,9 @@ class ZeRO:
         `parameters` or the kind of optimizer are not those that were saved.
         """
         found = Checkpoint(Path(folder), comm)
-        if found.optimizer != type(optimizer).__name__:
-            raise ArgumentError(f"load: {folder} was saved with {found.optimizer}, this is {type(optimizer).__name__}",
+        asked = type(optimizer).__name__, *optimizer.state_names
+        if found.optimizer != asked:
+            raise ArgumentError(f"load: {folder} was saved with {' '.join(found.optimizer)}, this is {' '.join(asked)}",
                                 code="GC-CHECKPOINT")
         given = {name: one.new(one.shape) for name, one in found.like.items()} if parameters is None else parameters
         zero = cls(given, comm, optimizer, stage, compression)

@@ -151,7 +151,7 @@ def resumed(comm, stage, folder, size):
             trainer.ready(name, gradient)
         trainer.step()
     assert learning.apart(whole(trainer), learning.adamw(learning.parameters(0), STEPS, size, decay=0.1)) < CLOSE
-    with pytest.raises(gc.ArgumentError, match="saved with AdamW, this is SGD"):
+    with pytest.raises(gc.ArgumentError, match="saved with AdamW mean square, this is SGD"):
         training.ZeRO.load(folder, comm, training.SGD(1))
 
 
