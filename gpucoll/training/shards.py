@@ -60,11 +60,15 @@ class Shards:
     def _place(self, name: str, shard: Array) -> slice:
         return slice(self._start[name], self._start[name] + shard.size)
 
-    def reduce_scatter(self, matrix: Array, comm: Communicator, found: Parameters) -> Phases:
-        """Put this rank's shards of the means over all ranks into `found`."""
+    def reduce_scatter(self, matrix: Array, comm: Communicator, found: Parameters, *, stays: bool) -> Phases:
+        """Put this rank's shards of the means over all ranks into `found`; parts of `matrix` where that `stays`."""
         work: Work = comm.reduce_scatter(matrix, op="avg", async_op=True)
         yield work
-        found.update(self.own(work.result))
+        row = work.result
+        if stays:
+            matrix[self._rank] = row
+            row = matrix[self._rank]
+        found.update(self.own(row))
 
     def all_gather(self, shards: Parameters, comm: Communicator, found: Parameters) -> Phases:
         """Write the arrays whose own shards are `shards` into those of `found`, which are contiguous."""

@@ -35,24 +35,24 @@ class _Sharded:
 
     collectives = 1
 
-    def __init__(self, shards: Shards) -> None:
-        self._shards, self.memory = shards, shards.empty()
+    def __init__(self, shards: Shards, *, stays: bool) -> None:
+        self._shards, self.memory, self._stays = shards, shards.empty(), stays
 
     def put(self, name: str, gradient: Array) -> None:
         self._shards.put(name, gradient, self.memory)
 
     def reduce(self, comm: Communicator, found: Parameters) -> Phases:
-        yield from self._shards.reduce_scatter(self.memory, comm, found)
+        yield from self._shards.reduce_scatter(self.memory, comm, found, stays=self._stays)
 
 
 class _Compressed:
     """A bucket of gradients whose means a compression forms, on every rank, of which a rank keeps its shards."""
 
-    def __init__(self, shards: Shards, compression: Compression) -> None:
+    def __init__(self, shards: Shards, compression: Compression, *, stays: bool) -> None:
         elements = sum(one.size for one in shards.arrays.values())
         self.memory = next(iter(shards.arrays.values())).new(elements)
         self._bucket, self._compression = Bucket(shards.arrays, self.memory), compression
-        self.collectives = compression.collectives
+        self.collectives, self._stays = compression.collectives, stays
 
     def put(self, name: str, gradient: Array) -> None:
         self._bucket.gradients[name][...] = gradient
@@ -60,7 +60,8 @@ class _Compressed:
     def reduce(self, comm: Communicator, found: Parameters) -> Phases:
         yield from self._compression.reduce(self._bucket.gradients, self.memory, comm)
         for name, gradient in self._bucket.gradients.items():
-            found[name] = gradient.reshape(-1)[owned(gradient.size, comm.rank, comm.size)].copy()
+            shard = gradient.reshape(-1)[owned(gradient.size, comm.rank, comm.size)]
+            found[name] = shard if self._stays else shard.copy()
 
 
 class ZeRO:
@@ -116,8 +117,9 @@ class ZeRO:
         if number not in self._open:
             shards = self._buckets[number]
             compression = self._compression.of(next(iter(shards.arrays)))
-            is_exact = isinstance(compression, Exact)
-            self._open[number] = _Sharded(shards) if is_exact else _Compressed(shards, compression)
+            stays = self._stage == 1  # the bucket, in which a rank's shards then are
+            self._open[number] = _Sharded(shards, stays=stays) if isinstance(compression, Exact) else _Compressed(
+                shards, compression, stays=stays)
         return self._open[number]
 
     def _send(self, numbers: Iterable[int]) -> None:
@@ -146,8 +148,7 @@ class ZeRO:
         self._before = remembered(self._compression)
         with self._comm._current(None, self._own.values()):
             self.optimizer.step(self._own, self._gradients)
-        if self._stage > 1:
-            self._gradients.clear()
+        self._gradients.clear()
         if self._stage < 3:
             self._spread()
         self._layers.restart()

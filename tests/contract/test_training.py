@@ -155,6 +155,47 @@ def resumed(comm, stage, folder, size):
         training.ZeRO.load(folder, comm, training.SGD(1))
 
 
+def with_short_moments(comm, folder):
+    """16 bits for each moment: half the state of float32, a path near to that of whole ones, and in checkpoints."""
+    weights = [learning.parameters(0, "f4") for _ in range(2)]
+    ways = [training.ZeRO(some, comm, training.Adam(0.01, moment_bits=bits), 1)
+            for some, bits in zip(weights, (None, 16), strict=True)]
+    for step in range(20):
+        for way, some in zip(ways, weights, strict=True):
+            give(way, some, step, comm.rank)
+            way.step()
+    whole_, short = (way.memory()["optimizer"] for way in ways)
+    assert whole_ == 2 * short
+    assert 0 < learning.apart(*weights) < 2e-2
+    ways[1].save(folder)
+    again = training.ZeRO.load(folder, comm, training.Adam(0.01, moment_bits=16), 1)
+    for way, some in ((ways[1], weights[1]), (again, again.parameters)):
+        give(way, some, 20, comm.rank)
+        way.step()
+    assert all((again.parameters[name] == array).all() for name, array in weights[1].items())
+    with pytest.raises(gc.ArgumentError, match="saved with Adam mean16 square16, this is Adam mean square"):
+        training.ZeRO.load(folder, comm, training.Adam())
+    half = training.ZeRO({"w": numpy.zeros(8, "f2")}, comm, training.Adam(moment_bits=16))
+    half.ready("w", numpy.zeros(8, "f2"))
+    with pytest.raises(gc.DtypeError, match="float32 and float64, not for float16"):
+        half.step()
+
+
+def test_moments_of_16_bits(executor, tmp_path):
+    executor.run(3, with_short_moments, tmp_path)
+    with pytest.raises(gc.ArgumentError, match="moment_bits 8 is neither"):
+        training.AdamW(moment_bits=8)
+
+
+def test_a_large_gradient_does_not_end_training():
+    """What is beyond 16 bits is kept as the largest that they hold."""
+    optimizer, weights = training.Adam(0.1, moment_bits=16), {"w": numpy.zeros(2, "f4")}
+    for gradient in (1e6, -1.0, -1.0):
+        optimizer.step(weights, {"w": numpy.array([gradient, 1], "f4")})
+    assert numpy.isfinite(weights["w"]).all()
+    assert (optimizer.state["w"]["square16"] < 63 << 10).all()
+
+
 @pytest.mark.parametrize(("size", "stage", "later"), [(1, 1, 2), (3, 1, 4), (4, 2, 1), (2, 3, 3)])
 def test_zero_is_training_on_one_rank(executor, size, stage, later, tmp_path):
     executor.run(size, zero, stage, tmp_path)
