@@ -18,8 +18,8 @@ from .training import MIB, medians
 def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     """Return each contestant's step, and what of it is not computing; raise LeftOut without PyTorch.
 
-    Both compute by the same model and backward, one thread each, and receive the means in their buckets. What the
-    model takes without them is taken off alike.
+    All compute by the same model and backward, one thread each. gpucoll and "ddp, views" leave the means in their
+    buckets, "ddp", its default, copies them back. What the model takes without them is taken off alike.
     """
     dist = gloo(comm)
     import torch
@@ -31,8 +31,9 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     plain = torch.nn.Sequential(*(module for layer in layers for module in layer))
     x = torch.randn(options.batch, options.width, generator=torch.Generator().manual_seed(comm.rank))
     ours, finish = averaged(torch, copy.deepcopy(plain), comm, options.bucket_bytes)
-    theirs = DistributedDataParallel(copy.deepcopy(plain), bucket_cap_mb=options.bucket_bytes / MIB,
-                                     gradient_as_bucket_view=True)
+    theirs = {name: DistributedDataParallel(copy.deepcopy(plain), bucket_cap_mb=options.bucket_bytes / MIB,
+                                            gradient_as_bucket_view=is_view)
+              for name, is_view in (("ddp", False), ("ddp, views", True))}
 
     def step(model: Any) -> None:
         model.zero_grad(set_to_none=True)
@@ -42,18 +43,19 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
         step(ours)
         finish()
 
-    times = medians(comm, {"compute": lambda: step(plain), "gpucoll": over_gpucoll, "ddp": lambda: step(theirs)},
-                    options.repeats)
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, other.grad)
+    calls = {name: functools.partial(step, model) for name, model in theirs.items()}
+    times = medians(comm, {"compute": lambda: step(plain), "gpucoll": over_gpucoll, **calls}, options.repeats)
+    for model in theirs.values():
+        for mine, other in zip(ours.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, other.grad)
     dist.destroy_process_group()
     count = sum(weight.numel() for weight in plain.parameters())
-    rest = {name: times[name] - times["compute"] for name in ("gpucoll", "ddp")}
+    rest = {name: times[name] - times["compute"] for name in ("gpucoll", *theirs)}
     return [f"{options.layers} layers of {options.width}, {count} parameters of float32, batch {options.batch}, "
             f"{comm.size} ranks, PyTorch {torch.__version__}, {options.repeats} repeats",
             f"{'':12} {'step ms':>9} {'compute ms':>11} {'communication ms':>17}",
             *(f"{name:12} {times[name]:9.2f} {times['compute']:11.2f} {ms:17.2f}" for name, ms in rest.items()),
-            f"communication, ddp / gpucoll {rest['ddp'] / rest['gpucoll']:.2f}"]
+            *(f"communication, {name} / gpucoll {rest[name] / rest['gpucoll']:.2f}" for name in theirs)]
 
 
 def averaged(torch: Any, model: Any, comm: gc.Communicator, bucket_bytes: int) -> tuple[Any, Callable[[], None]]:

@@ -167,14 +167,14 @@ def main() -> None:
     add("--layers", type=int, help="overlap, ddp: of the network (16; 4)")
     add("--width", type=int, default=1024, help="overlap, ddp: of each layer (1024)")
     add("--batch", type=int, help="overlap, ddp: of each rank (overlap chooses it; 128)")
-    add("--bucket-bytes", type=byte_size, default=4 * MIB, help="overlap, ddp: (4M)")
+    add("--bucket-bytes", type=byte_size, help="overlap, ddp: (4M; 25M, the default of both libraries)")
     add("--bytes", type=byte_size, default=16 * MIB, help="servers: of the parameters (16M)")
     add("--repeats", type=int, default=15, help="(15)")
     options = parser.parse_args()
-    if options.layers is None:
-        options.layers = 4 if options.what == "ddp" else 16
-    if options.batch is None and options.what == "ddp":
-        options.batch = 128
+    defaults = {"layers": 4, "batch": 128, "bucket_bytes": 25 * MIB} if options.what == "ddp" else {
+        "layers": 16, "bucket_bytes": 4 * MIB}
+    for name, value in defaults.items():
+        setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
     apart = {"ddp": "torch_ddp", "servers": "servers"}
     with gc.init() as comm:
         try:

@@ -57,6 +57,11 @@ def _leave(operation: Operation, error: BaseException) -> None:
             operation.throw(error)
 
 
+def _nap(waited: float) -> float:
+    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
+    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
+
+
 class UnderWay:
     """Seconds in which at least one operation was under way; the clock is read when the first begins, the last ends."""
 
@@ -188,7 +193,8 @@ class Waits:
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
-        patience = time.monotonic() + self._spin
+        began = time.monotonic()
+        patience = began + self._spin
         while not done():
             for hook in self.hooks:
                 hook()
@@ -197,7 +203,7 @@ class Waits:
             now = time.monotonic()
             if now > deadline:
                 raise self.late(name)
-            os.sched_yield() if now < patience else time.sleep(NAP)
+            os.sched_yield() if now < patience else time.sleep(_nap(now - began))
 
     def finish(self, done: Pending, name: str, deadline: float | None) -> None:
         """Return when the stream has come to the end of an operation; without one the communicator has failed."""
@@ -295,7 +301,7 @@ class Waits:
             self._more.clear()
             while (self._queue or self._alone) and self._thread is not None:
                 self.advance()
-                time.sleep(min(LONGEST_NAP, max(NAP, NAP_SHARE * (time.monotonic() - self.went_on))))
+                time.sleep(_nap(time.monotonic() - self.went_on))
 
     def _drain(self) -> None:
         """Complete what is under way, each operation by its deadline."""

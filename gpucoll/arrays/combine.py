@@ -96,7 +96,11 @@ def finish(op: Op, row: Array, contributions: int) -> None:
     if op.name == "avg":
         wide = row_of(row.dtype).wide
         with numpy.errstate(all="ignore"):
-            row[...] = ((row if wide is None else row.astype(wide)) / contributions).astype(row.dtype)
+            if wide is None:  # in place: memory for the quotients would cost several times the division
+                numpy.divide(row, contributions, out=row)
+            for start in range(0, len(row) if wide else 0, BLOCK):
+                block = row[start:start + BLOCK]
+                block[...] = (block.astype(wide) / contributions).astype(row.dtype)
     elif op.name in LOGICAL and contributions == 1:
         row[...] = (row != 0).astype(row.dtype)
 
