@@ -5,6 +5,8 @@ import numpy
 
 import learning
 from gpucoll import training
+from gpucoll.device.launch import Quantised
+from gpucoll.training import packing
 from gpucoll.training.compression import COMPRESSIONS
 
 STEPS = 3
@@ -88,6 +90,28 @@ def compressed(comm):
             lost = cupy.asarray(compression.lost["w"].astype("f8"))
             total += comm.all_reduce(lost).get() / comm.size
         assert abs(total - came).max() < (0.05 if "float" in name else 1e-4), name
+
+
+def packed(comm):
+    """The kernels' bits are the host's; Adam's moments in 16 bits are, after steps with the same gradients."""
+    chance = numpy.random.default_rng(comm.rank)
+    x, before = chance.standard_normal((2, 5003)).astype("f4")
+    form = Quantised(3, 1792, 256)
+    found = []
+    for xp in (numpy, cupy):
+        row, lost = xp.asarray(x), xp.asarray(before)
+        after, short = xp.zeros_like(row), xp.zeros(x.size, "f2")
+        rows, mean = xp.zeros(3 * form.stride, "u1"), xp.zeros(form.share, "f4")
+        packing.shorten(row, lost, after, short)
+        outs = [after.copy(), short]
+        packing.quantise(form, row, lost, after, rows)
+        packing.dequantise(form, rows, mean, 3, 3)
+        optimizer, weights = training.Adam(0.01, moment_bits=16), {"w": xp.zeros(x.size, "f4")}
+        for _ in range(3):
+            optimizer.step(weights, {"w": row})
+        found.append([*outs, after, rows, mean, *optimizer.state["w"].values()])
+    for host, there in zip(*found, strict=True):
+        assert (there.get() == host).all()
 
 
 def laid_out(comm):

@@ -30,7 +30,7 @@ WHEELS = ("nvidia-cuda-nvrtc-cu12==12.0.76", "nvidia-cuda-nvrtc-cu12==12.9.86", 
           "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvrtc==13.1.80", "nvidia-cuda-nvrtc")  # the last: the newest
 ARCHS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 FRESH = 30 * 86400.0  # seconds that the newest stays the newest
-SHORT = ["packets", "reduce", "cast", "scale", "pack", "unpack", "copy"]  # those that take little time
+SHORT = ["packets", "reduce", "cast", "scale", "compress", "pack", "unpack", "copy"]  # those that take little time
 
 
 def kernels():
@@ -40,7 +40,8 @@ def kernels():
             "one_shot": sources.shots("one_shot", *of["float8_e4m3fn"]), "reduce": sources.reduce(*of["float8_e5m2"]),
             "packets": sources.packets(*of["float16"]),
             "cast": sources.cast(DTYPES["float32"], DTYPES["float8_e4m3fn"]),
-            "scale": sources.scale("divide", DTYPES["float64"]), "pack": sources.pack(4), "unpack": sources.unpack(16),
+            "scale": sources.scale("divide", DTYPES["float64"]), "compress": sources.quantise(DTYPES["float64"]),
+            "pack": sources.pack(4), "unpack": sources.unpack(16),
             "copy": sources.copy(16)}
 
 

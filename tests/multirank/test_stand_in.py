@@ -91,7 +91,7 @@ def test_programs_by_the_peer_executor(gpus, program, machine):
 
 
 TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
-            ("laid_out",)]
+            ("packed",), ("laid_out",)]
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(

@@ -20,7 +20,7 @@ from gpucoll.ops import OPS
 from refusals import refused
 
 ROOT = Path(__file__).parents[2]
-KINDS = ["steps", "two_shot", "one_shot", "reduce", "packets", "cast", "scale", "pack", "unpack", "copy"]
+KINDS = ["steps", "two_shot", "one_shot", "reduce", "packets", "cast", "scale", "compress", "pack", "unpack", "copy"]
 FEW = {"cast": [sources.cast(DTYPES["float32"], DTYPES["float16"])], "copy": [sources.copy(1), sources.copy(16)]}
 
 
@@ -59,6 +59,7 @@ def test_all_are_what_collectives_are_defined_for():
         assert {make(*pair) for pair in pairs} == {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
     assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}
     assert len(found["cast"]) == 15 * 14
+    assert len(found["compress"]) == 4 * 2 + 2 * 4 + 2 * 2 * 2
     everything = [one.entry for some in found.values() for one in some]
     assert len(everything) == len({*everything})
     families = {one.entry for family in sources._families().values() for one in family}

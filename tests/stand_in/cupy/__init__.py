@@ -13,6 +13,7 @@ from gpucoll.device import gxx, nvrtc
 from . import _machine, cuda
 from ._array import (
     abs,
+    add,
     arange,
     argpartition,
     array,
@@ -39,14 +40,15 @@ from ._array import (
     tanh,
     where,
     zeros,
+    zeros_like,
 )
 from ._raw import RawKernel, RawModule
 
 __version__ = _machine.VERSION
-__all__ = ["RawKernel", "RawModule", "abs", "arange", "argpartition", "array", "asarray", "ascontiguousarray",
+__all__ = ["RawKernel", "RawModule", "abs", "add", "arange", "argpartition", "array", "asarray", "ascontiguousarray",
            "asfortranarray", "asnumpy", "clip", "concatenate", "copyto", "cuda", "empty", "empty_like", "exp",
            "from_dlpack", "full", "isfinite", "log", "ndarray", "ones", "rint", "split", "sqrt", "stack", "tanh",
-           "where", "zeros"]
+           "where", "zeros", "zeros_like"]
 
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
 nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # the same for every arch

@@ -286,6 +286,10 @@ def empty_like(prototype, dtype=None):
     return ndarray(prototype.shape, prototype.dtype if dtype is None else dtype)
 
 
+def zeros_like(a, dtype=None):
+    return zeros(a.shape, a.dtype if dtype is None else dtype)
+
+
 def arange(start, stop=None, step=1, dtype=None):
     """By a kernel, not by a copy from the host."""
     values = numpy.arange(start, stop, step, dtype) if stop is not None else numpy.arange(0, start, step, dtype)
@@ -308,8 +312,16 @@ def ufunc(name):
     return lambda *operands: call(getattr(numpy, name), *operands)
 
 
-abs, clip, exp, isfinite, log, rint, sqrt, tanh, where, ascontiguousarray = map(
-    ufunc, ("abs", "clip", "exp", "isfinite", "log", "rint", "sqrt", "tanh", "where", "ascontiguousarray"))
+abs, exp, isfinite, log, rint, sqrt, tanh, where, ascontiguousarray = map(
+    ufunc, ("abs", "exp", "isfinite", "log", "rint", "sqrt", "tanh", "where", "ascontiguousarray"))
+
+
+def add(x1, x2, out):
+    write(out, lambda host, one, other: numpy.add(one, other, out=host), x1, x2)
+
+
+def clip(a, a_min, a_max, out):
+    write(out, lambda host, given: numpy.clip(given, a_min, a_max, out=host), a)
 
 
 def joined(name):
@@ -323,5 +335,5 @@ def split(ary, indices_or_sections, axis=0):
     return [ary._window(part) for part in numpy.split(ary._host, indices_or_sections, axis)]
 
 
-def argpartition(a, kth):
-    return call(lambda host: numpy.argpartition(host, kth), a)
+def argpartition(a, kth, axis=-1):
+    return call(lambda host: numpy.argpartition(host, kth, axis), a)
