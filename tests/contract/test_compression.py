@@ -105,6 +105,37 @@ def test_a_checkpoint_has_what_was_lost(executor, tmp_path):
         executor.run(size, resumed_with_losses, tmp_path)
 
 
+def resumed_at_once(comm, folder, kind, dtype):
+    """On as many ranks a run that is loaded goes on by the same bits; what is kept has the dtype that it had."""
+    def step(trainer, number):
+        for name in ("v", "w"):
+            chance = numpy.random.default_rng([number, comm.rank, len(name)])
+            trainer.ready(name, chance.standard_normal(SHAPES[name]).astype(kind))
+        trainer.step()
+
+    compression = training.PowerSGD(2, dtype)
+    trainer = training.ZeRO({name: numpy.zeros(shape, kind) for name, shape in SHAPES.items()}, comm,
+                            training.SGD(0.1), 1, compression)
+    for number in range(3):
+        step(trainer, number)
+    trainer.save(folder)
+    again = training.PowerSGD(2, dtype)
+    other = training.ZeRO.load(folder, comm, training.SGD(0.1), 1, again)
+    assert {name: (row.dtype, row.shape) for name, row in again.state.items()} == {
+        name: (row.dtype, row.shape) for name, row in compression.state.items()}
+    for one in (trainer, other):
+        step(one, 3)
+    assert all((other.parameters[name] == array).all() for name, array in trainer.parameters.items())
+
+
+SHAPES = {"w": (12, 9), "v": (5,)}
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("f4", None), ("f4", "float16"), ("f2", None), ("f8", "bfloat16")])
+def test_power_sgd_goes_on_from_a_checkpoint(executor, tmp_path, kind, dtype):
+    executor.run(2, resumed_at_once, tmp_path, kind, dtype)
+
+
 def given_up(comm, make):
     """A step that lacks a gradient loses nothing: the next one goes on from where the one before ended."""
     compression = make()

@@ -156,6 +156,16 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(script, tmp_path, argument
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("arguments", "reason"), [
+    (["--strategy=tensor_parallel", "--resume=run"], "not for --strategy tensor_parallel"),
+    (["--strategy=tensor_parallel", "--compression=int8"], "two ranks send no gradients"),
+    (["--strategy=parameter_server", "--compression=int8"], "no --compression"),
+    (["--compression=int8", "--save=run.npz"], "is for --strategy zero1")])
+def test_what_a_strategy_cannot_do_is_refused(script, tmp_path, arguments, reason):
+    assert_refused(script(2, *arguments, cwd=tmp_path), reason)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("module", "arguments", "extra"), [
     ("sklearn", [], "train"), ("matplotlib", ["--plot=run.svg"], "plot")])
 def test_without_what_an_extra_brings(script, tmp_path, module, arguments, extra):
