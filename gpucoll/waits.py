@@ -203,7 +203,7 @@ class Waits:
             now = time.monotonic()
             if now > deadline:
                 raise self.late(name)
-            os.sched_yield() if now < patience else time.sleep(_nap(now - began))
+            os.sched_yield() if now < patience else time.sleep(_nap(now - max(began, self.went_on)))
 
     def finish(self, done: Pending, name: str, deadline: float | None) -> None:
         """Return when the stream has come to the end of an operation; without one the communicator has failed."""

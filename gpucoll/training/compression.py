@@ -93,11 +93,12 @@ class Compression:
         The two are taken in turn: a step that fails leaves the one before as it was.
         """
         first = next(iter(gradients))
-        if first not in self._rows or address(self.lost.get(first)) not in map(address, self._rows[first]):
-            xp = module_of(whole)
-            self._rows[first] = rows = xp.zeros_like(whole), xp.zeros_like(whole)
+        rows = self._rows.get(first)
+        if rows is None or not _is_alike(rows[0], whole, whole.shape, whole.dtype) \
+                or address(self.lost.get(first)) not in map(address, rows):  # new, restored, or of another trainer
+            self._rows[first] = rows = module_of(whole).zeros_like(whole), module_of(whole).zeros_like(whole)
             for name, place in Bucket(gradients, rows[0]).gradients.items():
-                if name in self.lost:
+                if name in self.lost and _is_alike(self.lost[name], whole, place.shape, whole.dtype):
                     place[...] = self.lost[name]
                 self.lost[name] = place
         one, other = self._rows[first]
@@ -108,8 +109,8 @@ class Compression:
     def _room(self, what: str, gradients: Mapping[str, Array], like: Array, shape: int | tuple[int, ...],
               dtype: object) -> Array:
         """Return memory for a step, the same in the next one: what is allocated anew costs more than what it is for."""
-        key = what, next(iter(gradients))
-        if key not in self._rooms or self._rooms[key].shape != shape:
+        key, shape = (what, next(iter(gradients))), (shape,) if isinstance(shape, int) else shape
+        if key not in self._rooms or not _is_alike(self._rooms[key], like, shape, dtype):
             self._rooms[key] = module_of(like).zeros(shape, dtype)
         return self._rooms[key]
 
@@ -145,7 +146,7 @@ class Cast(Compression):
 
 
 class Int8(Compression):
-    """A byte for each element, and a scale of 4 bytes for each `block` of them.
+    """A byte for each element, and a scale of 4 bytes for each `block` of them; either filled up to 16 bytes a rank.
 
     Every rank sends each other one its share of the elements, adds what comes in full precision, and sends the mean of
     its own share in 8 bits to all: each value is rounded twice, however many ranks there are. Source: Dettmers et al.,
@@ -270,6 +271,7 @@ class PowerSGD(Compression):
         self._rank, self._seed = rank, seed
         self._dtype = None if dtype is None else numpy_dtype(row_of(dtype).name)
         self.right: dict[str, Array] = {}  # the thin matrix of m rows, alike on all ranks: belongs to a checkpoint too
+        self._starts: dict[str, Array] = {}
 
     def remember(self) -> dict[str, dict[str, Array]]:
         return super().remember() | {"right": dict(self.right)}
@@ -326,11 +328,23 @@ class PowerSGD(Compression):
         return self._rank * (high + wide) < high * wide
 
     def _right_of(self, name: str, matrix: Array) -> Array:
-        if name not in self.right:
+        """Return the columns to begin with, each of length 1; any, where the last ones have died or are infinite.
+
+        So what is sent has the size of gradients, not of their squares. All ranks have the same ones, and decide alike.
+        """
+        xp, shape = module_of(matrix), (matrix.shape[1], self._rank)
+        if name not in self._starts or not _is_alike(self._starts[name], matrix, shape, matrix.dtype):
             chance = numpy.random.default_rng([self._seed, zlib.crc32(name.encode())])
-            start = chance.standard_normal((matrix.shape[1], self._rank)).astype(matrix.dtype)
-            self.right[name] = module_of(matrix).asarray(start)
-        return self.right[name]
+            self._starts[name] = xp.asarray(chance.standard_normal(shape).astype(matrix.dtype))
+        start = self._starts[name]
+        last = self.right.get(name, start)
+        if not _is_alike(last, matrix, shape, matrix.dtype):  # of another trainer
+            last = start
+        with numpy.errstate(all="ignore"):
+            squares = (last * last).sum(axis=0)
+            right: Array = xp.where((xp.isfinite(squares) & (squares > 0)).all(), last, start)
+            right /= (right * right).sum(axis=0) ** 0.5
+        return right
 
 
 class Policy:
@@ -352,7 +366,7 @@ class Policy:
     @property
     def members(self) -> list[Compression]:
         """All of them."""
-        return [*self._patterns.values(), self._exact]
+        return list(dict.fromkeys((*self._patterns.values(), self._exact)))
 
     wire_bytes = property(lambda self: sum(one.wire_bytes for one in self.members), doc="Those of all members.")
     exact_bytes = property(lambda self: sum(one.exact_bytes for one in self.members), doc="Those of all members.")
@@ -381,6 +395,11 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
             for name, found in arrays.items():
                 setattr(one, name, dict(found))
         raise
+
+
+def _is_alike(array: Array, like: Array, shape: tuple[int, ...], dtype: object) -> bool:
+    """Return whether an array has this shape and dtype, and is where `like` is."""
+    return array.shape == shape and array.dtype == dtype and module_of(array) is module_of(like)
 
 
 def _keep_finite(after: Array, lost: Array) -> None:

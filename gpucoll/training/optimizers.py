@@ -18,13 +18,13 @@ from gpucoll.training.packing import pack_moment, unpack_moment
 
 Rate: TypeAlias = float | Callable[[int], float]
 
-LARGEST = {"mean16": 131008.0, "square16": 511.75}  # beyond which there is only infinity, that would stay
+LARGEST = {"mean16": 130944.0, "square16": 511.75}  # beyond which there is only infinity, that would stay
 
 
 class Optimizer:
     """What all of them share: the state of each parameter, by name, and the number of steps."""
 
-    state_names: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter, of its shape and dtype
+    state_names: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter, of its shape and dtype, or MOMENTS'
 
     def __init__(self, lr: Rate) -> None:
         self.lr = lr
@@ -39,9 +39,13 @@ class Optimizer:
     def step(self, parameters: Mapping[str, Any], gradients: Mapping[str, Any]) -> None:
         """Change every parameter in place by its gradient, of the same shape and dtype.
 
-        Raises ArgumentError where a parameter has no gradient, or one of another shape; then none has changed.
+        Raises ArgumentError where a parameter has no gradient, or one of another shape, DtypeError where its moments
+        cannot be kept in 16 bits; then none has changed.
         """
         pairs = {name: _pair(name, parameter, gradients) for name, parameter in parameters.items()}
+        for name, (parameter, _) in pairs.items():
+            if MOMENTS.keys() & {*self.state_names} and parameter.dtype.name not in ("float32", "float64"):
+                raise DtypeError(f"step: moments of 16 bits are for float32 and float64; {name} is {parameter.dtype}")
         self.steps += 1
         for name, (parameter, gradient) in pairs.items():
             self._update(parameter, gradient, **self.state_of(name, parameter))
@@ -99,7 +103,7 @@ class Adam(Optimizer):
     """parameter -= lr * m' / (sqrt(v') + eps), with m and v the moving means of the gradient and its square.
 
     m' and v' are m and v over 1 - beta**steps. With `moment_bits=16` both are kept in 16 bits: m with a sign, 6 bits of
-    exponent and 9 of mantissa, v with 6 and 10, of at most 131008 and 511.75. Source: Kingma and Ba, arXiv 1412.6980,
+    exponent and 9 of mantissa, v with 6 and 10, of at most 130944 and 511.75. Source: Kingma and Ba, arXiv 1412.6980,
     algorithm 1; Ramesh et al., arXiv 2102.12092, for the widths.
     """
 
@@ -135,8 +139,6 @@ def _opened(state: Array, kind: str, parameter: Array) -> Array:
     """Return a moment as numbers: `state` itself, or a copy of what is kept in 16 bits."""
     if kind not in MOMENTS:
         return state
-    if parameter.dtype.name not in ("float32", "float64"):
-        raise DtypeError(f"step: moments of 16 bits are for float32 and float64, not for {parameter.dtype}")
     found = module_of(parameter).empty(parameter.shape, parameter.dtype)
     unpack_moment(kind, state, found)
     return found

@@ -52,7 +52,7 @@ def quantise(form: Quantised, x: Array, before: Array | None, after: Array, out:
         blocks = full.reshape(form.rows, -1, form.block)
         scales = (numpy.abs(blocks).max(axis=2) / 127).astype("f4")
         divisors = numpy.where(scales > 0, scales, numpy.float32(1)).astype(total.dtype)[..., None]
-        whole = numpy.rint(blocks / divisors)
+        whole = numpy.rint(blocks / divisors) + 0.0  # as the kernels round, to no zero but 0
         whole = numpy.where(whole > 127, 127, numpy.where(whole > -127, whole, -127)).astype(total.dtype)
         elements, factors = _parts(form, out)
         elements[...] = whole.astype("i1").reshape(form.rows, -1)

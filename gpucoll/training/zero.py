@@ -35,14 +35,15 @@ class _Sharded:
 
     collectives = 1
 
-    def __init__(self, shards: Shards, *, stays: bool) -> None:
-        self._shards, self.memory, self._stays = shards, shards.empty(), stays
+    def __init__(self, shards: Shards, compression: Compression, *, stays: bool) -> None:
+        self._shards, self.memory, self._compression, self._stays = shards, shards.empty(), compression, stays
 
     def put(self, name: str, gradient: Array) -> None:
         self._shards.put(name, gradient, self.memory)
 
     def reduce(self, comm: Communicator, found: Parameters) -> Phases:
         yield from self._shards.reduce_scatter(self.memory, comm, found, stays=self._stays)
+        self._compression._count(self.memory, comm, (self.memory, (comm.size - 1) / comm.size))
 
 
 class _Compressed:
@@ -118,8 +119,8 @@ class ZeRO:
             shards = self._buckets[number]
             compression = self._compression.of(next(iter(shards.arrays)))
             stays = self._stage == 1  # the bucket, in which a rank's shards then are
-            self._open[number] = _Sharded(shards, stays=stays) if isinstance(compression, Exact) else _Compressed(
-                shards, compression, stays=stays)
+            kind = _Sharded if isinstance(compression, Exact) else _Compressed
+            self._open[number] = kind(shards, compression, stays=stays)
         return self._open[number]
 
     def _send(self, numbers: Iterable[int]) -> None:
@@ -233,6 +234,7 @@ class ZeRO:
         kept = found.read_kept()
         for name, one in zero._like.items():
             zero._compression.of(name).restore(name, one, kept)
+        zero._before = remembered(zero._compression)
         if stage < 3:
             zero._spread()
         return zero

@@ -1,5 +1,7 @@
 """Compression of gradients on every executor: what is lost in a step is made good, and what is sent is counted."""
 
+import functools
+
 import numpy
 import pytest
 
@@ -85,6 +87,62 @@ def test_power_sgd_is_exact_where_it_can_be(executor):
     executor.run(3, low_rank)
 
 
+def revived(comm, dtype, scale, first):
+    """A gradient of rank 2 comes through, of whatever size, and after one that was nothing or no number."""
+    chance = numpy.random.default_rng(3)
+    matrix = (chance.standard_normal((32, 2)) @ chance.standard_normal((2, 32)) * scale).astype("f4")
+    trainer = training.DataParallel({"w": numpy.zeros((32, 32), "f4")}, comm, compression=training.PowerSGD(2, dtype))
+    with numpy.errstate(all="ignore"):
+        for number in range(6):
+            trainer.ready("w", matrix if number or first is None else numpy.full_like(matrix, first))
+            trainer.finish()
+    assert numpy.abs(trainer.gradients["w"] - matrix).max() < 0.2 * scale
+
+
+@pytest.mark.parametrize(("dtype", "scale", "first"), [
+    ("float16", 1e-6, None), ("float16", 100.0, None), ("float16", 1.0, 0.0), (None, 1.0, 0.0), (None, 1.0, numpy.inf),
+    ("float16", 1.0, numpy.inf), ("bfloat16", 1e-6, numpy.nan)])
+def test_power_sgd_goes_on_from_what_is_nothing_or_no_number(dtype, scale, first):
+    on_threads(2, revived, dtype, scale, first)
+
+
+@pytest.mark.parametrize("name", [name for name in COMPRESSIONS if name != "none"])
+def test_a_compression_serves_another_trainer(name):
+    """Of the same names in other buckets, in another dtype and shape: what was lost stays where it fits."""
+    def program(comm):
+        compression = COMPRESSIONS[name]()
+        for sizes, kind, bucket_bytes in (((50, 30), "f4", 1 << 20), ((50, 30), "f4", 100), ((50, 30), "f8", 1 << 20),
+                                          ((7, 90), "f4", 1 << 20)):
+            weights = {str(number): numpy.zeros((size, 4), kind) for number, size in enumerate(sizes)}
+            trainer = training.DataParallel(weights, comm, bucket_bytes, compression)
+            for step in range(2):
+                for label, weight in weights.items():
+                    trainer.ready(label, numpy.random.default_rng(step).standard_normal(weight.shape).astype(kind))
+                trainer.finish()
+                assert all(numpy.isfinite(row).all() for row in trainer.gradients.values())
+            lost = compression.lost
+            assert {label: (row.shape, row.dtype) for label, row in lost.items()} == {
+                label: (weight.shape, weight.dtype) for label, weight in weights.items()}
+
+    on_threads(2, program)
+
+
+def counted(comm, stage):
+    """What is sent as it is counts as well: by a reduce-scatter half of what an all-reduce takes."""
+    both = training.Policy({"bias": training.Exact(), "w": (short := training.Cast("float16")), "v": short})
+    trainer = training.ZeRO({"w": numpy.zeros((8, 8), "f4"), "v": numpy.zeros(64, "f4"), "bias": numpy.zeros(8, "f4")},
+                            comm, training.SGD(1.0), stage, both)
+    for name, shape in (("bias", 8), ("v", 64), ("w", (8, 8))):
+        trainer.ready(name, numpy.ones(shape, "f4"))
+    trainer.step()
+    assert (both.exact_bytes, both.wire_bytes) == (2 * 128 * 4 / 2 * 1 + 32, 128 * 2 + 16)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_exact_ones_count_too(stage):
+    on_threads(2, counted, stage)
+
+
 def resumed_with_losses(comm, folder):
     """What was lost before a checkpoint is made good after it, on other numbers of ranks as well."""
     if comm.size == 4:
@@ -134,6 +192,29 @@ SHAPES = {"w": (12, 9), "v": (5,)}
 @pytest.mark.parametrize(("kind", "dtype"), [("f4", None), ("f4", "float16"), ("f2", None), ("f8", "bfloat16")])
 def test_power_sgd_goes_on_from_a_checkpoint(executor, tmp_path, kind, dtype):
     executor.run(2, resumed_at_once, tmp_path, kind, dtype)
+
+
+def given_up_at_once(comm, folder):
+    """A first step after a checkpoint that lacks a gradient loses nothing of what was lost before it."""
+    make = functools.partial(training.Cast, "float16")
+    values = numpy.random.default_rng(comm.rank).standard_normal((8, 8))
+    trainer = training.ZeRO({"w": numpy.zeros((8, 8))}, comm, training.SGD(1.0), 1, make())
+    trainer.ready("w", values)
+    trainer.step()
+    trainer.save(folder)
+    compression = make()
+    again = training.ZeRO.load(folder, comm, training.SGD(1.0), 1, compression)
+    before = compression.lost["w"].copy()
+    assert before.any()
+    if comm.rank == 0:
+        again.ready("w", values)
+    with pytest.raises((gc.ArgumentError, gc.PeerError), match="have not come on rank 1"):
+        again.step()
+    assert (compression.lost["w"] == before).all()
+
+
+def test_a_first_step_after_a_checkpoint_that_is_given_up(executor, tmp_path):
+    executor.run(2, given_up_at_once, tmp_path)
 
 
 def given_up(comm, make):

@@ -177,7 +177,7 @@ def with_short_moments(comm, folder):
         training.ZeRO.load(folder, comm, training.Adam())
     half = training.ZeRO({"w": numpy.zeros(8, "f2")}, comm, training.Adam(moment_bits=16))
     half.ready("w", numpy.zeros(8, "f2"))
-    with pytest.raises(gc.DtypeError, match="float32 and float64, not for float16"):
+    with pytest.raises(gc.DtypeError, match="float32 and float64; w is float16"):
         half.step()
 
 
@@ -190,10 +190,17 @@ def test_moments_of_16_bits(executor, tmp_path):
 def test_a_large_gradient_does_not_end_training():
     """What is beyond 16 bits is kept as the largest that they hold."""
     optimizer, weights = training.Adam(0.1, moment_bits=16), {"w": numpy.zeros(2, "f4")}
-    for gradient in (1e6, -1.0, -1.0):
+    for gradient in (3e6, -1.0, -1.0):
         optimizer.step(weights, {"w": numpy.array([gradient, 1], "f4")})
     assert numpy.isfinite(weights["w"]).all()
     assert (optimizer.state["w"]["square16"] < 63 << 10).all()
+    assert (optimizer.state["w"]["mean16"] & 0x7FFF < 63 << 9).all()
+    decaying, weights = training.AdamW(0.1, weight_decay=0.5, moment_bits=16), {"a": numpy.ones(2, "f4"),
+                                                                                 "b": numpy.ones(2, "f2")}
+    with pytest.raises(gc.DtypeError, match="b is float16"):
+        decaying.step(weights, {name: row.copy() for name, row in weights.items()})
+    assert (weights["a"] == 1).all()  # nothing has changed
+    assert decaying.steps == 0
 
 
 @pytest.mark.parametrize(("size", "stage", "later"), [(1, 1, 2), (3, 1, 4), (4, 2, 1), (2, 3, 3)])
