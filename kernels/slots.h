@@ -172,6 +172,18 @@ static void combine(const char* const* sources, uint64_t ranks, char* to, uint64
     }
 }
 
+// The same for a mean: every block is divided while it is in a cache.
+template <class T>
+static void average(const char* const* sources, uint64_t ranks, char* to, uint64_t start, uint64_t length) {
+    typedef T Anywhere __attribute__((aligned(1)));
+    for (uint64_t done = 0; done < length; done += BLOCK) {
+        const uint64_t nbytes = length - done < BLOCK ? length - done : BLOCK;
+        combine<T, Sum>(sources, ranks, to + done, start + done, nbytes);
+        Anywhere* out = reinterpret_cast<Anywhere*>(to + done);
+        for (uint64_t i = 0; i < nbytes / sizeof(T); i++) out[i] = T(out[i]) / T(ranks);
+    }
+}
+
 using Combine = void (*)(const char* const*, uint64_t, char*, uint64_t, uint64_t);
 
 template <class T> static Combine combine_of(long op) {
@@ -179,11 +191,13 @@ template <class T> static Combine combine_of(long op) {
     return op >= 0 && op < 4 ? all[op] : nullptr;
 }
 
+static const long MEAN = 4;  // after the ops of `combine_of`
+
 // Returns how to combine slots; `kind` and `op` are places in Python's tables.
 static Combine combine_of(long kind, long op) {
     switch (kind) {
-        case 0: return combine_of<float>(op);
-        case 1: return combine_of<double>(op);
+        case 0: return op == MEAN ? average<float> : combine_of<float>(op);
+        case 1: return op == MEAN ? average<double> : combine_of<double>(op);
         case 2: return combine_of<int32_t>(op);
         case 3: return combine_of<int64_t>(op);
         case 4: return combine_of<uint32_t>(op);

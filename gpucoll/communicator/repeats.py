@@ -78,7 +78,7 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds
 
 def step_of(executor: Executor, task: Task) -> tuple[int, int, int, int] | None:
     """Return what the executor's slots do for such calls, None where there are none, or the op takes one step more."""
-    has_end = task.op is not None and (task.op.name == "avg" or task.op.name in LOGICAL)
+    has_end = task.op is not None and task.op.name in LOGICAL
     return executor.step(task) if task.device == "cpu" and isinstance(executor, Hasty) and not has_end else None
 
 

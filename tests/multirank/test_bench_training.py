@@ -50,7 +50,9 @@ def test_ddp_without_pytorch_is_one_line(mpiexec, tmp_path):
     code = "import sys; sys.path.insert(0, sys.argv.pop()); from gpucoll.bench.training import main; main()"
     job = mpiexec(2, sys.executable, "-c", code, "ddp", tmp_path, timeout=60)
     assert (job.returncode, job.stdout) == (2, "")
-    assert job.stderr == "bench.training: PyTorch is not installed: pip install torch\n"
+    ours = [line for line in job.stderr.splitlines() if line.startswith("bench.training: ")]  # mpiexec may add its own
+    assert ours == ["bench.training: PyTorch is not installed: pip install torch"]
+    assert "Traceback" not in job.stderr
 
 
 def test_servers_move_what_the_formulas_say(lines):

@@ -23,7 +23,6 @@ from gpucoll.device.sources import inlined
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, GpucollError
 from gpucoll.executors import Task
-from gpucoll.ops import Op
 from gpucoll.waits import Operation
 
 SLOT = 1 << 18  # bytes; longer arrays go by in segments
@@ -31,7 +30,7 @@ LINE = 64
 ROOM = 3 * LINE + 2 * SLOT  # bytes of each rank's part of the shared memory
 MOST_RANKS = SLOT // LINE  # for each of whom there must be a line in a slot
 KINDS = ("float32", "float64", "int32", "int64", "uint32", "uint64")  # as kernels/slots.h has them
-OPS = ("sum", "prod", "min", "max")
+OPS = ("sum", "prod", "min", "max", "avg")
 SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
 CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
 WHATS = {("all_reduce", "one_shot"): 0, ("all_reduce", "two_shot"): 1, ("all_gather", "direct"): 2,
@@ -83,7 +82,7 @@ def takes(task: Task) -> bool:
     """Return whether slots do such calls on such arrays, by some algorithm: the same on every rank."""
     return (task.collective in COLLECTIVES and task.device == "cpu" and task.nbytes > 0
             and (task.op is None or (task.dtype.name in KINDS and task.op.factor is None
-                                     and _combined(task.op) in OPS)))
+                                     and task.op.name in OPS)))
 
 
 def step_of(task: Task) -> Step | None:
@@ -93,7 +92,7 @@ def step_of(task: Task) -> Step | None:
         return None
     op = "" if task.op is None else task.op.name
     signature = zlib.crc32(f"{task.collective} {op} {task.dtype.name}".encode()) << 32
-    kinds = (0, 0) if task.op is None else (KINDS.index(task.dtype.name), OPS.index(_combined(task.op)))
+    kinds = (0, 0) if task.op is None else (KINDS.index(task.dtype.name), OPS.index(task.op.name))
     return what, *kinds, signature
 
 
@@ -101,10 +100,6 @@ def alone(task: Task) -> Step | None:
     """Return what slots do for a rank that is the only one."""
     what = WHATS["broadcast", "linear"] if task.collective == "broadcast" else COPY
     return (what, 0, 0, 0) if task.input is not None and task.output is not None else None
-
-
-def _combined(op: Op) -> str:
-    return "sum" if op.name == "avg" else op.name
 
 
 def exchange(slots: Any, task: Task, step: Step, watch: Callable[[], None]) -> Operation:
