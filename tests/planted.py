@@ -172,6 +172,7 @@ PLANTED = [
     ("training", "operations that overlap count twice", "gpucoll/waits.py",
      "            if not self._operations:\n                self._since = self._clock()\n",
      "            self._since = self._clock()\n"),
+    ("training", "slots leave a sum for a mean", "kernels/slots.h", "T(out[i]) / T(ranks)", "T(out[i])"),
     ("training", "a mean is divided by one rank too few", "gpucoll/arrays/combine.py",
      "numpy.divide(row, contributions, out=row)", "numpy.divide(row, contributions - 1, out=row)"),
     ("training", "the second rounding is lost for good", "gpucoll/training/compression.py",
