@@ -23,10 +23,10 @@ from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op,
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
-from gpucoll.communicator.repeats import Key, Repeat, Repeats, key_of, repeat_of, step_of
+from gpucoll.communicator.repeats import Key, Repeat, Repeats, has_divided, key_of, repeat_of, step_of
 from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
-from gpucoll.executors import Executor, Hasty, Layouts, Plan, Task, resolve
+from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import farewell
 from gpucoll.launchers import local_rank
 from gpucoll.links import Link, LocalLink
@@ -44,12 +44,6 @@ class How(NamedTuple):
     algorithm: str = "auto"
     async_op: bool = False
     stream: Any = None
-
-
-def _has_divided(executor: Executor, task: Task) -> bool:
-    """Return whether a mean is what the executor leaves, and not a sum: slots divide what they have combined."""
-    assert task.op is not None
-    return task.op.name == "avg" and isinstance(executor, Hasty) and executor.step(task) is not None
 
 
 class Core:
@@ -255,7 +249,7 @@ class Core:
         try:
             space.begin()
             yield from executor.run(task)
-            if task.op is not None and task.output is not None and not _has_divided(executor, task):
+            if task.op is not None and task.output is not None and not has_divided(executor, task):
                 self._finish(task, space, task.op)
             if call.target is not None:
                 call.target.deliver(space)

@@ -82,6 +82,12 @@ def step_of(executor: Executor, task: Task) -> tuple[int, int, int, int] | None:
     return executor.step(task) if task.device == "cpu" and isinstance(executor, Hasty) and not has_end else None
 
 
+def has_divided(executor: Executor, task: Task) -> bool:
+    """Return whether a mean is what the executor leaves, and not a sum: slots divide what they have combined."""
+    assert task.op is not None
+    return task.op.name == "avg" and isinstance(executor, Hasty) and executor.step(task) is not None
+
+
 def key_of(call: Key, x: Any, out: Any) -> Key:
     """Return what tells a call on arrays from another one, () where it will not be kept; `call` is all the rest."""
     here = place_of(x) if call and out is not None else ()

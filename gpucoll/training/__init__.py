@@ -6,7 +6,7 @@
     optimizers       SGD, Adam, AdamW
     sampler          a rank's share of the samples
     layout           global arrays over a mesh of ranks; mesh, redistribution are its parts
-    compression      fewer bytes for gradients; packing has its kernels
+    compression      fewer bytes for gradients; feedback, what is lost; packing, its kernels
     buckets, parameters     many gradients in few messages; names, shapes and dtypes alike on all ranks
 """
 

@@ -21,98 +21,17 @@ from typing import TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, address, module_of
+from gpucoll.arrays import Array, module_of
 from gpucoll.communicator import Communicator
 from gpucoll.device.launch import Quantised
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
 from gpucoll.training.buckets import Bucket, Phases
+from gpucoll.training.feedback import RIGHT, Compression, is_alike, keep_finite
 from gpucoll.training.packing import dequantise, quantise, shorten
 from gpucoll.training.parameters import Like, to_array
 
-Memory: TypeAlias = list[tuple["Compression", dict[str, dict[str, Array]]]]
-
-LOST, RIGHT = "lost", "right"  # kinds of arrays in a checkpoint
-
-
-class Compression:
-    """Forms means over ranks. `wire_bytes` are the bytes of what this rank has handed to collectives, weighted as these
-    send them, and `exact_bytes` those of the all-reduces in their place: 2 (P - 1) / P for each byte of a gradient.
-
-    `lost`, what this rank has still to make good of each parameter's gradients, belongs to a checkpoint.
-    """
-
-    collectives = 1  # that a reduction makes
-
-    def __init__(self) -> None:
-        self.wire_bytes = self.exact_bytes = 0.0
-        self.lost: dict[str, Array] = {}
-        self._rows: dict[str, tuple[Array, Array]] = {}  # by a bucket's first parameter: `lost` has parts of one
-        self._rooms: dict[tuple[str, str], Array] = {}
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-    def of(self, name: str) -> Compression:
-        """Return what compresses the parameter `name`."""
-        return self
-
-    @property
-    def members(self) -> list[Compression]:
-        """This one alone."""
-        return [self]
-
-    def remember(self) -> dict[str, dict[str, Array]]:
-        """Return what a failed step is undone by: its arrays are replaced, never changed."""
-        return {"lost": dict(self.lost)}
-
-    @property
-    def state(self) -> dict[str, Array]:
-        """What belongs to a checkpoint: arrays by kind and parameter, as "lost/w"."""
-        return {f"{LOST}/{name}": row for name, row in self.lost.items()}
-
-    def restore(self, name: str, like: Like, state: Mapping[str, Array]) -> None:
-        """Take up what a checkpoint has of the parameter `name`, on the host."""
-        if f"{LOST}/{name}" in state:
-            self.lost[name] = like.new(like.shape)
-            to_array(self.lost[name], state[f"{LOST}/{name}"])
-
-    def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
-        """Replace `gradients`, which lie one after the other in the row `whole`, by their means over all ranks."""
-        raise NotImplementedError
-
-    def _count(self, exact: Array, comm: Communicator, *sent: tuple[Array, float]) -> None:
-        """Count the bytes of `sent`: arrays, and how often each is sent to another rank."""
-        others = comm.size - 1
-        self.exact_bytes += 2 * others / comm.size * exact.nbytes
-        self.wire_bytes += sum(times * array.nbytes for array, times in sent)
-
-    def _rows_of(self, gradients: Mapping[str, Array], whole: Array) -> tuple[Array, Array]:
-        """Return the row of what was lost of a bucket before, and the one for what this step loses.
-
-        The two are taken in turn: a step that fails leaves the one before as it was.
-        """
-        first = next(iter(gradients))
-        rows = self._rows.get(first)
-        if rows is None or not _is_alike(rows[0], whole, whole.shape, whole.dtype) \
-                or address(self.lost.get(first)) not in map(address, rows):  # new, restored, or of another trainer
-            self._rows[first] = rows = module_of(whole).zeros_like(whole), module_of(whole).zeros_like(whole)
-            for name, place in Bucket(gradients, rows[0]).gradients.items():
-                if name in self.lost and _is_alike(self.lost[name], whole, place.shape, whole.dtype):
-                    place[...] = self.lost[name]
-                self.lost[name] = place
-        one, other = self._rows[first]
-        before, after = (one, other) if address(self.lost[first]) == address(one) else (other, one)
-        self.lost |= Bucket(gradients, after).gradients
-        return before, after
-
-    def _room(self, what: str, gradients: Mapping[str, Array], like: Array, shape: int | tuple[int, ...],
-              dtype: object) -> Array:
-        """Return memory for a step, the same in the next one: what is allocated anew costs more than what it is for."""
-        key, shape = (what, next(iter(gradients))), (shape,) if isinstance(shape, int) else shape
-        if key not in self._rooms or not _is_alike(self._rooms[key], like, shape, dtype):
-            self._rooms[key] = module_of(like).zeros(shape, dtype)
-        return self._rooms[key]
+Memory: TypeAlias = list[tuple[Compression, dict[str, dict[str, Array]]]]
 
 
 class Exact(Compression):
@@ -211,7 +130,7 @@ class TopK(Compression):
         flat[:whole.size] = whole
         flat[:whole.size] += before
         sent = self._largest(table)
-        _keep_finite(after, flat[:whole.size])
+        keep_finite(after, flat[:whole.size])
         first = comm.all_to_all(sent, async_op=True)
         yield first
         mean = self._room("mean", gradients, whole, (1, share), whole.dtype)
@@ -222,7 +141,7 @@ class TopK(Compression):
         row = self._largest(mean)[0]
         own = after[comm.rank * share:(comm.rank + 1) * share]
         own += mean[0, :own.size] * size  # of a mean, of all ranks
-        _keep_finite(own, own)
+        keep_finite(own, own)
         second = comm.all_gather(row, async_op=True)
         yield second
         table[...] = 0
@@ -318,7 +237,7 @@ class PowerSGD(Compression):
             matrix -= mean
             gradients[name][...] = mean.reshape(gradients[name].shape).astype(whole.dtype)
         for name, place in Bucket(gradients, after).gradients.items():
-            _keep_finite(place, given[name])
+            keep_finite(place, given[name])
 
     def _is_worth(self, gradient: Array) -> bool:
         """Return whether two thin matrices have fewer elements."""
@@ -333,12 +252,12 @@ class PowerSGD(Compression):
         So what is sent has the size of gradients, not of their squares. All ranks have the same ones, and decide alike.
         """
         xp, shape = module_of(matrix), (matrix.shape[1], self._rank)
-        if name not in self._starts or not _is_alike(self._starts[name], matrix, shape, matrix.dtype):
+        if name not in self._starts or not is_alike(self._starts[name], matrix, shape, matrix.dtype):
             chance = numpy.random.default_rng([self._seed, zlib.crc32(name.encode())])
             self._starts[name] = xp.asarray(chance.standard_normal(shape).astype(matrix.dtype))
         start = self._starts[name]
         last = self.right.get(name, start)
-        if not _is_alike(last, matrix, shape, matrix.dtype):  # of another trainer
+        if not is_alike(last, matrix, shape, matrix.dtype):  # of another trainer
             last = start
         with numpy.errstate(all="ignore"):
             squares = (last * last).sum(axis=0)
@@ -395,17 +314,6 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
             for name, found in arrays.items():
                 setattr(one, name, dict(found))
         raise
-
-
-def _is_alike(array: Array, like: Array, shape: tuple[int, ...], dtype: object) -> bool:
-    """Return whether an array has this shape and dtype, and is where `like` is."""
-    return array.shape == shape and array.dtype == dtype and module_of(array) is module_of(like)
-
-
-def _keep_finite(after: Array, lost: Array) -> None:
-    """Write what is lost into `after`; what is out of range is lost in this step only."""
-    xp = module_of(lost)
-    after[...] = xp.where(xp.isfinite(lost), lost, lost.dtype.type(0))
 
 
 def _padded(row: Array) -> int:

@@ -219,7 +219,7 @@ def operators(name, function):
 
 
 for _name, _function in {"add": numpy.add, "sub": numpy.subtract, "mul": numpy.multiply, "truediv": numpy.true_divide,
-                         "pow": numpy.power, "eq": numpy.equal,
+                         "pow": numpy.power, "and": numpy.bitwise_and, "eq": numpy.equal,
                          "ne": numpy.not_equal, "lt": numpy.less, "gt": numpy.greater}.items():
     operators(_name, _function)
 
