@@ -18,9 +18,9 @@ template <> struct Bits<4> { typedef u32 Type; };
 template <> struct Bits<8> { typedef u64 Type; };
 template <> struct Bits<16> { typedef Word Type; };
 
-template <class S> GC_DEV Wide<S> sum_of(S x, S before) {
+template <class S> GC_DEV Wide<S> sum_of(Wide<S> x, Wide<S> before) {
     S stored;
-    down(stored, up(x) + up(before));
+    down(stored, x + before);
     return up(stored);
 }
 
@@ -31,11 +31,7 @@ template <class S, class Unit> GC_DEV void add_lost(Wide<S> (&sum)[ITEMS<S, Unit
     Wide<S> before[ITEMS<S, Unit>];
     widen<S>(before, load<Unit>(lost));
     GC_UNROLL
-    for (u32 i = 0; i < ITEMS<S, Unit>; ++i) {
-        S stored;
-        down(stored, sum[i] + before[i]);
-        sum[i] = up(stored);
-    }
+    for (u32 i = 0; i < ITEMS<S, Unit>; ++i) sum[i] = sum_of<S>(sum[i], before[i]);
 }
 
 // shorten: dst = src + before in the dtype D, after = src + before - dst.
@@ -67,7 +63,7 @@ template <class S, class D, class Unit> GC_DEV void shorten_unit(const ShortenAr
 
 template <class S, class D>
 GC_DEV void shorten_all(const S* src, const S* before, S* __restrict after, D* __restrict dst, u64 count) {
-    for (u64 i = 0; i < count; ++i) down(after[i], short_of<S, D>(dst[i], sum_of<S>(src[i], before[i])));
+    for (u64 i = 0; i < count; ++i) down(after[i], short_of<S, D>(dst[i], sum_of<S>(up(src[i]), up(before[i]))));
 }
 
 template <class S, class D> GC_DEV void shorten(const ShortenArguments& a) {
@@ -191,13 +187,13 @@ GC_DEV void quantise_block(const S* src, const S* before, S* __restrict after, i
                            u32 count) {
     decltype(order_of(Wide<S>())) most = 0;
     for (u32 i = 0; i < count; ++i) {
-        const auto one = order_of(before ? sum_of<S>(src[i], before[i]) : up(src[i]));
+        const auto one = order_of(before ? sum_of<S>(up(src[i]), up(before[i])) : up(src[i]));
         most = one > most ? one : most;
     }
     scale = float(value_of(most) / 127);
     const Wide<S> factor = scale, divisor = scale > 0 ? factor : Wide<S>(1);
     for (u32 i = 0; i < count; ++i) {
-        const Wide<S> sum = before ? sum_of<S>(src[i], before[i]) : up(src[i]), number = whole_of(sum, divisor);
+        const Wide<S> sum = before ? sum_of<S>(up(src[i]), up(before[i])) : up(src[i]), number = whole_of(sum, divisor);
         dst[i] = i8(i32(number));
         down(after[i], finite_or_zero(sum - number * factor));
     }

@@ -1,8 +1,5 @@
 """How the mean of gradients over all ranks is formed: exactly, or from fewer bytes with error feedback.
 
-With error feedback a rank adds what a step has lost to the next step's gradient, so that nothing is lost for good.
-Source: Karimireddy et al., arXiv 1901.09847.
-
     Exact       what `all_reduce` gives
     Cast        in a shorter floating-point type
     Int8        in 8 bits, a scale for each block
@@ -57,7 +54,7 @@ class Cast(Compression):
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         before, after = self._rows_of(gradients, whole)
-        short = self._room("short", gradients, whole, whole.shape, self._dtype)
+        short = self._workspace("short", gradients, whole, whole.shape, self._dtype)
         shorten(whole, before, after, short)
         self._count(whole, comm, (short, 2 * (comm.size - 1) / comm.size))
         yield comm.all_reduce(short, out=short, op="avg", async_op=True)
@@ -87,14 +84,15 @@ class Int8(Compression):
         before, after = self._rows_of(gradients, whole)
         size, rank, block = comm.size, comm.rank, self._block
         form = Quantised(size, -(-whole.size // (size * block)) * block, block)  # each rank has a row of whole blocks
-        packed, came = (self._room(what, gradients, whole, (size, form.stride), "u1") for what in ("packed", "came"))
+        packed, came = (self._workspace(what, gradients, whole, (size, form.stride), "u1")
+                        for what in ("packed", "came"))
         quantise(form, whole, before, after, packed.reshape(-1))
         first = comm.all_to_all(packed, out=came, async_op=True)
         yield first
         wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
-        mean, lost = (self._room(what, gradients, whole, form.share, wide) for what in ("mean", "lost"))
+        mean, lost = (self._workspace(what, gradients, whole, form.share, wide) for what in ("mean", "lost"))
         dequantise(form, came, mean, size, size)
-        row = self._room("row", gradients, whole, form.stride, "u1")
+        row = self._workspace("row", gradients, whole, form.stride, "u1")
         quantise(form._replace(rows=1), mean, None, lost, row)
         own = after[rank * form.share:(rank + 1) * form.share]
         own += (lost[:own.size] * size).astype(own.dtype)  # of a mean, of all ranks
@@ -125,7 +123,7 @@ class TopK(Compression):
             return
         before, after = self._rows_of(gradients, whole)
         size, share = comm.size, -(-whole.size // comm.size)
-        table = self._room("table", gradients, whole, (size, share), whole.dtype)
+        table = self._workspace("table", gradients, whole, (size, share), whole.dtype)
         flat = table.reshape(-1)
         flat[:whole.size] = whole
         flat[:whole.size] += before
@@ -133,7 +131,7 @@ class TopK(Compression):
         keep_finite(after, flat[:whole.size])
         first = comm.all_to_all(sent, async_op=True)
         yield first
-        mean = self._room("mean", gradients, whole, (1, share), whole.dtype)
+        mean = self._workspace("mean", gradients, whole, (1, share), whole.dtype)
         mean[...] = 0
         for theirs in first.result:  # of one rank no place comes twice
             self._add(mean, theirs[None])

@@ -1,4 +1,4 @@
-"""What compressions of gradients share: what a step has lost, which is added to the next one's gradients.
+"""What compressions of gradients share: what a step has lost is added to the next one's, so that nothing is for good.
 
 Source: Karimireddy et al., arXiv 1901.09847.
 """
@@ -28,7 +28,7 @@ class Compression:
         self.wire_bytes = self.exact_bytes = 0.0
         self.lost: dict[str, Array] = {}
         self._rows: dict[str, tuple[Array, Array]] = {}  # by a bucket's first parameter: `lost` has parts of one
-        self._rooms: dict[tuple[str, str], Array] = {}
+        self._workspaces: dict[tuple[str, str], Array] = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
@@ -86,13 +86,13 @@ class Compression:
         self.lost |= Bucket(gradients, after).gradients
         return before, after
 
-    def _room(self, what: str, gradients: Mapping[str, Array], like: Array, shape: int | tuple[int, ...],
+    def _workspace(self, what: str, gradients: Mapping[str, Array], like: Array, shape: int | tuple[int, ...],
               dtype: object) -> Array:
         """Return memory for a step, the same in the next one: what is allocated anew costs more than what it is for."""
         key, shape = (what, next(iter(gradients))), (shape,) if isinstance(shape, int) else shape
-        if key not in self._rooms or not is_alike(self._rooms[key], like, shape, dtype):
-            self._rooms[key] = module_of(like).zeros(shape, dtype)
-        return self._rooms[key]
+        if key not in self._workspaces or not is_alike(self._workspaces[key], like, shape, dtype):
+            self._workspaces[key] = module_of(like).zeros(shape, dtype)
+        return self._workspaces[key]
 
 
 def is_alike(array: Array, like: Array, shape: tuple[int, ...], dtype: object) -> bool:

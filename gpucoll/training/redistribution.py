@@ -14,7 +14,7 @@ from gpucoll.arrays import Array, module_of
 from gpucoll.training.mesh import Box, Mesh, Spec
 
 
-class Step(NamedTuple):
+class Move(NamedTuple):
     """One collective along a mesh axis (all ranks where that is empty): what it does to which axis of the array.
 
     `nbytes` are those that the rank that receives most receives, `seconds` what `explain` predicts.
@@ -36,7 +36,7 @@ class Step(NamedTuple):
 class Redistribution(NamedTuple):
     """The steps of a change of layout. Prints as a table."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[Move, ...]
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +59,7 @@ def planned(mesh: Mesh, shape: Sequence[int], itemsize: int, here: Spec, partial
             device: str | None) -> Redistribution:
     """Return the steps from layout `here`, whose sums over `partial` are still to be formed, to `target`."""
     change = _Change(mesh, shape, itemsize, device)
-    steps: list[Step] = []
+    steps: list[Move] = []
     for name in partial:
         steps.append(change.summing(here, target, name))
         here = steps[-1].spec
@@ -76,23 +76,23 @@ class _Change(NamedTuple):
     itemsize: int
     device: str | None
 
-    def summing(self, here: Spec, target: Spec, name: str) -> Step:
+    def summing(self, here: Spec, target: Spec, name: str) -> Move:
         """Return the step that adds up along a mesh axis: a part of the sum where the target divides it so."""
         p, nbytes = self.mesh.size(name), self.most(here)
         for axis, (before, after) in enumerate(zip(here, target, strict=True)):
             if not before and after == (name,) and self.shape[axis] % p == 0:
                 spec = (*here[:axis], after, *here[axis + 1:])
-                return Step("reduce_scatter", name, -1, axis, spec, nbytes * (p - 1) // p,
+                return Move("reduce_scatter", name, -1, axis, spec, nbytes * (p - 1) // p,
                             self.seconds(name, "reduce_scatter", nbytes))
-        return Step("all_reduce", name, -1, -1, here, 2 * nbytes * (p - 1) // p,
+        return Move("all_reduce", name, -1, -1, here, 2 * nbytes * (p - 1) // p,
                     self.seconds(name, "all_reduce", nbytes))
 
-    def moving(self, here: Spec, target: Spec) -> Step:
+    def moving(self, here: Spec, target: Spec) -> Move:
         """Return the one step from layout to layout: the collective that is made for it, where blocks are alike."""
         changed = [axis for axis in range(len(self.shape)) if here[axis] != target[axis]]
         nbytes = self.received(here, target)
         if nbytes == 0:
-            return Step("local_slice", "", -1, -1, target, 0, 0.0)
+            return Move("local_slice", "", -1, -1, target, 0, 0.0)
         names = {name for axis in changed for name in (*here[axis], *target[axis])}
         if len(names) == 1 and all(len(spec[axis]) <= 1 for spec in (here, target) for axis in changed):
             (name,) = names
@@ -101,8 +101,8 @@ class _Change(NamedTuple):
             goal = next((axis for axis in changed if target[axis]), -1)
             if all(self.shape[axis] % p == 0 for axis in changed):
                 kind = "all_gather" if goal < 0 else "all_to_all"
-                return Step(kind, name, source, goal, target, nbytes, self.seconds(name, kind, nbytes * p // (p - 1)))
-        return Step("exchange", "", -1, -1, target, nbytes, self.seconds("", "all_to_all", nbytes))
+                return Move(kind, name, source, goal, target, nbytes, self.seconds(name, kind, nbytes * p // (p - 1)))
+        return Move("exchange", "", -1, -1, target, nbytes, self.seconds("", "all_to_all", nbytes))
 
     def seconds(self, name: str, collective: str, nbytes: int) -> float:
         """Return what `explain` predicts for the ranks along a mesh axis."""
@@ -140,7 +140,7 @@ def _within(box: Box, outer: Box) -> Box:
     return tuple(slice(side.start - all_.start, side.stop - all_.start) for side, all_ in zip(box, outer, strict=True))
 
 
-def _local_slice(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+def _local_slice(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
     mine = mesh.box(here, shape, mesh.comm.rank)
     return local[_within(mesh.box(step.spec, shape, mesh.comm.rank), mine)].copy()
 
@@ -157,26 +157,26 @@ def _joined(blocks: Array, axis: int) -> Array:
     return found
 
 
-def _all_gather(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+def _all_gather(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
     return _joined(mesh.along(step.axis).all_gather(local), step.source)
 
 
-def _all_to_all(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+def _all_to_all(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
     blocks = _cut(local, step.target, mesh.size(step.axis))
     return _joined(mesh.along(step.axis).all_to_all(blocks), step.source)
 
 
-def _reduce_scatter(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+def _reduce_scatter(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
     found: Array = mesh.along(step.axis).reduce_scatter(_cut(local, step.target, mesh.size(step.axis)))
     return found
 
 
-def _all_reduce(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+def _all_reduce(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
     found: Array = mesh.along(step.axis).all_reduce(local)
     return found
 
 
-def _exchange(local: Array, here: Spec, step: Step, shape: Sequence[int], mesh: Mesh) -> Array:
+def _exchange(local: Array, here: Spec, step: Move, shape: Sequence[int], mesh: Mesh) -> Array:
     """Every rank gets what it needs and has not from one that has it: the nearest one, which differs from it only along
     axes of the mesh that divide the array."""
     comm, rank = mesh.comm, mesh.comm.rank

@@ -49,7 +49,7 @@ MUTANTS = {
         "wide[j] = What::of(wide[j], factor);",
         "{ T stored; down(stored, factor); wide[j] = What::of(wide[j], up(stored)); }"),
     "NaN is false": Mutant("return W(x != W(0));", "return W(x < W(0) || x > W(0));"),
-    "what was lost is lost for good": Mutant("down(stored, sum[i] + before[i]);", "down(stored, sum[i]);"),
+    "what was lost is lost for good": Mutant("down(stored, x + before);", "down(stored, x);"),
     "an infinity is lost for ever": Mutant("return x - x == W(0) ? x : W(0);", "return x;"),
     "a thread looks at its first word alone": Mutant("found = maximum(found, absolute(sum[i]));\n        }",
                                                     "found = maximum(found, absolute(sum[i]));\n            break; }"),
@@ -59,7 +59,7 @@ MUTANTS = {
     "beyond the end is read": Mutant("if (first + i < a.count)", "if (true)"),
     "the moment's exponent is off by one": Mutant("Mean16;", "Mean15; typedef SmallFloat<u16, 6, 9, true, 47> Mean16;"),
     "alone, a block is measured without what was lost": Mutant(
-        "order_of(before ? sum_of<S>(src[i], before[i]) : up(src[i]))", "order_of(up(src[i]))"),
+        "order_of(before ? sum_of<S>(up(src[i]), up(before[i])) : up(src[i]))", "order_of(up(src[i]))"),
     "alone, the scale of the first block": Mutant("((const float*)(row + a.scales))[place / a.block]",
                                                   "((const float*)(row + a.scales))[0]"),
 }
