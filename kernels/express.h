@@ -1,27 +1,25 @@
 // The short way of small calls on the host. One that looks like a call that Python has checked before, by its options
-// and by the shapes and dtypes of its arrays, is done here from its beginning to its end; all others are Python's.
+// and by the shapes and dtypes of its arrays, is done here from its beginning to its end, by slots or by walking a
+// schedule (engine.h); all others are Python's.
 #pragma once
-#define PY_SSIZE_T_CLEAN
-#define NPY_NO_DEPRECATED_API NPY_1_7_API_VERSION
-#include <Python.h>
-#include <numpy/arrayobject.h>
-
 #include <algorithm>
 #include <cstddef>
 
-#include "slots.h"
+#include "walks.h"
 
 static const int MOST_AXES = 6;
 static const uint64_t ENTRIES = 128;
 static const uint64_t LAST = 32;  // times kept of each kind of call
 
-// An array as far as a call depends on it, beside where it is.
+// An array as far as a call depends on it, beside where it is; without a dtype None stands for it.
 struct Look {
     PyArray_Descr* dtype;
     int axes;
     npy_intp shape[MOST_AXES];
 
-    bool is_of(PyArrayObject* array) const {
+    bool is_of(PyObject* object) const {
+        if (!is_array(object)) return dtype == nullptr && object == Py_None;
+        PyArrayObject* array = array_of(object);
         return PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == axes
                && std::equal(shape, shape + axes, PyArray_DIMS(array))
                && PyArray_CHKFLAGS(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
@@ -42,6 +40,7 @@ struct Entry {
     PyObject* options[4];  // what is called, op, root, algorithm
     Look x, out;
     Kind kind;
+    Walk* walk;              // or null; of the kind it takes what it writes
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
 };
 
@@ -49,25 +48,28 @@ struct Slots {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     View view;
+    Node node;
     Call call;
+    Walker walker;
     PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.waits`
     PyObject* watch;                              // looks after other ranks' failures, or tells them of this rank's
+    PyObject* errors;                             // the class of what it raises
     bool closed;
     int under_way;  // calls of threads: what they use stays
+    uint64_t walks;  // how many there were
     uint64_t refusals;
     Entry* entries;
 };
 
 static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *mismatch_name;
 
-static bool is_array(PyObject* object) { return Py_TYPE(object) == &PyArray_Type; }
-
-static PyArrayObject* array_of(PyObject* object) { return reinterpret_cast<PyArrayObject*>(object); }
-
-static Entry* entry_for(Slots* self, PyObject* const* options, PyArrayObject* x) {
-    uint64_t hash = static_cast<uint64_t>(PyArray_SIZE(x));
+static Entry* entry_for(Slots* self, PyObject* const* options, PyObject* x) {
+    const bool given = is_array(x);
+    uint64_t hash = 0;
+    for (int axis = 0; given && axis < PyArray_NDIM(array_of(x)); axis++)
+        hash = (hash ^ static_cast<uint64_t>(PyArray_DIM(array_of(x), axis))) * 0x9e3779b97f4a7c15u;
     for (int i = 0; i < 4; i++) hash = (hash ^ (reinterpret_cast<uintptr_t>(options[i]) >> 4)) * 0x9e3779b97f4a7c15u;
-    hash = (hash ^ (reinterpret_cast<uintptr_t>(PyArray_DESCR(x)) >> 4)) * 0x9e3779b97f4a7c15u;
+    if (given) hash = (hash ^ (reinterpret_cast<uintptr_t>(PyArray_DESCR(array_of(x))) >> 4)) * 0x9e3779b97f4a7c15u;
     return self->entries + (hash >> 32) % ENTRIES;
 }
 
@@ -130,6 +132,17 @@ static bool meet(Slots* self, PyObject* name) {
     return done || linger(self, name);
 }
 
+// Looks after the failure of a rank, or of all where there is none: whether one has failed, with an error set. False
+// with an error set: another one, as a signal's.
+static bool has_failed(Slots* self, int64_t rank) {
+    PyObject* awaited = rank < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(rank);
+    PyObject* found = awaited == nullptr ? nullptr
+                                         : PyObject_CallFunctionObjArgs(self->watch, Py_None, awaited, nullptr);
+    Py_XDECREF(awaited);
+    Py_XDECREF(found);
+    return found == nullptr && PyErr_ExceptionMatches(self->errors);
+}
+
 // Raises that ranks make different calls, and returns null; all of them do.
 static PyObject* mismatch(Slots* self, PyObject* name) {
     const View& view = self->view;
@@ -156,6 +169,7 @@ static void begin(Slots* self, PyArrayObject* x, PyArrayObject* out, const Kind&
     call->nbytes = kind.nbytes;
     call->tag = kind.tag;
     call->refusals = self->refusals;
+    self->node.announce(false);
     call->begin(self->view);
 }
 
@@ -169,7 +183,33 @@ static bool go_on(Slots* self) {
     return done;
 }
 
-// Does a call; false with an error set. Another thread may change the entries meanwhile.
+// Goes on with a walk until it waits; -1 with an error set, where another rank makes another call.
+static int step(Slots* self) {
+    Walker::Outcome outcome;
+    Py_BEGIN_ALLOW_THREADS
+    outcome = self->walker.go_on(self->node);
+    Py_END_ALLOW_THREADS
+    if (outcome != Walker::DIFFERS) return outcome == Walker::DONE;
+    self->node.heads[self->node.rank]->failure.store(ASTRAY, std::memory_order_release);
+    has_failed(self, static_cast<int64_t>(self->node.rank));
+    return -1;
+}
+
+// Walks a schedule from its beginning to its end; false with an error set.
+static bool walk(Slots* self, PyObject* name, PyObject* x, PyObject* out, Walk* walked) {
+    Py_INCREF(walked);
+    self->walks++;
+    self->walker.begin(self->node, walked->plan, is_array(x) ? static_cast<char*>(PyArray_DATA(array_of(x))) : nullptr,
+                       is_array(out) ? static_cast<char*>(PyArray_DATA(array_of(out))) : nullptr, self->refusals);
+    const int done = step(self);
+    if (done < 0) spoil(self, name);
+    const bool well = done > 0 || (done == 0 && linger(self, name));
+    self->walker.plan = nullptr;
+    Py_DECREF(walked);
+    return well;
+}
+
+// Does a call by slots; false with an error set. Another thread may change the entries meanwhile.
 static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObject* out, Kind kind) {
     if (self->view.ranks == 1) {
         void *from = PyArray_DATA(x), *to = PyArray_DATA(out);
@@ -191,12 +231,15 @@ static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObjec
 static bool may_write(const Entry* entry, PyArrayObject* x, PyArrayObject* out) {
     const char *from = static_cast<char*>(PyArray_DATA(x)), *to = static_cast<char*>(PyArray_DATA(out));
     const npy_intp given = PyArray_NBYTES(x), taken = PyArray_NBYTES(out);
-    return entry->out.is_of(out) && PyArray_ISWRITEABLE(out)
+    return entry->out.is_of(reinterpret_cast<PyObject*>(out)) && PyArray_ISWRITEABLE(out)
            && ((from == to && given == taken) || from + given <= to || to + taken <= from);
 }
 
-// Returns the array for the result, which is given or new, null with an error set; None where the call is Python's.
-static PyObject* result_of(Slots* self, const Entry* entry, PyArrayObject* x, PyObject* out) {
+// Returns the array for the result, which is given or new, null with an error set; None where the call is Python's, and
+// the slots themselves where there is no result.
+static PyObject* result_of(Slots* self, const Entry* entry, PyObject* given_x, PyObject* out) {
+    if (entry->out.dtype == nullptr) return Py_NewRef(out == Py_None ? reinterpret_cast<PyObject*>(self) : Py_None);
+    PyArrayObject* x = array_of(given_x);
     if (entry->kind.what == BROADCAST) {
         const bool given = out == Py_None || out == reinterpret_cast<PyObject*>(x);
         const bool ready = given && (entry->kind.root == self->view.rank || PyArray_ISWRITEABLE(x));
@@ -209,6 +252,34 @@ static PyObject* result_of(Slots* self, const Entry* entry, PyArrayObject* x, Py
     return Py_NewRef(is_array(out) && may_write(entry, x, array_of(out)) ? out : Py_None);
 }
 
+// Does a known call unless another thread is in one; returns `out`, which it takes, None, or null with an error set.
+static PyObject* do_call(Slots* self, const Entry& known, PyObject* name, PyObject* x, PyObject* out) {
+    PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
+    if (mine != Py_True) {
+        Py_DECREF(out);
+        if (mine == nullptr) return nullptr;
+        Py_DECREF(mine);
+        Py_RETURN_NONE;
+    }
+    Py_DECREF(mine);
+    const double started = now();
+    self->under_way++;
+    if (self->closed) {
+        Py_SETREF(out, Py_NewRef(Py_None));
+    } else if (known.walk != nullptr ? walk(self, name, x, out, known.walk)
+                                     : exchange(self, name, array_of(x), array_of(out), known.kind)) {
+        note(known.seconds, now() - started);
+    } else {
+        Py_CLEAR(out);
+    }
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_XDECREF(PyObject_CallNoArgs(self->release));
+    PyErr_Restore(kind, value, trace);
+    self->under_way--;
+    return out;
+}
+
 // (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
 static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
     Slots* self = reinterpret_cast<Slots*>(object);
@@ -216,37 +287,19 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
         PyErr_SetString(PyExc_TypeError, "slots take six arguments, once they have a gate");
         return nullptr;
     }
-    if (self->closed || !is_array(given[4])) Py_RETURN_NONE;
-    PyArrayObject* x = array_of(given[4]);
+    if (self->closed) Py_RETURN_NONE;
+    PyObject* x = given[4];
     const Entry* entry = entry_for(self, given, x);
     if (std::memcmp(entry->options, given, sizeof entry->options) != 0 || !entry->x.is_of(x)) Py_RETURN_NONE;
     const int free = is_free(self);
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
+    Entry known = *entry;  // what follows may run Python, and that may close the communicator
+    Py_XINCREF(known.walk);
+    Py_INCREF(known.seconds);
     PyObject* out = result_of(self, entry, x, given[5]);
-    if (out == nullptr || out == Py_None) return out;
-    PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
-    if (mine != Py_True) {  // another thread is in a call, or there is an error
-        Py_DECREF(out);
-        if (mine == nullptr) return nullptr;
-        Py_DECREF(mine);
-        Py_RETURN_NONE;
-    }
-    Py_DECREF(mine);
-
-    PyObject* seconds = Py_NewRef(reinterpret_cast<PyObject*>(entry->seconds));
-    const double started = now();
-    self->under_way++;
-    if (exchange(self, given[0], x, array_of(out), entry->kind)) {
-        note(array_of(seconds), now() - started);
-    } else {
-        Py_CLEAR(out);
-    }
-    Py_DECREF(seconds);
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    Py_XDECREF(PyObject_CallNoArgs(self->release));
-    PyErr_Restore(kind, value, trace);
-    self->under_way--;
+    if (out != nullptr && out != Py_None) out = do_call(self, known, given[0], x, out);
+    Py_XDECREF(known.walk);
+    Py_DECREF(known.seconds);
     return out;
 }
 
@@ -267,36 +320,55 @@ static bool kind_of(const Slots* self, PyArrayObject* x, PyArrayObject* out, int
     return false;
 }
 
-static void look_at(Look* look, PyArrayObject* array) {
+static void look_at(Look* look, PyObject* object) {
+    if (!is_array(object)) {
+        Py_CLEAR(look->dtype);
+        return;
+    }
+    PyArrayObject* array = array_of(object);
     Py_INCREF(PyArray_DESCR(array));
     Py_XSETREF(look->dtype, PyArray_DESCR(array));
     look->axes = PyArray_NDIM(array);
     std::copy_n(PyArray_DIMS(array), look->axes, look->shape);
 }
 
-// learn(what is called, op, root, algorithm, x, out, What, dtype's and op's places, signature, seconds): such calls are
-// done here from now on.
-static PyObject* learn(PyObject* object, PyObject* given) {
-    Slots* self = reinterpret_cast<Slots*>(object);
-    PyObject *options[4], *x, *out, *seconds;
+// Whether entries tell such arrays, or None.
+static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
+
+// Returns the kind of call of (What, dtype's and op's places, signature); false with an error set.
+static bool kind_in(const Slots* self, PyObject* step, PyObject* x, PyObject* out, PyObject* root, Kind* found) {
     int what;
     long dtype, op;
     unsigned long long signature;
-    Kind kind;
-    if (!PyArg_ParseTuple(given, "OOOOO!O!illKO!", options, options + 1, options + 2, options + 3, &PyArray_Type, &x,
-                          &PyArray_Type, &out, &what, &dtype, &op, &signature, &PyArray_Type, &seconds))
+    const unsigned long long from = PyLong_AsUnsignedLongLong(root);
+    return !PyErr_Occurred() && PyArg_ParseTuple(step, "illK", &what, &dtype, &op, &signature)
+           && kind_of(self, array_of(x), array_of(out), what, dtype, op, signature, from, found);
+}
+
+// learn(what is called, op, root, algorithm, x, out, a Walk or (What, dtype's and op's places, signature), seconds):
+// such calls are done here from now on.
+static PyObject* learn(PyObject* object, PyObject* given) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    PyObject *options[4], *x, *out, *step, *seconds;
+    if (!PyArg_ParseTuple(given, "OOOOOOOO!", options, options + 1, options + 2, options + 3, &x, &out, &step,
+                          &PyArray_Type, &seconds))
         return nullptr;
-    const unsigned long long root = PyLong_AsUnsignedLongLong(options[2]);
-    if (PyErr_Occurred() || !kind_of(self, array_of(x), array_of(out), what, dtype, op, signature, root, &kind))
+    Walk* walked = Py_TYPE(step) == &walk_type ? reinterpret_cast<Walk*>(step) : nullptr;
+    if (!has_look(x) || !has_look(out) || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST)) Py_RETURN_NONE;
+    Kind kind = {COPY, 0, nullptr, 0, 0};
+    if (walked != nullptr ? !fits(walked->plan, x, out)
+                          : !is_array(x) || !is_array(out) || !kind_in(self, step, x, out, options[2], &kind)) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "slots do no such calls");
         return nullptr;
-    if (PyArray_NDIM(array_of(x)) > MOST_AXES || PyArray_NDIM(array_of(out)) > MOST_AXES
-        || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST))
-        Py_RETURN_NONE;
-    Entry* entry = entry_for(self, options, array_of(x));
+    }
+    if (walked != nullptr && walked->plan->overwrites) kind = {BROADCAST, walked->plan->root, nullptr, 0, 0};
+    Entry* entry = entry_for(self, options, x);
     for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
-    look_at(&entry->x, array_of(x));
-    look_at(&entry->out, array_of(out));
+    look_at(&entry->x, x);
+    look_at(&entry->out, out);
     entry->kind = kind;
+    Py_XINCREF(walked);
+    Py_XSETREF(entry->walk, walked);
     Py_INCREF(seconds);
     Py_XSETREF(entry->seconds, array_of(seconds));
     Py_RETURN_NONE;

@@ -54,22 +54,34 @@ static PyObject* reach(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// ends(): returns whether all have come to the call under way, after a short wait.
+// Forgets an error: all came, and one has failed since.
+static PyObject* done_after_all() {
+    PyErr_Clear();
+    Py_RETURN_TRUE;
+}
+
+static PyObject* walk_ends(Slots* self) {
+    const int done = step(self);
+    if (done != 0) return done < 0 ? nullptr : Py_NewRef(Py_True);
+    if (!has_failed(self, self->walker.awaited)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    const int after = step(self);
+    PyErr_Restore(kind, error, trace);
+    return after > 0 ? done_after_all() : nullptr;
+}
+
+// ends(): returns whether all have come to the meeting under way, or the walk has ended, after a short wait.
 static PyObject* ends_method(PyObject* object, PyObject*) {
     Slots* self = reinterpret_cast<Slots*>(object);
+    if (self->walker.plan != nullptr) return walk_ends(self);
     bool done;
     Py_BEGIN_ALLOW_THREADS
     done = have_come(self->view, self->call.meeting);
     Py_END_ALLOW_THREADS
     if (done) Py_RETURN_TRUE;
-    PyObject* found = PyObject_CallOneArg(self->watch, Py_None);
-    if (found == nullptr && is_over(self->view, self->call.meeting)) {  // all came, and one has failed since
-        PyErr_Clear();
-        Py_RETURN_TRUE;
-    }
-    if (found == nullptr) return nullptr;
-    Py_DECREF(found);
-    Py_RETURN_FALSE;
+    if (!has_failed(self, -1)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    return is_over(self->view, self->call.meeting) ? done_after_all() : nullptr;
 }
 
 // refuse(): this rank has refused a call: others that made it are not in its next one.
@@ -78,26 +90,37 @@ static PyObject* refuse(PyObject* object, PyObject*) {
     Py_RETURN_NONE;
 }
 
-// follow(acquire, release, queue, waits, watch): what calls here must keep to (see `Waits.gate`), and a function that
-// raises if another rank has failed, or given an error tells the others of it.
+// wake(): this rank has shown a mark; who sleeps until it does goes on.
+static PyObject* wake(PyObject* object, PyObject*) {
+    const Node& node = reinterpret_cast<Slots*>(object)->node;
+    futex(low(&node.heads[node.rank]->mark), FUTEX_WAKE, INT_MAX, nullptr);
+    Py_RETURN_NONE;
+}
+
+// follow(acquire, release, queue, waits, watch, errors): what calls here must keep to (see `Waits.gate`), and a function
+// that raises one of the class `errors` if another rank has failed, or given an error tells the others of it.
 static PyObject* follow(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    PyObject *acquire, *release, *queue, *waits, *watch;
-    if (!PyArg_ParseTuple(given, "OOOOO", &acquire, &release, &queue, &waits, &watch)) return nullptr;
+    PyObject *acquire, *release, *queue, *waits, *watch, *errors;
+    if (!PyArg_ParseTuple(given, "OOOOOO", &acquire, &release, &queue, &waits, &watch, &errors)) return nullptr;
     Py_XSETREF(self->acquire, Py_NewRef(acquire));
     Py_XSETREF(self->release, Py_NewRef(release));
     Py_XSETREF(self->queue, Py_NewRef(queue));
     Py_XSETREF(self->waits, Py_NewRef(waits));
     Py_XSETREF(self->watch, Py_NewRef(watch));
+    Py_XSETREF(self->errors, Py_NewRef(errors));
     Py_RETURN_NONE;
 }
 
-// Slots(rank, areas, spins, yields, bytes of a slot): one rank's part in the exchanges of its communicator; `areas` are
-// the addresses of all ranks' parts.
+// Slots(rank, areas, spins, yields, bytes of a slot, heads, boards, progress): one rank's part in the exchanges of its
+// communicator. `areas` are the addresses of all ranks' parts, `heads` and `boards` those in their control segments,
+// `progress` is that of this rank's own words.
 static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
-    unsigned long long rank, spins, yields, slot;
-    PyObject* areas;
-    if (!PyArg_ParseTuple(given, "KO!KKK", &rank, &PyTuple_Type, &areas, &spins, &yields, &slot)) return nullptr;
+    unsigned long long rank, spins, yields, slot, progress;
+    PyObject *areas, *heads, *boards;
+    if (!PyArg_ParseTuple(given, "KO!KKKO!O!K", &rank, &PyTuple_Type, &areas, &spins, &yields, &slot, &PyTuple_Type,
+                          &heads, &PyTuple_Type, &boards, &progress))
+        return nullptr;
     Slots* self = reinterpret_cast<Slots*>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
     View* view = &self->view;
@@ -108,9 +131,13 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     view->yields = yields;
     view->slot = slot;
     view->areas = addresses(areas);
+    self->node = {rank, view->ranks, spins, yields, reinterpret_cast<Head**>(addresses(heads)),
+                  reinterpret_cast<int64_t**>(addresses(boards)), reinterpret_cast<int64_t*>(pointer(progress))};
     self->call.sources = static_cast<const char**>(PyMem_Calloc(view->ranks, sizeof(char*)));
     self->entries = static_cast<Entry*>(PyMem_Calloc(ENTRIES, sizeof(Entry)));
-    if (self->call.sources == nullptr || self->entries == nullptr) PyErr_NoMemory();
+    if (self->call.sources == nullptr || self->entries == nullptr || self->node.heads == nullptr
+        || self->node.boards == nullptr)
+        PyErr_NoMemory();
     if (PyErr_Occurred()) {
         Py_DECREF(self);
         return nullptr;
@@ -127,8 +154,9 @@ static int traverse(PyObject* object, visitproc visit, void* arg) {
         Py_VISIT(entry->x.dtype);
         Py_VISIT(entry->out.dtype);
         Py_VISIT(entry->seconds);
+        Py_VISIT(entry->walk);
     }
-    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->watch};
+    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->watch, self->errors};
     for (PyObject* one : owned) Py_VISIT(one);
     return 0;
 }
@@ -140,6 +168,7 @@ static int forget(PyObject* object) {
         Py_CLEAR(entry->x.dtype);
         Py_CLEAR(entry->out.dtype);
         Py_CLEAR(entry->seconds);
+        Py_CLEAR(entry->walk);
     }
     if (self->under_way > 0) return 0;
     Py_CLEAR(self->acquire);
@@ -147,6 +176,7 @@ static int forget(PyObject* object) {
     Py_CLEAR(self->queue);
     Py_CLEAR(self->waits);
     Py_CLEAR(self->watch);
+    Py_CLEAR(self->errors);
     return 0;
 }
 
@@ -164,12 +194,18 @@ static void unmake(PyObject* object) {
     PyMem_Free(self->entries);
     for (uint64_t slab = 0; slab < self->view.known; slab++) PyMem_Free(self->view.slabs[slab].bases);
     PyMem_Free(self->view.areas);
+    PyMem_Free(self->node.heads);
+    PyMem_Free(self->node.boards);
     PyMem_Free(self->call.sources);
     Py_TYPE(object)->tp_free(object);
 }
 
 static PyObject* calls(PyObject* object, void*) {
     return PyLong_FromUnsignedLongLong(reinterpret_cast<Slots*>(object)->call.turn);
+}
+
+static PyObject* walks(PyObject* object, void*) {
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<Slots*>(object)->walks);
 }
 
 static PyObject* is_busy(PyObject* object, PyObject*) {
@@ -185,8 +221,10 @@ static PyMethodDef methods[] = {{"begin", begin_method, METH_VARARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"reach", reach, METH_VARARGS, nullptr},
                                 {"refuse", refuse, METH_NOARGS, nullptr},
+                                {"wake", wake, METH_NOARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"calls", calls, nullptr, nullptr, nullptr},
+                                {"walks", walks, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
 static PyTypeObject slots_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "slots", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
@@ -209,8 +247,15 @@ PyMODINIT_FUNC PyInit_slots() {
     slots_type.tp_clear = forget;
     slots_type.tp_methods = methods;
     slots_type.tp_getset = members;
+    walk_type.tp_name = "slots.Walk";
+    walk_type.tp_basicsize = sizeof(Walk);
+    walk_type.tp_flags = Py_TPFLAGS_DEFAULT;
+    walk_type.tp_new = make_walk;
+    walk_type.tp_dealloc = unmake_walk;
     PyObject* made = PyModule_Create(&module);
-    if (made == nullptr || PyType_Ready(&slots_type) < 0) return nullptr;
+    if (made == nullptr || PyType_Ready(&slots_type) < 0 || PyType_Ready(&walk_type) < 0) return nullptr;
+    Py_INCREF(&walk_type);
+    PyModule_AddObject(made, "Walk", reinterpret_cast<PyObject*>(&walk_type));
     Py_INCREF(&slots_type);
     PyModule_AddObject(made, "Slots", reinterpret_cast<PyObject*>(&slots_type));
     return made;

@@ -134,10 +134,10 @@ static bool have_come(const View& view, uint64_t meeting) {
 }
 
 struct Sum {
-    template <class T> T operator()(T a, T b) const { return a + b; }
+    template <class T> T operator()(T a, T b) const { return static_cast<T>(a + b); }
 };
 struct Product {
-    template <class T> T operator()(T a, T b) const { return a * b; }
+    template <class T> T operator()(T a, T b) const { return static_cast<T>(a * b); }
 };
 // NaN wins, as in NumPy.
 struct Least {
@@ -145,6 +145,16 @@ struct Least {
 };
 struct Greatest {
     template <class T> T operator()(T a, T b) const { return a != a || a > b ? a : b; }
+};
+
+struct And {
+    template <class T> T operator()(T a, T b) const { return static_cast<T>(a & b); }
+};
+struct Or {
+    template <class T> T operator()(T a, T b) const { return static_cast<T>(a | b); }
+};
+struct Xor {
+    template <class T> T operator()(T a, T b) const { return static_cast<T>(a ^ b); }
 };
 
 // Leaves op(a, b) in `to`, which may be one of them; arrays may begin at any byte.
@@ -172,39 +182,56 @@ static void combine(const char* const* sources, uint64_t ranks, char* to, uint64
     }
 }
 
+template <class T> static void divide(char* row, uint64_t nbytes, uint64_t ranks) {
+    typedef T Anywhere __attribute__((aligned(1)));
+    Anywhere* out = reinterpret_cast<Anywhere*>(row);
+    for (uint64_t i = 0; i < nbytes / sizeof(T); i++) out[i] = T(out[i]) / T(ranks);
+}
+
 // The same for a mean: every block is divided while it is in a cache.
 template <class T>
 static void average(const char* const* sources, uint64_t ranks, char* to, uint64_t start, uint64_t length) {
-    typedef T Anywhere __attribute__((aligned(1)));
     for (uint64_t done = 0; done < length; done += BLOCK) {
         const uint64_t nbytes = length - done < BLOCK ? length - done : BLOCK;
         combine<T, Sum>(sources, ranks, to + done, start + done, nbytes);
-        Anywhere* out = reinterpret_cast<Anywhere*>(to + done);
-        for (uint64_t i = 0; i < nbytes / sizeof(T); i++) out[i] = T(out[i]) / T(ranks);
+        divide<T>(to + done, nbytes, ranks);
     }
 }
 
 using Combine = void (*)(const char* const*, uint64_t, char*, uint64_t, uint64_t);
+using Divide = void (*)(char*, uint64_t, uint64_t);
 
-template <class T> static Combine combine_of(long op) {
+// Returns how to combine numbers; the last ops are of floats, or of integers, alone.
+template <class T> static Combine number(long op) {
     const Combine all[] = {combine<T, Sum>, combine<T, Product>, combine<T, Least>, combine<T, Greatest>};
     return op >= 0 && op < 4 ? all[op] : nullptr;
 }
 
-static const long MEAN = 4;  // after the ops of `combine_of`
+template <class T> static Combine floating(long op) { return op == 4 ? average<T> : number<T>(op); }
 
-// Returns how to combine slots; `kind` and `op` are places in Python's tables.
+template <class T> static Combine integer(long op) {
+    const Combine bits[] = {combine<T, And>, combine<T, Or>, combine<T, Xor>};
+    return op >= 5 && op < 8 ? bits[op - 5] : number<T>(op);
+}
+
+// Returns how to combine slots, null where that is not known here; `kind` and `op` are places in Python's tables.
 static Combine combine_of(long kind, long op) {
     switch (kind) {
-        case 0: return op == MEAN ? average<float> : combine_of<float>(op);
-        case 1: return op == MEAN ? average<double> : combine_of<double>(op);
-        case 2: return combine_of<int32_t>(op);
-        case 3: return combine_of<int64_t>(op);
-        case 4: return combine_of<uint32_t>(op);
-        case 5: return combine_of<uint64_t>(op);
+        case 0: return floating<float>(op);
+        case 1: return floating<double>(op);
+        case 2: return integer<int32_t>(op);
+        case 3: return integer<int64_t>(op);
+        case 4: return integer<uint32_t>(op);
+        case 5: return integer<uint64_t>(op);
+        case 6: return integer<int8_t>(op);
+        case 7: return integer<uint8_t>(op);
+        case 8: return integer<int16_t>(op);
+        case 9: return integer<uint16_t>(op);
     }
     return nullptr;
 }
+
+static Divide divide_of(long kind) { return kind == 0 ? divide<float> : kind == 1 ? divide<double> : nullptr; }
 
 // What a call does; Python has the same numbers.
 enum What { ONE_SHOT, TWO_SHOT, ALL_GATHER, BROADCAST, ALL_TO_ALL, REDUCE_SCATTER, COPY };

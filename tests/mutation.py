@@ -41,8 +41,9 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "cache": ["tests/unit/test_store.py"],
     "gpu": ["tests/multirank/test_stand_in.py"],
     "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
-    "training": [f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint")],
-    "slots": ["tests/contract", "tests/multirank/test_slots.py"],
+    "training": ["tests/unit/test_buckets.py",
+                 *(f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint"))],
+    "slots": ["tests/contract", "tests/multirank/test_slots.py", "tests/multirank/test_engine.py"],
 }
 UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly
 
@@ -73,8 +74,9 @@ def faults():
     yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in PLANTED)
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
-    for name, mutant in slots_mutants.MUTANTS.items():
-        yield Fault("slots", name, tuple(change for change in mutant.changes if change not in slots_mutants.LATE))
+    for name, mutant in (slots_mutants.MUTANTS | slots_mutants.WALKS).items():
+        yield Fault("slots", name, tuple(change for change in mutant.changes
+                                         if change not in slots_mutants.LATE + slots_mutants.LATE_WALKS))
 
 
 def plant(fault, tree):

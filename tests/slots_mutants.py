@@ -47,14 +47,44 @@ MUTANTS = {
     "another rank's block": Mutant((("block = has_blocks() ? view.rank : 0;", "block = 0;"),), "movements"),
 }
 
+# Of the engine, the same: rank 1 is late where it reads.
+LATE_WALKS = (("        const char* const* sources = program.sources.data() + one.first;\n",
+               "        if (node.rank == 1) usleep(200);\n"
+               "        const char* const* sources = program.sources.data() + one.first;\n"),)
+WALKS = {
+    "who still reads the workspace is not waited for": Mutant(
+        (("if (!sees(node, static_cast<uint32_t>(at), node.unread(half)[at])) return WAITING;", ""), *LATE_WALKS),
+        "fresh_data"),
+    "who has read is forgotten": Mutant(
+        (("node.unread(half)[reader.first] = base + reader.second;", "(void)reader;"), *LATE_WALKS), "fresh_data"),
+    "nobody is awaited": Mutant((("return sees(node, one.peer, base + one.mark);", "return true;"),
+                                 *LATE_WALKS), "fresh_data"),
+    "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.mark);",
+                                        "show(node.heads[node.rank], base + one.mark + 2);"), *LATE_WALKS),
+                                      "fresh_data"),
+    "other calls are not told": Mutant((("!= plan->signature + refusals) return DIFFERS;", "== 0) return DIFFERS;"),),
+                                       "differing", ("op",)),
+    "a sum for a mean": Mutant((("if (plan->divide != nullptr) plan->divide(", "if (false) plan->divide("),),
+                               "every_kind"),
+    "any rank's failure ends a walk": Mutant((("has_failed(self, self->walker.awaited)", "has_failed(self, -1)"),),
+                                             "one_fails_later"),
+    "boards are not changed back": Mutant((("if (board[0] != program.board[0])", "if (false)"),), "beside_python"),
+}
 
-@contextlib.contextmanager
-def planted(changes):
-    """Let communicators that are made in the block use slots with these changes."""
+
+def changed(changes):
+    """The source of slots with these changes."""
     source = inlined("slots.cc", set())
     for old, new in changes:
         assert source.count(old) == 1, old
         source = source.replace(old, new)
+    return source
+
+
+@contextlib.contextmanager
+def planted(changes):
+    """Let communicators that are made in the block use slots with these changes."""
+    source = changed(changes)
     options = [f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include())]
     path = user_store().path(source, ".so", functools.partial(compile_shared, source, *options), flags=recipe())
     found = slots.imported(str(path))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from gpucoll.arrays.symmetric import Heap, Slab
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Hasty, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.links import Link
@@ -83,7 +83,7 @@ class HostBackend:
         first = self.executors[0]
         if not isinstance(first, Hasty) or first.slots is None:
             return None
-        first.slots.follow(*waits.gate(), waits, first.watch)
+        first.slots.follow(*waits.gate(), waits, first.watch, GpucollError)
         waits.is_busy = first.slots.is_busy
         return first.slots
 

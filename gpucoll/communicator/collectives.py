@@ -53,24 +53,40 @@ class Collectives(Headers):
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
                algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
+        if dtype is None and stream is None and not async_op and self._group is None:
+            result = self._express("reduce", op, root, algorithm, x, out)
+            if result is not None:
+                return None if result is self._slots else result  # which stand for no result
         return self._reduction("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Overwrite every rank's `x` (shape s) with the root's and return it. MPI-5.0, 6.4."""
+        if stream is None and not async_op and self._group is None:
+            result = self._express("broadcast", "", root, algorithm, x, None)
+            if result is not None:
+                return result
         return self._movement("broadcast", x, None, root, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
+        if stream is None and not async_op and self._group is None:
+            result = self._express("all_gather", "", 0, algorithm, x, out)
+            if result is not None:
+                return result
         return self._movement("all_gather", x, out, 0, algorithm, async_op, stream)
 
     @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                async_op: bool = False) -> Any:
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
+        if stream is None and not async_op and self._group is None:
+            result = self._express("gather", "", root, algorithm, x, out)
+            if result is not None:
+                return None if result is self._slots else result
         return self._movement("gather", x, out, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -105,18 +121,30 @@ class Collectives(Headers):
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
                        stream: Any = None, async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
+        if dtype is None and stream is None and not async_op and self._group is None:
+            result = self._express("reduce_scatter", op, 0, algorithm, x, out)
+            if result is not None:
+                return result
         return self._reduction("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
                    async_op: bool = False) -> Any:
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
+        if stream is None and not async_op and self._group is None:
+            result = self._express("all_to_all", "", 0, algorithm, x, out)
+            if result is not None:
+                return result
         return self._movement("all_to_all", x, out, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
              stream: Any = None, async_op: bool = False) -> Any:
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
+        if dtype is None and stream is None and not async_op and self._group is None:
+            result = self._express("scan", op, 0, algorithm, x, out)
+            if result is not None:
+                return result
         return self._reduction("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
@@ -130,9 +158,12 @@ class Collectives(Headers):
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""
+        same = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
+        if same and self._express(*same, None, None) is not None:
+            return None
         self._check_usable()
         if stream is None and not self.options.emulated:
-            return self._run("barrier", NOTHING, How(algorithm, async_op))
+            return self._run("barrier", NOTHING, How(algorithm, async_op), same=same)
         space = self._gpu("emulated" if self.options.emulated else "cuda").space(stream)
         return self._run("barrier", NOTHING._replace(space=space), How(algorithm, async_op))
 

@@ -36,6 +36,7 @@ from gpucoll.tuner import Choice, Tuner, rules
 from gpucoll.waits import Operation, Waits, Work
 
 PLANS = 1024  # resolved schedules kept
+NOWHERE = contextlib.nullcontext()
 
 
 class How(NamedTuple):
@@ -110,9 +111,9 @@ class Core:
 
     def _current(self, stream: Any, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:
         """Return the context in which arrays are opened before a call has its space."""
+        if not any(map(on_gpu, arrays)) or self.device is None:  # which looks for GPUs
+            return NOWHERE
         stream = stream_of(arrays) if stream is None else stream
-        if not any(map(on_gpu, arrays)) or self.device is None:
-            return contextlib.nullcontext()
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
 
         device = CurrentDevice(self.device)
@@ -128,15 +129,12 @@ class Core:
         return self._gpus[name]
 
     def _again(self, same: Key, x: Any, out: Any, stream: Any) -> Any:
-        """Run a call that was made before; return its result, None where there was none. `same` is all but the arrays.
+        """Run a call that was made before with the same arrays; return its result, None where there was none.
 
-        One like it is enough for slots, others know it by the same arrays.
+        `same` is all but the arrays. For slots and the engine, which are asked before, one like it is enough.
         """
-        if self._group is not None:
+        if self._group is not None or out is None:
             return None
-        result = self._express(*same, x, out)
-        if result is not None or out is None:
-            return result
         found = self._repeats.find(key_of(same, x, out))
         if found is None:
             return None
@@ -146,18 +144,17 @@ class Core:
 
     def _learn(self, same: Key, x: Any, out: Any, found: Repeat) -> None:
         """Let the slots know a call that they can do."""
-        if found.step is not None and self._slots is not None and type(x) is type(out) is numpy.ndarray:
+        if found.step is not None and self._slots is not None:
             assert found.seconds is not None
-            self._slots.learn(*same, x, out, *found.step, found.seconds.ring)
+            self._slots.learn(*same, x, out, found.step, found.seconds.ring)
 
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
                   seconds: Seconds | None) -> None:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
         key, overwrites = key_of(same, x, out), task.collective == "broadcast"
-        if task.output is None or (task.input is None and not overwrites) or not (key or step_of(executor, task)):
-            return
-        found = repeat_of(x, call.result, executor, task, seconds)
-        if found is not None and key:
+        step = step_of(executor, task)
+        found = repeat_of(x, call.result, executor, task, seconds, step) if key or step else None
+        if found is not None and key and task.output is not None and (task.input is not None or overwrites):
             self._repeats.keep(key, found)
         if found is not None and (call.result is not x or out is x or overwrites):
             self._learn(same, x, call.result, found)

@@ -11,7 +11,7 @@ from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import How
-from gpucoll.communicator.repeats import repeat_of
+from gpucoll.communicator.repeats import repeat_of, step_of
 
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
 
@@ -64,7 +64,7 @@ class Persistent(Collectives):
         call = prepare(row, x, out, who, dtype, space)
         checked = self._check_op(row.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, How(algorithm, False, stream), self.executor, checked, who.root)
-        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task))
+        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task), step_of(executor, task))
         if found is None or row.name == "exscan":
             options = {"root": root} if row.rooted else {}
             options |= {"op": op, "dtype": dtype} if row.reduces else {}

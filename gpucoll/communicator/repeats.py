@@ -37,7 +37,7 @@ class Repeat(NamedTuple):
     executor: Executor
     task: Task
     seconds: Seconds | None
-    step: tuple[int, int, int, int] | None = None
+    step: Any = None  # what slots do, or the engine
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
         """Return input and output of the task."""
@@ -64,7 +64,7 @@ class Repeats:
         self._kept[key] = found
 
 
-def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds | None) -> Repeat | None:
+def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds | None, step: Any) -> Repeat | None:
     """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other."""
     on_device = task.device != "cpu"
     sides = ((x, task.input), (out, task.output))
@@ -73,13 +73,15 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds
         return None
     rows = [None if row is None or not on_device else Row(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
-    return Repeat(executor, again, seconds, step_of(executor, task))
+    return Repeat(executor, again, seconds, step)
 
 
-def step_of(executor: Executor, task: Task) -> tuple[int, int, int, int] | None:
-    """Return what the executor's slots do for such calls, None where there are none, or the op takes one step more."""
+def step_of(executor: Executor, task: Task) -> Any:
+    """Return what slots or the engine do for such calls, None where Python does, or the op takes one step more."""
     has_end = task.op is not None and task.op.name in LOGICAL
-    return executor.step(task) if task.device == "cpu" and isinstance(executor, Hasty) and not has_end else None
+    if task.device != "cpu" or not isinstance(executor, Hasty) or has_end:
+        return None
+    return executor.step(task) or executor.walk(task)
 
 
 def has_divided(executor: Executor, task: Task) -> bool:

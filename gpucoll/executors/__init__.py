@@ -78,8 +78,9 @@ class Hasty(Protocol):
 
     slots: Any
 
-    def watch(self, error: BaseException | None = None) -> None:
-        """Raise if another rank has failed in a call; tell the others of an error of this rank's."""
+    def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
+        """Raise if another rank has failed in a call, or the one that is awaited; tell them of an error of this rank's.
+        """
 
     def reach(self, slab: Any, keys: Sequence[int]) -> None:
         """Let them read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
@@ -89,6 +90,9 @@ class Hasty(Protocol):
 
     def takes(self, task: Task) -> bool:
         """Return whether slots do such calls by some algorithm."""
+
+    def walk(self, task: Task) -> Any:
+        """Return what the engine walks for calls like `task`, None where Python does."""
 
     def step(self, task: Task) -> tuple[int, int, int, int] | None:
         """Return what the slots do for calls like `task`, None where those take an operation."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+import os
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gpucoll.arrays import Array
+from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError
 from gpucoll.training.parameters import Like
-from gpucoll.waits import Work
 
 BUCKET_BYTES = 25 << 20
 FIRST = 1 << 20  # bytes of the first bucket, which is full early: its message fills the time until the second one
 
-Phases: TypeAlias = Iterator[Work]  # collectives one after the other; what each brings is used before the next is made
+# Collectives one after the other: each is yielded, as a call to make, and its result is sent back
+Phases: TypeAlias = Generator[Callable[..., Any], Any, None]
 
 
 def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str], Any]) -> list[list[str]]:
@@ -90,31 +93,50 @@ class Pipeline:
     """Reductions under way, each of one or more collectives, which all ranks make in the same order.
 
     When one starts, those before it that have more to come go on by one collective: how long a message takes decides
-    nothing.
+    nothing. They go on `beside` what the caller does, or each ends before the call that makes it returns.
     """
 
-    def __init__(self) -> None:
-        self._under_way: list[tuple[Phases, Work, int]] = []
+    def __init__(self, *, beside: bool) -> None:
+        self._beside = beside
+        self._under_way: list[tuple[Phases, Callable[[], Any], int]] = []  # and what waits for the last one's result
 
     def start(self, phases: Phases, collectives: int) -> None:
         """Make the first of a reduction's `collectives`, then the next one of each that is under way."""
         before, self._under_way = self._under_way, []
-        self._go_on(phases, collectives)
-        for earlier, work, left in before:
+        self._go_on(phases, None, collectives)
+        for earlier, wait, left in before:
             if left:
-                work.wait()
-                self._go_on(earlier, left)
+                self._go_on(earlier, wait(), left)
             else:
-                self._under_way.append((earlier, work, left))
+                self._under_way.append((earlier, wait, left))
 
-    def _go_on(self, phases: Phases, left: int) -> None:
-        work = next(phases, None)
-        if work is not None:
-            self._under_way.append((phases, work, left - 1))
+    def _go_on(self, phases: Phases, came: Any, left: int) -> None:
+        try:
+            call = phases.send(came)
+        except StopIteration:
+            return
+        wait = call(async_op=True).wait if self._beside else functools.partial(_given, call())
+        self._under_way.append((phases, wait, left - 1))
 
     def finish(self, *, most: int = 0) -> None:
         """Take all of them to their ends, but for the last ones, of which `most` may be under way."""
         while len(self._under_way) > most:
-            phases, work, left = self._under_way.pop(0)
-            work.wait()
-            self._go_on(phases, left)
+            phases, wait, left = self._under_way.pop(0)
+            self._go_on(phases, wait(), left)
+
+
+def _given(result: Any) -> Any:
+    return result
+
+
+def has_room_beside(comm: Communicator, arrays: Iterable[Like]) -> bool:
+    """Return whether collectives of such arrays may gain by going on beside what ranks compute. A collective call.
+
+    Inside a node those of host arrays are work for processors. Where each rank has one, which computes, a thread that
+    communicates only takes turns with it: with 4 ranks on 2 processors it cost as much again as the collectives.
+    """
+    processors, ranks = len(os.sched_getaffinity(0)), comm.local_size
+    is_shared = processors * ranks > (os.cpu_count() or processors)  # else they are this rank's own
+    has_room = processors >= (2 * ranks if is_shared else 2)
+    everyone = [one["room"] for one in comm._told_by_all({"room": has_room}, "training")]
+    return any(array.gpu for array in arrays) or comm.nodes > 1 or all(everyone)

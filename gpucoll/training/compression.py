@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -40,7 +41,7 @@ class Exact(Compression):
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         self._count(whole, comm, (whole, 2 * (comm.size - 1) / comm.size))
-        yield comm.all_reduce(whole, out=whole, op="avg", algorithm=self._algorithm, async_op=True)
+        yield functools.partial(comm.all_reduce, whole, out=whole, op="avg", algorithm=self._algorithm)
 
 
 class Cast(Compression):
@@ -57,7 +58,7 @@ class Cast(Compression):
         short = self._workspace("short", gradients, whole, whole.shape, self._dtype)
         shorten(whole, before, after, short)
         self._count(whole, comm, (short, 2 * (comm.size - 1) / comm.size))
-        yield comm.all_reduce(short, out=short, op="avg", async_op=True)
+        yield functools.partial(comm.all_reduce, short, out=short, op="avg")
         whole[...] = short
 
 
@@ -87,8 +88,7 @@ class Int8(Compression):
         packed, came = (self._workspace(what, gradients, whole, (size, form.stride), "u1")
                         for what in ("packed", "came"))
         quantise(form, whole, before, after, packed.reshape(-1))
-        first = comm.all_to_all(packed, out=came, async_op=True)
-        yield first
+        yield functools.partial(comm.all_to_all, packed, out=came)
         wide = whole.dtype if whole.dtype.itemsize >= 4 else numpy.dtype("f4")
         mean, lost = (self._workspace(what, gradients, whole, form.share, wide) for what in ("mean", "lost"))
         dequantise(form, came, mean, size, size)
@@ -96,8 +96,7 @@ class Int8(Compression):
         quantise(form._replace(rows=1), mean, None, lost, row)
         own = after[rank * form.share:(rank + 1) * form.share]
         own += (lost[:own.size] * size).astype(own.dtype)  # of a mean, of all ranks
-        second = comm.all_gather(row, out=came, async_op=True)
-        yield second
+        yield functools.partial(comm.all_gather, row, out=came)
         dequantise(form, came, whole)
         self._count(whole, comm, (packed, (size - 1) / size), (row, size - 1))
 
@@ -129,21 +128,19 @@ class TopK(Compression):
         flat[:whole.size] += before
         sent = self._largest(table)
         keep_finite(after, flat[:whole.size])
-        first = comm.all_to_all(sent, async_op=True)
-        yield first
+        first = yield functools.partial(comm.all_to_all, sent)
         mean = self._workspace("mean", gradients, whole, (1, share), whole.dtype)
         mean[...] = 0
-        for theirs in first.result:  # of one rank no place comes twice
+        for theirs in first:  # of one rank no place comes twice
             self._add(mean, theirs[None])
         mean /= size
         row = self._largest(mean)[0]
         own = after[comm.rank * share:(comm.rank + 1) * share]
         own += mean[0, :own.size] * size  # of a mean, of all ranks
         keep_finite(own, own)
-        second = comm.all_gather(row, async_op=True)
-        yield second
+        second = yield functools.partial(comm.all_gather, row)
         table[...] = 0
-        self._add(table, second.result)
+        self._add(table, second)
         whole[...] = flat[:whole.size]
         self._count(whole, comm, (sent, (size - 1) / size), (row, size - 1))
 
@@ -218,14 +215,14 @@ class PowerSGD(Compression):
         first = _Joined({**left, **others}, self._dtype)
         for name, gradient in others.items():
             gradient -= first.parts[name].astype(wide)
-        yield comm.all_reduce(first.row, out=first.row, op="avg", async_op=True)
+        yield functools.partial(comm.all_reduce, first.row, out=first.row, op="avg")
         for name in others:
             gradients[name][...] = first.parts[name].astype(whole.dtype)
         each = 2 * (comm.size - 1) / comm.size
         if matrices:
             left = {name: _orthogonal(first.parts[name].astype(wide)) for name in matrices}
             second = _Joined({name: matrix.T @ left[name] for name, matrix in matrices.items()}, self._dtype)
-            yield comm.all_reduce(second.row, out=second.row, op="avg", async_op=True)
+            yield functools.partial(comm.all_reduce, second.row, out=second.row, op="avg")
             self._count(whole, comm, (first.row, each), (second.row, each))
         else:
             self._count(whole, comm, (first.row, each))
@@ -305,6 +302,8 @@ def remembered(compression: Compression | Policy) -> Memory:
 
 def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, before: Memory) -> None:
     """Raise the error of a rank whose gradients have not come, PeerError on the others; that step loses nothing."""
+    if not comm.all_reduce(numpy.array([error is not None], "u1"), op="max")[0]:  # the quickest call there is
+        return
     try:
         comm._told_by_all({} if error is None else {"error": str(error)}, call, error)
     except GpucollError:

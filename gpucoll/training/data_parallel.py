@@ -10,9 +10,9 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gpucoll.arrays import same_memory
+from gpucoll.arrays import address, same_memory
 from gpucoll.communicator import Communicator
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut, has_room_beside
 from gpucoll.training.compression import Compression, Exact, Policy, check_dtypes, remembered, tell_of_missing
 from gpucoll.training.parameters import Like, like_parameter, missing_of, opened
 
@@ -22,7 +22,8 @@ class DataParallel:
 
     `parameters` maps names to arrays, alike on all ranks; those of rank 0 are written into all others. A bucket is
     all-reduced, asynchronously, once its last gradient has come; buckets are full in the reverse order of `parameters`
-    best. Their memory is `comm.empty`'s. Making one is a collective call. Raises what `opened` does.
+    best; where ranks of one node have no processors but those that compute, `finish` makes all of it instead. The
+    buckets' memory is `comm.empty`'s. Making one is a collective call. Raises what `opened` does.
     """
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, bucket_bytes: int = BUCKET_BYTES,
@@ -35,11 +36,13 @@ class DataParallel:
         check_dtypes("DataParallel", self._like, self._compression)
         names = cut(self._like, bucket_bytes, self._compression.of)
         self._arrivals = Arrivals(names)
-        self._pipeline = Pipeline()
+        self._is_beside = has_room_beside(comm, self._like.values())
+        self._pipeline = Pipeline(beside=self._is_beside)
         self._is_synchronised = True
         self._before = remembered(self._compression)
         self._buckets = [self._bucket(some) for some in names]
         self.gradients = {name: row for bucket in self._buckets for name, row in bucket.gradients.items()}
+        self._addresses = {name: address(row) for name, row in self.gradients.items()}
 
     def _bucket(self, names: list[str]) -> Bucket:
         like = {name: self._like[name] for name in names}
@@ -56,7 +59,8 @@ class DataParallel:
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
         with self._comm._current(None, [gradient]):
-            if same_memory(array, place := self.gradients[name]):
+            place = self.gradients[name]
+            if address(array) == self._addresses[name] and same_memory(array, place):
                 pass  # computed where it travels
             elif name in self._arrivals.held:
                 place += array
@@ -65,7 +69,8 @@ class DataParallel:
             self._arrivals.held.add(name)
             if self._is_synchronised:
                 self._arrivals.came(name)
-                self._start(self._arrivals.startable())
+                if self._is_beside:
+                    self._start(self._arrivals.startable())
 
     def _start(self, numbers: Iterable[int]) -> None:
         for bucket in (self._buckets[number] for number in numbers):

@@ -13,8 +13,8 @@ Names = tuple[str, ...]
 class Layers:
     """Gathers what `shards` are this rank's parts of. What was used in the step before foretells what comes next."""
 
-    def __init__(self, shards: Parameters, like: dict[str, Like], comm: Communicator) -> None:
-        self._shards, self._like, self._comm = shards, like, comm
+    def __init__(self, shards: Parameters, like: dict[str, Like], comm: Communicator, *, beside: bool) -> None:
+        self._shards, self._like, self._comm, self._beside = shards, like, comm, beside
         self._used: list[Names] = []  # in this step
         self._before: list[Names] = []  # in the last one
         self._coming: tuple[Names, Parameters, Pipeline] | None = None
@@ -52,7 +52,7 @@ class Layers:
 
     def _begin(self, names: Names) -> tuple[Names, Parameters, Pipeline]:
         found = {name: self._like[name].new(self._like[name].shape) for name in names}
-        pipeline = Pipeline()
+        pipeline = Pipeline(beside=self._beside)
         for dtype in dict.fromkeys(self._like[name].dtype for name in names):
             like = {name: self._like[name] for name in names if self._like[name].dtype == dtype}
             some = Shards(like, self._comm.rank, self._comm.size)

@@ -103,6 +103,9 @@ def like_parameter(name: str, gradient: Any, parameters: Mapping[str, Like], com
     if name not in parameters:
         raise ArgumentError(f"ready: there is no parameter {name!r}{nearest(name, parameters)}", code="GC-NAME")
     like = parameters[name]
+    if type(gradient) is numpy.ndarray and gradient.dtype == like.dtype and gradient.shape == like.shape \
+            and not like.gpu:
+        return gradient
     with comm._current(None, [gradient]):
         array = gradient_of("ready", name, gradient, like.shape)
     if array.dtype != like.dtype:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
 from gpucoll.training.buckets import Phases
 from gpucoll.training.parameters import Like, Parameters
-from gpucoll.waits import Work
 
 
 def owned(elements: int, rank: int, size: int) -> slice:
@@ -62,9 +62,7 @@ class Shards:
 
     def reduce_scatter(self, matrix: Array, comm: Communicator, found: Parameters, *, stays: bool) -> Phases:
         """Put this rank's shards of the means over all ranks into `found`; parts of `matrix` where that `stays`."""
-        work: Work = comm.reduce_scatter(matrix, op="avg", async_op=True)
-        yield work
-        row = work.result
+        row = yield functools.partial(comm.reduce_scatter, matrix, op="avg")
         if stays:
             matrix[self._rank] = row
             row = matrix[self._rank]
@@ -75,7 +73,6 @@ class Shards:
         row = next(iter(self.arrays.values())).new(self.length)
         for name, place in self.own(row).items():
             place[...] = shards[name]
-        work: Work = comm.all_gather(row, async_op=True)
-        yield work
+        gathered = yield functools.partial(comm.all_gather, row)
         for name in self.arrays:
-            self.get(name, work.result, found[name])
+            self.get(name, gathered, found[name])

@@ -19,7 +19,7 @@ from typing import Any
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, cut
+from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, cut, has_room_beside
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
 from gpucoll.training.compression import Compression, Exact, Policy, check_dtypes, remembered, tell_of_missing
 from gpucoll.training.layers import Layers
@@ -95,8 +95,9 @@ class ZeRO:
         self._bucket_of = {name: number for number, some in enumerate(names) for name in some}
         self._open: dict[int, _Sharded | _Compressed] = {}  # the buckets whose gradients are here
         self._gradients: Parameters = {}
-        self._pipeline = Pipeline()
-        self._layers = Layers(self._own, self._like, comm)
+        beside = has_room_beside(comm, self._like.values())
+        self._pipeline = Pipeline(beside=beside)
+        self._layers = Layers(self._own, self._like, comm, beside=beside)
         self._saving: Saving | None = None
         self._before = remembered(self._compression)
 

@@ -202,8 +202,8 @@ def _by_slots(collective: str, name: str, nbytes: int, topology: Topology, world
 
 
 def moved(cost: Mapping[str, float], executor: str) -> float:
-    """Return the bytes that take time: on links those that the busiest rank sends, in memory those that it reads."""
-    return max(cost["path"], cost["received" if executor in IN_MEMORY else "sent"])
+    """Return the bytes that take time: on links those that a rank sends, or receives; in memory those that it reads."""
+    return max(cost["path"], cost["received"], 0 if executor in IN_MEMORY else cost["sent"])
 
 
 class Partners(NamedTuple):

@@ -41,7 +41,21 @@ def parts(shape, spec, mesh_shape, names):
     return found
 
 
+def count_exchanges(comm):
+    """A list to which every exchange adds how many elements have come from each rank."""
+    came, exchange = [], comm.all_to_all_v
+
+    def counted(rows):
+        found = exchange(rows)
+        came.append([len(row) for row in found])
+        return found
+
+    comm.all_to_all_v = counted
+    return came
+
+
 def changes(comm, mesh_shape, seed, count):
+    came = count_exchanges(comm)
     chance, names = random.Random(seed), ["row", "column", "depth"][:len(mesh_shape)]
     mesh = training.Mesh(comm, mesh_shape, names)
     for number in range(count):
@@ -51,7 +65,9 @@ def changes(comm, mesh_shape, seed, count):
         here, there = (any_spec(chance, names, len(shape)) for _ in range(2))
         array = training.shard(content, mesh, here)
         plan = training.plan(array, there)
+        came.clear()
         moved = training.redistribute(array, there)
+        rows = came[:]
         before, after = (parts(shape, spec, mesh_shape, names) for spec in (here, there))
         note = f"seed {seed}, change {number}: {shape} {here} to {there}"
         assert (array.local == content.reshape(-1)[before[comm.rank]]).all(), note
@@ -62,6 +78,10 @@ def changes(comm, mesh_shape, seed, count):
         assert str(plan).count("\n") == len(plan.steps)
         kinds = {step.kind for step in plan.steps}
         assert kinds <= {"local_slice", "all_gather", "all_to_all", "exchange"}
+        if kinds == {"exchange"}:  # each element once, what the rank has from itself
+            wanted, had = after[comm.rank], before[comm.rank]
+            assert sum(rows[0]) == wanted.size, note
+            assert rows[0][comm.rank] == numpy.isin(wanted, had).sum(), note
         assert ("local_slice" in kinds) == (fewest == 0 and array.spec != moved.spec), note
 
 

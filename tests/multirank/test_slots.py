@@ -38,7 +38,7 @@ def on_shared(test):
 @on_shared
 def every_op_and_dtype(comm, algorithm):
     """Each twice: as an operation, then at once."""
-    for name, op in itertools.product((*KINDS, "uint8"), ("sum", "prod", "min", "max", "avg")):
+    for name, op in itertools.product((*KINDS, "float16"), ("sum", "prod", "min", "max", "avg", "band", "bxor", "bor")):
         for count in (1, 3, 17, SLOT // numpy.dtype(name).itemsize) if oracle.legal(op, name) else ():
             everyone = programs.inputs(op, name, comm.size, (count,))
             x, out = everyone[comm.rank], numpy.empty_like(everyone[0])
@@ -223,6 +223,7 @@ def on_mutant(mpi, changes, body, arguments):
 @pytest.mark.parametrize("name", slots_mutants.MUTANTS)
 def test_mutants_are_caught(ranks, name):
     changes, body, arguments = slots_mutants.MUTANTS[name]
+    slots_mutants.changed(changes)  # can be planted
     with pytest.raises(RankError):
         ranks(on_mutant, 3, changes, body, arguments)
 

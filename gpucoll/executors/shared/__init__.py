@@ -6,6 +6,7 @@ nodes the same executor, then named `hybrid`, sends messages.
 
     order        what waits for what
     program      an order bound to memory
+    engine       the same for C++, which walks calls like one that was made before
     calls        where the buffers of a call are, and the programs that were made
     neighbours   the ranks of the node, and ways into their memory
     slots        calls of one or two exchanges, done by C++
@@ -17,9 +18,12 @@ whole.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy
 
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab
@@ -27,16 +31,17 @@ from gpucoll.errors import BackendError, CollectiveTimeout, MismatchError, RankF
 from gpucoll.executors import Task
 from gpucoll.executors.shared import slots
 from gpucoll.executors.shared.calls import Calls
-from gpucoll.executors.shared.neighbours import SIGNATURE, Neighbours, make_fence
+from gpucoll.executors.shared.neighbours import CALLS, FAILURE, SIGNATURE, SLEEPERS, Neighbours, make_fence
 from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
 from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots
 from gpucoll.waits import Operation, Waits, is_settled, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
 COMPILING = 120.0  # seconds beyond the deadline for a rank that compiles
+POLLS = 64  # in a wait, before each look at what the others do
 YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
-# Marks that no wait accepts: this rank's call has ended by its deadline, or as others are in another one, or, FAILED
-# less a rank, by that one's error
+# Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
+# rank, by that one's error. What it had shown before stays.
 LATE, ASTRAY, FAILED = -1, -2, -3
 DIFFERS = ("ranks of this node make different calls, by collective, algorithm, length, dtype, op or root, or one has "
            "refused a call that others have made")
@@ -62,9 +67,11 @@ class SharedExecutor:
         self._has_met = False
         self.slots: Any = None
         self._mark = self._near.mine.words
-        self._number = 0
+        # How many walks there were, and calls, slots' too; for either half of the walks and each rank, the mark that it
+        # shows when it has read all that it reads of this rank. The engine has them too.
+        self._progress = numpy.zeros(2 + 2 * self._size, numpy.int64)
+        self._numbers = memoryview(self._progress)  # type: ignore[arg-type] # an array is a buffer
         self._messages: list[list[Any]] = []  # of the call under way: requests for the pieces of each
-        self._unread: list[tuple[int, Sequence[tuple[Any, int]]]] = [(0, ()), (0, ())]
 
     def serves(self, task: Task) -> str | None:
         """Every schedule on host arrays, where the ranks of a node can map each other's memory."""
@@ -84,23 +91,36 @@ class SharedExecutor:
         self._fence = make_fence(self._link.mpi is None)
         self._has_met = True
         if self._near.maps and self._near.all_able and len(self._near.all) == self._size:
-            self.slots = make_slots(self._near.rank, self._near.extras())
+            self.slots = make_slots(self._near, self._progress)
 
-    def watch(self, error: BaseException | None = None) -> None:
-        """Raise if another rank has failed in a call; tell the others of an error of this rank's."""
+    def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
+        """Raise if another rank has failed in a call, or the awaited one, or one is in another call; tell the others of
+        an error of this rank's.
+        """
         if error is not None and not is_settled(error):
             culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else self._near.rank
-            self._mark[0] = (LATE if isinstance(error, CollectiveTimeout) else
+            self._mark[FAILURE] = (LATE if isinstance(error, CollectiveTimeout) else
                              ASTRAY if isinstance(error, MismatchError) else FAILED - culprit)
-        for mark in [self._near.mark(rank)[0] for rank in self._near.all] if error is None else ():
-            if mark == LATE:
+        looked_at = () if error is not None else self._near.all if awaited is None else (awaited,)
+        for failure in [self._near.mark(rank)[FAILURE] for rank in looked_at]:
+            if failure == LATE:
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
                                         "every rank in the same call, with the same shape, dtype and algorithm?")
-            if mark == ASTRAY:
+            if failure == ASTRAY:
                 raise MismatchError(DIFFERS, code="GC-CALL")
-            if mark <= FAILED:
-                raise RankFailedError(f"rank {FAILED - mark} has failed, or has left the communicator",
-                                      ranks=(FAILED - mark,))
+            if failure <= FAILED:
+                raise RankFailedError(f"rank {FAILED - failure} has failed, or has left the communicator",
+                                      ranks=(FAILED - failure,))
+        if error is None:
+            self._compare_calls()
+
+    def _compare_calls(self) -> None:
+        """Raise MismatchError where a rank is in another call, by slots while this one walks or the other way round."""
+        number, mine = self._numbers[1], self._mark
+        which = CALLS + number % 2
+        for other in [self._near.controls[rank].words[which] for rank in self._near.all]:
+            if other >> 1 == number and other != mine[which]:
+                raise MismatchError(DIFFERS, code="GC-CALL")
 
     def refuse(self) -> None:
         """Note that this rank has refused a call: it must not meet the others in its next one."""
@@ -127,6 +147,12 @@ class SharedExecutor:
             return slots.alone(task)
         return slots.step_of(task)
 
+    def walk(self, task: Task) -> Any:
+        """Return what the engine walks for calls like `task`, None where Python does."""
+        if self.slots is None or self._size == 1 or task.plan is None or task.plan.schedules is None:
+            return None
+        return self._calls.walk(task)
+
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
         if self._size == 1:
@@ -146,18 +172,22 @@ class SharedExecutor:
             raise
 
     def _run(self, task: Task) -> Operation:
-        self._number += 1
-        base, half = self._number << ROUNDS, self._number & 1
-        before, readers = self._unread[half]
-        for mark, number in readers:  # of the call before the last one, whose room this call takes
-            if mark[0] < before + number:
-                yield from self._reached(mark, before + number)
+        numbers = self._numbers
+        numbers[0] += 1
+        numbers[1] += 1
+        self._mark[CALLS + numbers[1] % 2] = 2 * numbers[1] + 1
+        base, half = numbers[0] << ROUNDS, numbers[0] & 1
+        unread = 2 + half * self._size
+        for rank in self._near.all:  # of the call before the last one, whose workspace this call takes
+            mark = self._near.mark(rank)
+            if mark[0] < numbers[unread + rank]:
+                yield from self._reached(mark, numbers[unread + rank])
         call = self._calls.of(task)
         laid = self._calls.lay(task, call, half)
         self._calls.show(task, call, laid, half)
         if self._fence:
             self._fence()
-        self._mark[0] = base
+        self._show(base)
         for mark in call.sources:
             if mark[0] < base:
                 yield from self._reached(mark, base)
@@ -167,13 +197,14 @@ class SharedExecutor:
             if board[SIGNATURE] != call.signature + self._calls.refusals:
                 raise MismatchError(DIFFERS, code="GC-CALL")
         yield from self._execute(self._calls.program(task, call, laid, half), base)
-        self._unread[half] = base, call.readers
+        for rank, number in call.readers.items():
+            numbers[unread + rank] = base + number
         if laid.result is not None:
             copy_blocks(task.output, laid.result)
 
     def _execute(self, program: Program, base: int) -> Operation:
         """Do the steps of a program."""
-        mine, fence = self._mark, self._fence
+        fence = self._fence
         messages = self._messages = []
         for do, what, number in program:
             if do == CALL:
@@ -186,9 +217,14 @@ class SharedExecutor:
             elif do == TELL:
                 if fence:
                     fence()
-                mine[0] = base + number
+                self._show(base + number)
             else:
                 yield from self._message(messages, do, what, number)
+
+    def _show(self, mark: int) -> None:
+        self._mark[0] = mark
+        if self._mark[SLEEPERS]:
+            self.slots.wake()
 
     def _message(self, messages: list[list[Any]], do: int, what: Any, number: int) -> Operation:
         """Begin a message, in pieces that MPI can count, or see one to its end."""
@@ -197,7 +233,7 @@ class SharedExecutor:
                 while not request.Test():
                     yield request.Test
         else:
-            tag = FIRST_TAG + self._number % (TAGS - FIRST_TAG)
+            tag = FIRST_TAG + self._numbers[0] % (TAGS - FIRST_TAG)
             begin = self._wire.Isend if do == SEND else self._wire.Irecv
             messages.append([begin([what[start:start + PIECE], "B"], number, tag)
                              for start in range(0, len(what), PIECE) or [0]])
@@ -212,9 +248,13 @@ class SharedExecutor:
             if mark[0] >= number:
                 return
 
+        polls = itertools.count(1)
+
         def shows_it() -> bool:
-            if mark[0] < 0:
+            if mark[FAILURE] and mark[0] < number:
                 self.watch()
+            if next(polls) % POLLS == 0:
+                self._compare_calls()
             for requests in messages:
                 for request in requests:
                     request.Test()

@@ -13,9 +13,11 @@ from gpucoll.arrays.segments import Segment, at
 from gpucoll.arrays.symmetric import Heap
 from gpucoll.chunks import Ragged
 from gpucoll.executors import Layouts, Plan, Task
+from gpucoll.executors.shared.engine import make_walk
 from gpucoll.executors.shared.neighbours import BUFFERS, HERE, NOWHERE, SMALL, TINY, Boards, Neighbours, Spot
 from gpucoll.executors.shared.order import Arranger, Order, Wait
 from gpucoll.executors.shared.program import Away, Binder, Bindings, Memory, Program, copy_blocks
+from gpucoll.executors.shared.slots import kinds_of
 
 T = TypeVar("T")
 
@@ -44,13 +46,14 @@ class Call:
         self.signature = signature_of(task)
         self.sources = [near.mark(peer) for peer in order.sources]
         self.boards = [[near.controls[peer].board(half) for peer in order.sources] for half in (0, 1)]
-        last: dict[int, int] = {}
+        self.readers: dict[int, int] = {}  # the mark of each when it has read all that it reads here
         for readers in order.readers.values():
-            last |= {peer: max(mark, last.get(peer, 0)) for peer, mark in readers.items()}
-        self.readers = [(near.mark(peer), mark) for peer, mark in last.items()]
+            self.readers |= {peer: max(mark, self.readers.get(peer, 0)) for peer, mark in readers.items()}
         self.small: list[Laid | None] = [None, None]  # by half
         self.large: dict[Any, Laid] = {}  # by the addresses of the arrays
         self.programs: dict[Any, Program] = {}
+        self.walk: Any = None  # the engine's, once it is asked for
+        self.may_walk = is_small and task.nbytes <= TINY and task.lengths is None
 
 
 def signature_of(task: Task) -> int:
@@ -83,6 +86,19 @@ class Calls:
             # It holds plan and op, so that no others are found under their numbers.
             call = _keep(self._kept, key, Call(task, self._order(task, alias), self._near, small))
         return call
+
+    def walk(self, task: Task) -> Any:
+        """Return the engine's plan for calls like `task`, None where there is none."""
+        call, kinds = self.of(task), kinds_of(task)
+        if call.walk is None and call.may_walk and kinds is not None and self._scratch(task) <= SMALL:
+            assert task.plan is not None
+            assert task.plan.layouts is not None
+            laid = [self._lay_small(task, half) for half in (0, 1)]
+            boards = [self._boards.words(one.spots) for one in laid]
+            places = [(address(one.source), address(one.result)) for one in laid]
+            call.walk = make_walk(self._near, task, call.order, task.plan.layouts, call.signature, kinds, boards,
+                                  [one.spots for one in laid], places, call.readers)
+        return call.walk
 
     def _order(self, task: Task, alias: bool) -> Order:
         plan = task.plan

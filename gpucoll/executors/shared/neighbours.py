@@ -22,15 +22,17 @@ from gpucoll.errors import BackendError
 from gpucoll.executors import Layouts
 from gpucoll.waits import Operation, keep_for_ever
 
-TINY = 1 << 14  # bytes of a buffer up to which calls work in the control segments
+TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segments
 SMALL = 1 << 22  # the same for arrays that are not symmetric: to copy them all is quicker than the system's copies
 BUFFERS = ("input", "output", "scratch")
 MEETING_TAG = 2  # of messages that come before those of any call
 HERE = -1  # in place of a segment's key: what follows is an address
 KEPT = 1024  # stamps
 
-_TOKEN, _BOARDS, _BOARD = 1, 8, 8  # 64-bit words of the control segment; the mark is the first
+# 64-bit words of the control segment, as kernels/engine.h has them; the mark is the first
+_TOKEN, SLEEPERS, FAILURE, CALLS, _BOARDS, _BOARD = 1, 2, 3, 4, 8, 8
 SIGNATURE = _BOARD - 1  # the last word of a board
+BOARDS = 8 * _BOARDS  # the byte where boards begin
 _PAGE = 4096
 
 
@@ -89,17 +91,18 @@ class Boards:
     def __init__(self, control: Control) -> None:
         self._boards = [control.board(half) for half in (0, 1)]
         self._stamps: dict[tuple[int, ...], int] = {}
-        self._shown = [0, 0]
-        self._spots: list[Any] = [None, None]
         self._made = 0
         self.show_starts = control.show_starts
 
     def show(self, half: int, spots: Sequence[Spot], signature: int) -> None:
         """Show which call this is, and where the buffers are."""
-        self._boards[half][SIGNATURE] = signature
-        if spots is self._spots[half]:
-            return
-        self._spots[half] = spots
+        board, words = self._boards[half], self.words(spots)
+        board[SIGNATURE] = signature
+        if board[0] != words[0]:
+            board[:SIGNATURE] = memoryview(array.array("q", words))
+
+    def words(self, spots: Sequence[Spot]) -> tuple[int, ...]:
+        """Return what a board shows of buffers: a stamp, which no other content ever has, and where they are."""
         content = tuple(word for spot in spots for word in spot[:2])
         stamp = self._stamps.get(content)
         if stamp is None:
@@ -107,9 +110,7 @@ class Boards:
                 self._stamps.clear()
             self._made += 1
             stamp = self._stamps[content] = self._made
-        if stamp != self._shown[half]:
-            self._boards[half][:SIGNATURE] = memoryview(array.array("q", (stamp, *content)))
-            self._shown[half] = stamp
+        return stamp, *content
 
 
 class Neighbours:
@@ -184,8 +185,8 @@ class Neighbours:
         return maps, bool(found[0] == token)
 
     def mark(self, rank: int) -> memoryview:
-        """Return the word that shows the mark of a rank."""
-        return self.controls[rank].words[:1]
+        """Return the words that show the mark of a rank and, from `FAILURE` on, why it goes no further, or 0."""
+        return self.controls[rank].words[:FAILURE + 1]
 
     def process(self, rank: int) -> int:
         """Return the process of another rank."""
@@ -203,9 +204,13 @@ class Neighbours:
         return [Spot(self.key, first + index * SMALL, self._segment.start + first + index * SMALL, nbytes)
                 for index, nbytes in enumerate(sizes)]
 
+    def beginnings(self) -> list[int]:
+        """Return the addresses of the control segments of all ranks of the node."""
+        return [address(self.controls[rank].row) for rank in sorted(self.all)]
+
     def extras(self) -> list[int]:
         """Return the addresses of what is extra in the control segments of all ranks of the node."""
-        return [address(self.controls[rank].row) + self._extra for rank in sorted(self.all)]
+        return [start + self._extra for start in self.beginnings()]
 
     def close(self) -> None:
         """Let go of everybody's memory."""

@@ -21,8 +21,9 @@ BLOCK = 1 << 19  # bytes of an operand that are combined at a time, so that what
 LINE = 64
 
 
-# What a step does: call `what`; wait until `what` shows `number`; show `number`; begin or end a message.
-CALL, WAIT, TELL, SEND, RECEIVE, END = range(6)
+# What a step does: call `what`; wait until `what` shows `number`; show `number`; begin or end a message; form `what`,
+# an array, of `number`, its operands and its copies.
+CALL, WAIT, TELL, SEND, RECEIVE, END, FORM = range(7)
 
 Program: TypeAlias = list[tuple[int, Any, Any]]
 
@@ -67,7 +68,12 @@ class Binder:
         self._aside: dict[Slice | Message, Array] = {}
 
     def program(self, instructions: Sequence[Instruction]) -> Program:
-        """Return the program; what would move nothing is left out."""
+        """Return the program for Python, which calls."""
+        return [(CALL, self._formed(what, *number), None) if do == FORM else (do, what, number)
+                for do, what, number in self.steps(instructions)]
+
+    def steps(self, instructions: Sequence[Instruction]) -> Program:
+        """Return the program for the engine, which forms; what would move nothing is left out."""
         self._room = self._to.room("aside", self._aside_bytes(instructions))
         return [step for one in instructions for step in self._steps(one)]
 
@@ -93,10 +99,9 @@ class Binder:
                 yield (WAIT, self._to.mark(peer), mark) if peer >= 0 else (END, None, -1 - peer)
             case Form(dst, operands, aside, copies) if self._is_something(dst):
                 row = self._put_aside(dst, dst) if aside else self._own(dst)
-                yield CALL, self._formed(row, [self._operand(part) for part in operands],
-                                            [self._operand(part) for part in copies]), None
+                yield FORM, row, ([self._operand(part) for part in operands], [self._operand(part) for part in copies])
             case Land(dst) if self._is_something(dst):
-                yield CALL, functools.partial(copy_blocks, self._own(dst), self._aside[dst]), None
+                yield FORM, self._own(dst), ([self._aside[dst]], [])
             case Post(number, peer, part, sends):
                 row = self._own(part) if sends else self._put_aside(Message(number), part)
                 yield SEND if sends else RECEIVE, row.view(numpy.uint8), peer

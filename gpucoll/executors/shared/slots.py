@@ -13,24 +13,27 @@ import os
 import sys
 import sysconfig
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 
+from gpucoll.arrays import Array, address
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.sources import inlined
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, GpucollError
 from gpucoll.executors import Task
+from gpucoll.executors.shared.neighbours import BOARDS, Neighbours
 from gpucoll.waits import Operation
 
 SLOT = 1 << 18  # bytes; longer arrays go by in segments
 LINE = 64
 ROOM = 3 * LINE + 2 * SLOT  # bytes of each rank's part of the shared memory
 MOST_RANKS = SLOT // LINE  # for each of whom there must be a line in a slot
-KINDS = ("float32", "float64", "int32", "int64", "uint32", "uint64")  # as kernels/slots.h has them
-OPS = ("sum", "prod", "min", "max", "avg")
+# As kernels/slots.h has them
+KINDS = ("float32", "float64", "int32", "int64", "uint32", "uint64", "int8", "uint8", "int16", "uint16")
+OPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor")
 SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
 CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
 WHATS = {("all_reduce", "one_shot"): 0, ("all_reduce", "two_shot"): 1, ("all_gather", "direct"): 2,
@@ -68,32 +71,41 @@ def imported(path: str) -> Any:
     return module
 
 
-def make_slots(rank: int, areas: Sequence[int]) -> Any:
+def make_slots(near: Neighbours, progress: Array) -> Any:
     """Return one rank's part in the exchanges of its communicator, None where they cannot be.
 
-    `areas` are the addresses of all ranks' parts; the line at the beginning of rank 0's is everybody's.
+    The line at the beginning of rank 0's area is everybody's. `progress` stays.
     """
+    areas, heads = near.extras(), near.beginnings()
     found = library() if len(areas) <= MOST_RANKS else None
     looks = CROWDED if len(areas) > len(os.sched_getaffinity(0)) else (SPINS, YIELDS)
-    return None if found is None else found.Slots(rank, tuple(areas), *looks, SLOT)
+    return None if found is None else found.Slots(near.rank, tuple(areas), *looks, SLOT, tuple(heads),
+                                                  tuple(head + BOARDS for head in heads), address(progress))
 
 
 def takes(task: Task) -> bool:
     """Return whether slots do such calls on such arrays, by some algorithm: the same on every rank."""
     return (task.collective in COLLECTIVES and task.device == "cpu" and task.nbytes > 0
-            and (task.op is None or (task.dtype.name in KINDS and task.op.factor is None
-                                     and task.op.name in OPS)))
+            and kinds_of(task) is not None)
 
 
 def step_of(task: Task) -> Step | None:
     """Return what slots do for a task, None where it takes another way: the same on every rank."""
-    what = WHATS.get((task.collective, task.algorithm))
-    if what is None or not takes(task):
+    what, kinds = WHATS.get((task.collective, task.algorithm)), kinds_of(task)
+    if what is None or kinds is None or not takes(task):
         return None
     op = "" if task.op is None else task.op.name
     signature = zlib.crc32(f"{task.collective} {op} {task.dtype.name}".encode()) << 32
-    kinds = (0, 0) if task.op is None else (KINDS.index(task.dtype.name), OPS.index(task.op.name))
     return what, *kinds, signature
+
+
+def kinds_of(task: Task) -> tuple[int, int] | None:
+    """Return the places of a task's dtype and op in KINDS and OPS, None where C++ does not combine such."""
+    if task.op is None:
+        return 0, 0
+    if task.dtype.name not in KINDS or task.op.factor is not None or task.op.name not in OPS:
+        return None
+    return KINDS.index(task.dtype.name), OPS.index(task.op.name)
 
 
 def alone(task: Task) -> Step | None:

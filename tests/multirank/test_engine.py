@@ -1,0 +1,347 @@
+"""The engine: schedules of up to 512 KiB between processes of a node, walked in C++ from the second call on."""
+
+import contextlib
+import functools
+import itertools
+import os
+import signal
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import oracle
+import programs
+import slots_mutants
+from gpucoll.executors.shared.engine import AWAIT, FORM, SIGNAL
+from gpucoll.executors.shared.neighbours import FAILURE, TINY
+from gpucoll.executors.shared.slots import KINDS, WHATS, library
+from multirank.test_slots import on_shared, ranks  # noqa: F401 (a fixture)
+from pace import seconds
+from ranks import RankError
+
+COLLECTIVES = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "all_to_all", "reduce_scatter", "scan",
+               "barrier")
+
+
+def values(count, *key):
+    """What nobody else has in any other turn."""
+    return numpy.arange(count) * 3 + sum(1000 ** place * one for place, one in enumerate(key))
+
+
+class Case:
+    """Calls of a collective on the same arrays, with new content in every turn."""
+
+    def __init__(self, comm, collective, algorithm, count, root):
+        self._comm, self._collective, self._root = comm, collective, root
+        options = {"algorithm": algorithm}
+        if collective in ("reduce", "gather", "broadcast"):
+            options["root"] = root
+        self._options, self._count = options, count
+        blocks = collective in ("all_to_all", "reduce_scatter")
+        self.x = numpy.empty((comm.size, count) if blocks else count, numpy.int64)
+        self._shape = {"gather": (comm.size, count), "all_gather": (comm.size, count),
+                       "all_to_all": (comm.size, count)}.get(collective, (count,))
+        has_result = collective not in ("reduce", "gather") or comm.rank == root
+        self.out = numpy.empty(self._shape, numpy.int64) if has_result else None
+
+    def call(self, x):
+        if self._collective == "barrier":
+            return self._comm.barrier(**self._options)
+        where = {} if self._collective == "broadcast" else {"out": self.out}
+        return getattr(self._comm, self._collective)(x, **where, **self._options)
+
+    def given(self, rank, turn):
+        if self.x.ndim == 1:
+            return values(self._count, rank, turn)
+        return numpy.stack([values(self._count, rank, other, turn) for other in range(self._comm.size)])
+
+    def expected(self, turn):
+        everyone = numpy.stack([self.given(rank, turn) for rank in range(self._comm.size)])
+        rank, is_root = self._comm.rank, self._comm.rank == self._root
+        return {"all_reduce": lambda: everyone.sum(0), "reduce": lambda: everyone.sum(0) if is_root else None,
+                "broadcast": lambda: everyone[self._root], "gather": lambda: everyone if is_root else None,
+                "all_gather": lambda: everyone, "all_to_all": lambda: everyone[:, rank],
+                "reduce_scatter": lambda: everyone.sum(0)[rank], "scan": lambda: everyone[:rank + 1].sum(0),
+                "barrier": lambda: None}[self._collective]()
+
+    def turn(self, number, x=None):
+        x = self.x if x is None else x
+        x[...] = self.given(self._comm.rank, number)
+        found = self.call(x)
+        expected = self.expected(number)
+        if expected is None:
+            assert found is None
+        else:
+            assert oracle.same_bits(found, expected), (self._options, self._count, number)
+        if self._collective != "broadcast":
+            assert self._collective == "barrier" or oracle.same_bits(x, self.given(self._comm.rank, number))
+            x[...] = -1  # no rank reads it any more
+        if found is not None:
+            found[...] = -2
+
+
+def cases(comm, collectives=COLLECTIVES):
+    """Everything that is not done by slots."""
+    for collective in collectives:
+        for place, algorithm in enumerate((*gc.algorithms(collective, size=comm.size), "auto")):
+            if (collective, algorithm) not in WHATS:
+                yield collective, algorithm, place % comm.size
+
+
+@on_shared
+def fresh_data(comm):
+    """Both halves, of three lengths, more than once; results are new each time and inputs may change at once."""
+    for collective, algorithm, root in cases(comm):
+        for count in (1, 700, TINY // 8 // comm.size):
+            case = Case(comm, collective, algorithm, count, root)
+            for turn in range(6):
+                case.turn(turn)
+            for turn in range(6, 9):  # arrays of other addresses
+                case.turn(turn, numpy.empty_like(case.x))
+    assert comm._slots.walks > 1000
+
+
+@on_shared
+def every_kind(comm):
+    """Every dtype and op that the engine combines, bit for bit; a mean is divided."""
+    for algorithm, name, op in itertools.product(("ring", "tree", "recursive_doubling"), KINDS,
+                                                 ("sum", "prod", "min", "max", "avg", "band", "bxor", "bor")):
+        if oracle.legal(op, name):
+            everyone = programs.inputs(op, name, comm.size, (37,))
+            before, expected = comm._slots.walks, oracle.reduced(op, name, everyone)
+            for _ in range(3):
+                found = comm.all_reduce(everyone[comm.rank].copy(), op=op, algorithm=algorithm)
+                assert oracle.same_bits(found, expected), (algorithm, name, op)
+            assert comm._slots.walks == before + 2
+
+
+@on_shared
+def beside_python(comm):
+    """Some ranks walk in C++ while others do the same call in Python; long calls and asynchronous ones between."""
+    rank, size = comm.rank, comm.size
+    long, total = (comm.zeros(TINY // 4, numpy.int64) for _ in range(2))
+    long[:] = 1
+    for collective, algorithm, root in cases(comm, ("all_reduce", "broadcast", "all_gather", "scan")):
+        case = Case(comm, collective, algorithm, 50, root)
+        for turn in range(8):
+            wide = numpy.empty((*case.x.shape[:-1], 2 * 50), numpy.int64)
+            case.turn(turn, wide[..., ::2] if turn > 2 and (turn + rank) % 2 else None)
+            if turn % 3 == 2 or turn % 5 == 3:
+                assert (comm.all_reduce(long, total, algorithm="ring") == size).all()  # read where it is
+            if turn % 4 == 3:
+                work = comm.all_reduce(long[:9], algorithm="tree", async_op=True)
+                assert (work.wait() == size).all()
+
+
+@on_shared
+def the_bits_of_messages(comm):
+    """Rounding depends on the order of additions, which is the schedule's."""
+    random = numpy.random.default_rng(comm.rank)
+    with gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:
+        for algorithm in gc.algorithms("all_reduce", size=comm.size):
+            x = random.standard_normal(301).astype("f4") * 10.0 ** random.integers(-20, 20, 301).astype("f4")
+            expected = [messages.all_reduce(x, op=op, algorithm=algorithm) for op in ("sum", "avg")]
+            for _, (op, one) in itertools.product(range(3), zip(("sum", "avg"), expected, strict=True)):
+                assert oracle.same_bits(comm.all_reduce(x, op=op, algorithm=algorithm), one), (algorithm, op)
+
+
+def differing(mpi, change):
+    """A call that is known, and on rank 1 another one: an error on all ranks, and nothing is written."""
+    x, out = numpy.arange(12.0), numpy.zeros(12)
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
+        for _ in range(3):
+            comm.all_reduce(x, out, algorithm="ring")
+            comm.all_reduce(x, out, op="max", algorithm="ring")
+            comm.all_reduce(x, out, algorithm="tree")
+            comm.all_reduce(x[:6], out[:6], algorithm="ring")
+            comm.scan(x, out)
+        out[:] = 7
+        ring = call = functools.partial(comm.all_reduce, algorithm="ring")
+        if comm.rank == 1:
+            call = {"op": functools.partial(ring, op="max"), "tree": functools.partial(ring, algorithm="tree"),
+                    "scan": comm.scan, "short": lambda x, out: ring(x[:6], out[:6]),
+                    "slots": functools.partial(ring, algorithm="one_shot"),
+                    "not contiguous": lambda x, out: ring(
+                        numpy.zeros(24)[::2], out, op="max")}[change]
+        with pytest.raises(gc.MismatchError):
+            call(x, out)
+        assert (out == 7).all()
+        with pytest.raises(gc.RevokedError):
+            comm.all_reduce(x, out, algorithm="ring")
+
+
+def roots_return(mpi):
+    """Who reads from nobody returns from a call that the others have not made, and learns of it later."""
+    x, out = numpy.arange(12.0), numpy.zeros(12)
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
+        for _ in range(3):
+            comm.scan(x, out)
+            comm.broadcast(x, 0, algorithm="chain")
+            comm.all_reduce(x, out, algorithm="ring")
+        kept = x.copy()
+        if comm.rank == 0:
+            comm.broadcast(x, 0, algorithm="chain")
+        with pytest.raises(gc.MismatchError):
+            comm.all_reduce(x, out, algorithm="ring")
+        assert (x == kept).all()
+
+
+def one_fails_later(mpi):
+    """A call to which all have done their part ends well, although one of them has failed since."""
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
+        x = numpy.zeros(5)
+        for _ in range(3):
+            comm.broadcast(x, 0, algorithm="chain")
+        x[:] = comm.rank + 7
+        if comm.rank == 1:  # late: until then rank 2 waits for it, and looks at what others do
+            while not comm._host.executors[0]._near.mark(0)[FAILURE]:
+                os.sched_yield()
+            for _ in range(5000):
+                os.sched_yield()
+        comm.broadcast(x, 0, algorithm="chain")
+        assert (x == 7).all()
+        if comm.rank == 0:
+            comm._host.fail(gc.UsageError("on purpose"))
+        comm._waits.failure = gc.UsageError("on purpose")
+
+
+class Interrupt(Exception):
+    """What a signal's handler raises."""
+
+
+def interruptible(mpi, comm, x):
+    mpi.Barrier()  # then the other rank sends the signal
+    comm.all_reduce(x, algorithm="ring")
+    while True:  # the signal comes after the call at the latest
+        os.sched_yield()
+
+
+def interrupted(mpi):
+    """What a handler raises while a walk waits is not lost, although the others come at that moment."""
+    def handler(*_):
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    for _ in range(20):
+        comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60))
+        x = numpy.ones(5)
+        for _ in range(3):
+            comm.all_reduce(x, algorithm="ring")
+        process = mpi.bcast(os.getpid())
+        if mpi.rank:
+            mpi.Barrier()
+            os.kill(process, signal.SIGUSR1)
+            with contextlib.suppress(gc.GpucollError):
+                comm.all_reduce(x, algorithm="ring")
+        else:
+            with pytest.raises(Interrupt):
+                interruptible(mpi, comm, x)
+        comm._waits.failure = comm._waits.failure or gc.UsageError("on purpose")
+        comm.close()
+        mpi.Barrier()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def one_is_missing(mpi):
+    """Who never comes is waited for until the deadline, and no longer."""
+    comm = gc.Communicator.from_mpi(mpi, executor="shared", timeout=2)
+    x = numpy.ones(5)
+    for _ in range(2):
+        comm.all_reduce(x, algorithm="ring")
+    if mpi.rank:
+        with pytest.raises(gc.CollectiveTimeout):
+            comm.all_reduce(x, algorithm="ring")
+    mpi.Barrier()
+    comm._waits.failure = comm._waits.failure or gc.UsageError("left")
+    comm.close()
+
+
+CASES = [(fresh_data, (), (3, 2, 8)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
+         (the_bits_of_messages, (), (3,)), (one_is_missing, (), (2,)), (one_fails_later, (), (3,)),
+         (roots_return, (), (3,)), (interrupted, (), (2,)),
+         *((differing, (change,), (3,)) for change in ("op", "tree", "scan", "short", "slots", "not contiguous"))]
+
+
+@pytest.mark.parametrize(("body", "arguments", "size"), [
+    pytest.param(body, arguments, size, marks=pytest.mark.slow if number else (),
+                 id="-".join([body.__name__, *arguments, str(size)]))
+    for body, arguments, sizes in CASES for number, size in enumerate(sizes)])
+def test_engine(ranks, body, arguments, size):  # noqa: F811 (the fixture)
+    ranks(body, size, *arguments)
+
+
+def no_plan(**changes):
+    """Make a plan of one rank of two that copies 8 bytes; raise what the engine says of it."""
+    memory = numpy.zeros(64, numpy.uint8)
+    start = memory.ctypes.data
+    steps = changes.pop("steps", ((AWAIT, 1, 2, 0, ()), (FORM, start, 0, 8, (start + 8,)), (SIGNAL, 0, 2, 0, ())))
+    given = {"ranks": 2, "signature": 5 << 16, "given": 8, "taken": 8, "kind": 0, "op": 0, "parts": 0,
+             "overwrites": False, "root": 0, "peers": (1,), "readers": ((1, 2),), "board": (0,) * 7, "programs": None,
+             "kept": memory}
+    given |= changes
+    programs_ = given.pop("programs") or ((start, start, given["board"], steps),) * 2
+    del given["board"]
+    kept = given.pop("kept")
+    return library().Walk(*given.values(), programs_, kept)
+
+
+@pytest.mark.skipif(library() is None, reason="the engine is compiled: it needs a C++ compiler")
+def test_plans_that_are_not_whole_are_refused():
+    no_plan()
+    start = numpy.zeros(64, numpy.uint8)
+    at = start.ctypes.data
+    for changes in ({"steps": ((AWAIT, 2, 2, 0, ()),)}, {"steps": ((AWAIT, 1, -1, 0, ()),)},
+                    {"steps": ((7, 0, 0, 0, ()),)}, {"steps": ((SIGNAL, 0, 1 << 20, 0, ()),)},
+                    {"steps": ((FORM, at, 0, 8, ()),)}, {"steps": ((FORM, 0, 0, 8, (at,)),)},
+                    {"steps": ((FORM, at, 0, 0, (at,)),)}, {"steps": ((FORM, at, 0, 8, (0,)),)},
+                    {"steps": ((FORM, at, 0, 8, (at, at)),), "op": 9},
+                    {"steps": (5,)}, {"board": (0,) * 6}, {"peers": (2,)}, {"readers": ((2, 2),)}, {"readers": (3,)},
+                    {"root": 2}, {"parts": 2, "kind": 2}, {"programs": (1, 2)}):
+        with pytest.raises((ValueError, TypeError, SystemError)) as refusal:
+            no_plan(**changes)
+        assert refusal.type is not SystemError, changes
+
+
+def on_mutant(mpi, changes, body, arguments=()):
+    with slots_mutants.planted(changes):
+        return globals()[body](mpi, *arguments)
+
+
+@pytest.mark.nightly
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", slots_mutants.WALKS)
+def test_mutants_are_caught(ranks, name):  # noqa: F811 (the fixture)
+    slots_mutants.changed(slots_mutants.WALKS[name].changes)  # can be planted
+    with pytest.raises(RankError):
+        ranks(on_mutant, 3, *slots_mutants.WALKS[name])
+
+
+@pytest.mark.nightly
+def test_late_ranks_are_harmless(ranks):  # noqa: F811 (the fixture)
+    ranks(on_mutant, 3, slots_mutants.LATE_WALKS, "fresh_data")
+
+
+@pytest.mark.nightly
+def test_a_million_calls_leave_nothing_behind(ranks):  # noqa: F811 (the fixture)
+    ranks(a_million, 2)
+
+
+def a_million(mpi, parts=10):
+    """No memory, no descriptor, no thread. Ten times as many take 6 s where nothing else runs, else minutes."""
+    def litter():
+        with open("/proc/self/statm") as file:
+            resident = int(file.read().split()[1])
+        return resident, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
+        x, out = numpy.ones(4), numpy.empty(4)
+        for part in range(1 + parts):
+            for _ in range(50_000):
+                comm.all_reduce(x, out, algorithm="ring")
+                comm.all_reduce(x, out)
+            if not part:
+                before = litter()
+        after = litter()
+        assert after[1:] == before[1:]
+        assert after[0] <= before[0] + 64  # pages

@@ -1,0 +1,54 @@
+"""Buckets without ranks: in which order collectives are made, and whether beside what ranks compute."""
+
+import functools
+import os
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+from gpucoll.training.buckets import Pipeline, has_room_beside
+from gpucoll.training.parameters import Like
+
+HOST, GPU = (Like((2,), numpy.dtype("f4"), is_gpu) for is_gpu in (False, True))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_every_pipeline_makes_the_same_collectives_in_one_order(beside):
+    made, asked, came = [], [], []
+
+    def collective(name, *, async_op=False):
+        made.append(name)
+        asked.append(async_op)
+        return SimpleNamespace(wait=lambda: name) if async_op else name
+
+    def reduction(name, collectives):
+        for number in range(collectives):
+            came.append((yield functools.partial(collective, f"{name}{number}")))
+
+    pipeline = Pipeline(beside=beside)
+    for name, collectives in (("a", 2), ("b", 1), ("c", 3), ("d", 0), ("e", 2)):
+        pipeline.start(reduction(name, collectives), collectives)
+    pipeline.finish()
+    assert made == ["a0", "b0", "a1", "c0", "c1", "e0", "c2", "e1"]
+    assert sorted(came) == sorted(made)  # each result has been sent back
+    assert asked == [beside] * len(made)
+
+
+@pytest.mark.parametrize(("own", "all_", "ranks", "room"), [
+    (2, 2, 1, True), (2, 2, 2, False), (2, 2, 4, False), (16, 16, 8, True), (15, 16, 8, False), (1, 16, 8, False),
+    (2, 16, 8, True), (8, 16, 4, True), (8, 16, 8, False)])
+def test_collectives_go_on_beside_computing_where_a_rank_has_two_processors(own, all_, ranks, room, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(own)))
+    monkeypatch.setattr(os, "cpu_count", lambda: all_)
+
+    def decided(other, arrays=(HOST,), nodes=1):
+        def told_by_all(mine, call):
+            return [mine, {"room": other}]
+
+        return has_room_beside(SimpleNamespace(local_size=ranks, nodes=nodes, _told_by_all=told_by_all), arrays)
+
+    assert decided(True) == room
+    assert not decided(False)  # ranks of one call make it alike
+    assert decided(False, (HOST, GPU))
+    assert decided(False, nodes=2)
