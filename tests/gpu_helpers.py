@@ -37,6 +37,7 @@ def refused(code, call, *arguments, **options):
 
 def same(found, expected):
     assert isinstance(found, cupy.ndarray), type(found)
+    cupy.cuda.get_current_stream().synchronize()  # a copy that waits lets no other thread make an event
     host = found.get()
     assert oracle.same_bits(host, expected), (host, expected)
 

@@ -20,7 +20,7 @@ SOON = seconds(3)
 
 def kept_graph(comm, algorithm):
     """Closing neither waits for the user's graphs for as long as for a rank, nor aborts what it is destroying."""
-    other = gc.Communicator.from_mpi(comm.mpi, timeout=SOON)
+    other = gc.Communicator.from_mpi(comm.mpi, timeout=3 * SOON)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = ramp(comm, 2000)
@@ -33,7 +33,7 @@ def kept_graph(comm, algorithm):
         same(out, sum(ranges(comm, 2000)))
     begun = time.monotonic()
     other.close()
-    assert time.monotonic() - begun < SOON / 2
+    assert time.monotonic() - begun < SOON
     del graph
 
 
@@ -192,6 +192,8 @@ def captured_globally(comm, algorithm):
 
 def without_nccl(comm):
     """CuPy without NCCL's library on one rank: every rank is told."""
-    stub = types.SimpleNamespace(available=False) if comm.rank == 0 else cupy.cuda.nccl
+    from cupy.cuda import nccl  # CuPy imports it when asked
+
+    stub = types.SimpleNamespace(available=False) if comm.rank == 0 else nccl
     with patch.object(cupy.cuda, "nccl", stub), gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
         assert refused("GC-NCCL", other.all_reduce, cupy.ones(3))

@@ -68,9 +68,12 @@ class CudaDevice:
         return CurrentStream(self.current, stream)
 
     def is_blocking(self, stream: Any) -> bool:
-        """Whether the null stream and `stream` wait for each other."""
+        """Whether the null stream and `stream` wait for each other; not what is captured, which runs on any stream."""
+        runtime = cupy.cuda.runtime
         with self.current:
-            return not cupy.cuda.runtime.streamGetFlags(stream.ptr) & cupy.cuda.runtime.streamNonBlocking
+            if stream.is_capturing():  # whose flags CUDA does not tell
+                return False
+            return not runtime.streamGetFlags(stream.ptr) & runtime.streamNonBlocking
 
     def lasts(self, stream: Any) -> bool:
         """CuPy's own know their device; of the others only CUDA's null stream is without one."""

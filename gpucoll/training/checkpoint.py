@@ -40,6 +40,7 @@ from gpucoll.training.shards import owned
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_reading = threading.Lock()  # CPython 3.11 parses literals, as in an array's header, in one state for all threads
 PARAMETER = "parameter"  # beside the names of an optimizer's state
 
 States = Mapping[str, Parameters]  # of each parameter: its shard, and the shards of the optimizer's state
@@ -125,6 +126,11 @@ def _packed(rows: Mapping[str, Array]) -> bytes:
     return room.getvalue()
 
 
+def _row(rows: Any, name: str, dtype: numpy.dtype[Any]) -> numpy.ndarray[Any, Any]:
+    with _reading:
+        return rows[name].view(dtype)  # type: ignore[no-any-return]
+
+
 def _write_through(path: Path, content: bytes) -> None:
     """Write a file that is there under its name only when it is on disk."""
     new = path.with_name(f"{path.name}.new")
@@ -196,7 +202,7 @@ class Checkpoint:
                 mine = owned(self.like[name].size, self._comm.rank, self._comm.size)
                 first = file["elements"][name][0]
                 for kind, row in states[name].items():
-                    there = rows[f"{kind}/{name}"].view(row.dtype)[here.start - first:here.stop - first]
+                    there = _row(rows, f"{kind}/{name}", row.dtype)[here.start - first:here.stop - first]
                     to_array(row[here.start - mine.start:here.stop - mine.start], there)
 
     def read_kept(self) -> dict[str, Array]:
@@ -211,7 +217,7 @@ class Checkpoint:
             for file in [self._files[self._comm.rank]] if same else self._files:
                 with self._opened(file) as rows:
                     for name, one in self._kept.items():
-                        row = rows[name].view(numpy_dtype(one["dtype"]))
+                        row = _row(rows, name, numpy_dtype(one["dtype"]))
                         found[name] = found[name] + row if name in found else row
             for name, row in found.items() if not same else ():
                 found[name] = row / row.dtype.type(len(self._files))

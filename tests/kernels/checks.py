@@ -199,6 +199,7 @@ def check_conversions(launcher, name):
     random = numpy.frombuffer(numpy.random.default_rng(7).bytes(1 << 20), numpy.float32)
     for target, values in (("float32", codes), (name, numpy.concatenate([boundaries(codes), random]))):
         source = name if values is codes else "float32"
-        found = numpy.empty(values.size, kind(target))
-        launcher.cast(DTYPES[source], DTYPES[target], address(values), address(found), found.size, None)
+        given = Memory(values.nbytes).hold(values)
+        found = Memory(values.size * kind(target).itemsize).place(kind(target), values.size)
+        launcher.cast(DTYPES[source], DTYPES[target], address(given), address(found), found.size, None)
         assert same(found, values.astype(found.dtype)), (source, target)

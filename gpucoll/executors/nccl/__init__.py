@@ -45,9 +45,15 @@ class NcclExecutor:
         self._programs: dict[int, tuple[Plan, Program]] = {}
 
     def serves(self, task: Task) -> str | None:
-        """Every schedule. Once there is a plan, the kernel that it needs is compiled, before data move."""
+        """Every schedule. Once there is a plan, the kernels that it needs are loaded, before data move.
+
+        To load one may take until the GPU has nothing to do: those that a replay needs are not left to it.
+        """
         if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():
             return NO_CAPTURE
+        if task.plan is not None and self._transport.capturable:
+            for width in UNITS:
+                self._device.kernels.ready(copy(width))
         if task.plan is not None and task.op is not None:
             try:
                 self._device.kernels.ready(reduce(task.op, task.dtype))
@@ -105,9 +111,7 @@ class NcclExecutor:
             kernels.copy(kept.target, address(target), target.size, width, task.stream)
 
     def _capture(self, task: Task) -> Any:
-        """Return the call captured on buffers of its own; what it allocates and loads comes before the capture."""
-        for width in UNITS:
-            self._device.kernels.ready(copy(width))
+        """Return the call captured on buffers of its own; what it allocates comes before the capture."""
         stream = self._device.new_stream()
         source, target = self._graphs.buffers(task, self._device, stream)
         self._rooms.of(task, source, target, stream)

@@ -69,6 +69,8 @@ def streamCreateWithFlags(flags):
 
 
 def streamGetFlags(stream):
+    if MACHINE.queue(stream).capture is not None:
+        raise CUDARuntimeError(900)  # cudaErrorStreamCaptureUnsupported, as on a GPU
     return 0 if MACHINE.queue(stream).blocking else streamNonBlocking
 
 
