@@ -128,7 +128,7 @@ def _packed(rows: Mapping[str, Array]) -> bytes:
 
 def _row(rows: Any, name: str, dtype: numpy.dtype[Any]) -> numpy.ndarray[Any, Any]:
     with _reading:
-        return rows[name].view(dtype)  # type: ignore[no-any-return]
+        return rows[name].view(dtype)
 
 
 def _write_through(path: Path, content: bytes) -> None:
