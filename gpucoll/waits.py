@@ -135,6 +135,21 @@ class Waits:
             self._refuse_second_thread(name)
         self.submit(Work(self, operation, name, None)).synchronize()
 
+    def at_once(self, call: Callable[..., None], name: str, *arguments: Any) -> bool:
+        """Make a call that waits for nothing, if it is its turn; return whether it was made."""
+        if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
+            return False
+        self._owner = threading.get_ident()
+        try:
+            call(*arguments)
+        except BaseException as error:
+            self._failed(error, iter(()), name)
+            raise
+        finally:
+            self._owner = None
+            self._stepping.release()
+        return True
+
     def _refuse_second_thread(self, name: str) -> None:
         """Raise UsageError while another thread is in a call; the communicator is revoked.
 
@@ -344,25 +359,15 @@ def _raising(error: GpucollError) -> Callable[[], None]:
     return hook
 
 
-class Completion(Protocol):
-    """The end, on a GPU's stream, of what an operation has enqueued."""
-
-    def done(self) -> bool:
-        """Return whether it has come."""
-
-    def order(self) -> None:
-        """Let the current stream wait for it."""
-
-
 class Work:
     """A collective under way: the handle that ``async_op=True`` returns.
 
     It keeps its arrays alive. An error of the operation is raised by `wait` and `synchronize`. `completion` is what
-    follows on a stream once the operation itself, the host's part, has ended.
+    follows on a stream once the operation itself, the host's part, has ended: `gpucoll.communicator.gpu.Completion`.
     """
 
     def __init__(self, waits: Waits, operation: Operation, name: str, result: Any,
-                 completion: Completion | None = None) -> None:
+                 completion: Any = None) -> None:
         self.name = name
         self.error: GpucollError | None = None
         self._waits = waits

@@ -77,6 +77,33 @@ def captured(comm, algorithm):
     same(comm.all_reduce(ramp(comm, 10)), sum(ranges(comm, 10)))
 
 
+def launched(comm, algorithm):
+    """Calls on the same arrays again take one launch; they follow each other on any streams all the same."""
+    first, second = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
+    with first:
+        x, out = ramp(comm, 500), cupy.zeros(500, numpy.float32)
+    with second:
+        again = cupy.zeros(500, numpy.float32)
+    first.synchronize()
+    second.synchronize()
+    for _ in range(7):
+        comm.all_reduce(x, out, algorithm=algorithm, stream=first)
+        comm.all_reduce(out, again, algorithm=algorithm, stream=second)
+    total = sum(ranges(comm, 500))
+    with second:
+        same(again, total * comm.size)
+    comm.barrier()  # the host does, and nothing is left to load
+    with held(first):
+        with first:
+            x += 1
+        comm.all_reduce(x, out, algorithm=algorithm, stream=first)
+        comm.all_reduce(out, again, algorithm=algorithm, stream=second)
+        assert not second.done
+    with second:
+        same(again, (total + comm.size) * comm.size)
+    return [one.launch is not None for one in comm._repeats._kept.values()]
+
+
 def replayed(comm, algorithm):
     """From the fourth call on small calls are replayed as graphs: on other arrays and streams every time."""
     pool = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]

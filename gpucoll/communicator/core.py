@@ -23,7 +23,7 @@ from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op,
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
-from gpucoll.communicator.repeats import Key, Repeat, Repeats, has_divided, key_of, repeat_of, step_of
+from gpucoll.communicator.repeats import Key, Repeat, Repeats, has_divided, key_of, launcher_of, repeat_of, step_of
 from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
@@ -162,13 +162,17 @@ class Core:
     def _repeat(self, found: Repeat, source: Any, target: Any, stream: Any) -> None:
         """Run a call once more, from the row `source` to the row `target`."""
         self._check_usable()
-        space: Space = HOST
         if found.task.device == "cpu":
             task = found.task.again(source, target)  # it may outlive the call, where that fails
-        else:
-            task, space = found.task, self._gpu(found.task.device).space(stream)
-            task.stream = space.stream
-        self._timed(self._operation(found.executor, task, space), task.collective, found.seconds)
+            self._timed(self._operation(found.executor, task, HOST), task.collective, found.seconds)
+            return
+        task, gpu = found.task, self._gpus[found.task.device]
+        on = gpu.device.stream(stream)
+        if gpu.launch(found.launch, on, task.collective, self._waits):
+            return
+        task.stream = on
+        self._waits.run(self._operation(found.executor, task, DeviceSpace(gpu, on)), task.collective)
+        found.launch = found.launch or launcher_of(found)
 
     def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0, same: Key = (),
              x: Any = None, out: Any = None) -> Any:

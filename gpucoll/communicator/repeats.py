@@ -7,14 +7,14 @@ no array alive: on a device a task has addresses, on the host rows are made anew
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy
 
 from gpucoll.arrays import address, same_memory
 from gpucoll.communicator.times import Seconds
-from gpucoll.executors import Executor, Hasty, Task
+from gpucoll.executors import Executor, Hasty, Launcher, Launching, Task
 from gpucoll.ops import LOGICAL
 
 KEPT = 256
@@ -31,13 +31,15 @@ class Row:
         self.data = self  # as CuPy's arrays have it
 
 
-class Repeat(NamedTuple):
+@dataclass(slots=True)
+class Repeat:
     """A call to be made again; `task` holds no arrays of the user's."""
 
     executor: Executor
     task: Task
     seconds: Seconds | None
     step: Any = None  # what slots do, or the engine
+    launch: Launcher | None = None  # what enqueues it on a GPU and waits for nothing
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
         """Return input and output of the task."""
@@ -74,6 +76,14 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds
     rows = [None if row is None or not on_device else Row(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
     return Repeat(executor, again, seconds, step)
+
+
+def launcher_of(found: Repeat) -> Launcher | None:
+    """Return what enqueues a call on a GPU that takes no step more, None where there is no such."""
+    executor, op = found.executor, found.task.op
+    if not isinstance(executor, Launching) or (op is not None and op.name in ("avg", *LOGICAL)):
+        return None
+    return executor.launcher(found.task)
 
 
 def step_of(executor: Executor, task: Task) -> Any:

@@ -82,6 +82,9 @@ class Device(Protocol):
     def within(self, stream: Any) -> AbstractContextManager[object]:
         """Inside, `stream` is the current one of the calling thread."""
 
+    def is_open(self, stream: Any) -> bool:
+        """Return whether to enqueue work on `stream` is all: nothing need be made current, awaited or kept."""
+
     def is_blocking(self, stream: Any) -> bool:
         """Return whether `stream` and the null stream wait for each other."""
 

@@ -67,6 +67,10 @@ class CudaDevice:
     def within(self, stream: Any) -> CurrentStream:
         return CurrentStream(self.current, stream)
 
+    def is_open(self, stream: Any) -> bool:
+        """Whether the device is the thread's current one, and `stream` is not being captured."""
+        return cupy.cuda.runtime.getDevice() == self.ordinal and not stream.is_capturing()
+
     def is_blocking(self, stream: Any) -> bool:
         """Whether the null stream and `stream` wait for each other; not what is captured, which runs on any stream."""
         runtime = cupy.cuda.runtime

@@ -11,7 +11,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 from cupy.cuda import nccl
@@ -28,6 +28,16 @@ BYTE = DTYPES["ncclUint8"]
 SINCE = {"ncclAlltoAll": 22800, "ncclGather": 22800, "ncclScatter": 22800}  # versions, as ncclGetVersion counts them
 ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)  # KeyError: CuPy's for codes it does not know
 NOTHING: Waiting = iter(())  # to wait for
+
+
+class Call(NamedTuple):
+    """One of NCCL's collectives on given memory: what the ranks must have connected for, and what enqueues it."""
+
+    what: str
+    needed: tuple[Hashable, ...]
+    enqueue: Callable[[Any], None]  # on a stream
+
+
 FLOAT8_SINCE = 22400, 90  # version and compute capability
 
 _pointer, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
@@ -41,7 +51,7 @@ PROTOTYPES = {
 class Nccl:
     """NCCL's calls on addresses and streams; made by all ranks together, at most `timeout` seconds long.
 
-    Collectives take the number of elements of a block, and names of our tables for dtype and op.
+    Collectives take the number of elements or bytes of a block, and names of our tables for dtype and op.
 
     NCCL connects two ranks at the first message in each direction, and all of them at the first collective by one of
     its algorithms: in C, on the host, until the other ranks have made the same call. Such a call is made in a thread of
@@ -73,46 +83,57 @@ class Nccl:
         ends = [*(("to", part.peer) for part in sends), *(("from", part.peer) for part in receives)]
         return self._call("send and receive", ends, enqueue)
 
-    def all_reduce(self, source: int, target: int, count: int, dtype: str, op: str, stream: Any) -> Waiting:
-        return self._collective("all_reduce", count, lambda: self._comm.allReduce(
-            source, target, count, DTYPES[dtype], OPS[op], stream.ptr), dtype, op)
+    def call(self, call: Call, stream: Any) -> Waiting:
+        """Enqueue one of NCCL's collectives, as the methods below describe it."""
+        return self._call(call.what, call.needed, functools.partial(call.enqueue, stream))
 
-    def reduce(self, source: int, target: int, count: int, dtype: str, op: str, root: int, stream: Any) -> Waiting:
-        return self._collective("reduce", count, lambda: self._comm.reduce(
-            source, target, count, DTYPES[dtype], OPS[op], root, stream.ptr), dtype, op)
+    def launcher(self, call: Call) -> Callable[[Any], None] | None:
+        """Return what enqueues `call` on a stream and never waits; None before the ranks have connected for it."""
+        if not self._connected.issuperset(call.needed):
+            return None
 
-    def reduce_scatter(self, source: int, target: int, count: int, dtype: str, op: str, stream: Any) -> Waiting:
-        return self._collective("reduce_scatter", count, lambda: self._comm.reduceScatter(
-            source, target, count, DTYPES[dtype], OPS[op], stream.ptr), dtype, op)
+        def launch(stream: Any) -> None:
+            try:
+                call.enqueue(stream)
+            except ERRORS as error:
+                raise _ours(call.what, error) from error
 
-    def broadcast(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> Waiting:
-        return self._collective("broadcast", nbytes, lambda: self._comm.broadcast(
-            source, target, nbytes, BYTE, root, stream.ptr))
+        return launch
 
-    def all_gather(self, source: int, target: int, nbytes: int, stream: Any) -> Waiting:
-        return self._collective("all_gather", nbytes, lambda: self._comm.allGather(
-            source, target, nbytes, BYTE, stream.ptr))
+    def all_reduce(self, source: int, target: int, count: int, dtype: str, op: str) -> Call:
+        return _call_of("all_reduce", self._comm.allReduce, count, (source, target, count, DTYPES[dtype], OPS[op]))
 
-    def all_to_all(self, source: int, target: int, nbytes: int, stream: Any) -> Waiting:
-        return self._foreign("ncclAlltoAll", nbytes, source, target, nbytes, BYTE, self._comm.comm, stream.ptr)
+    def reduce(self, source: int, target: int, count: int, dtype: str, op: str, root: int) -> Call:
+        return _call_of("reduce", self._comm.reduce, count, (source, target, count, DTYPES[dtype], OPS[op], root))
 
-    def gather(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> Waiting:
-        return self._foreign("ncclGather", nbytes, source, target, nbytes, BYTE, root, self._comm.comm, stream.ptr)
+    def reduce_scatter(self, source: int, target: int, count: int, dtype: str, op: str) -> Call:
+        return _call_of("reduce_scatter", self._comm.reduceScatter, count,
+                        (source, target, count, DTYPES[dtype], OPS[op]))
 
-    def scatter(self, source: int, target: int, nbytes: int, root: int, stream: Any) -> Waiting:
-        return self._foreign("ncclScatter", nbytes, source, target, nbytes, BYTE, root, self._comm.comm, stream.ptr)
+    def broadcast(self, source: int, target: int, nbytes: int, root: int) -> Call:
+        return _call_of("broadcast", self._comm.broadcast, nbytes, (source, target, nbytes, BYTE, root))
 
-    def _foreign(self, function: str, nbytes: int, *arguments: Any) -> Waiting:
-        def enqueue() -> None:
-            result = getattr(_library(), function)(*arguments)
+    def all_gather(self, source: int, target: int, nbytes: int) -> Call:
+        return _call_of("all_gather", self._comm.allGather, nbytes, (source, target, nbytes, BYTE))
+
+    def all_to_all(self, source: int, target: int, nbytes: int) -> Call:
+        return self._foreign("ncclAlltoAll", source, target, nbytes)
+
+    def gather(self, source: int, target: int, nbytes: int, root: int) -> Call:
+        return self._foreign("ncclGather", source, target, nbytes, root)
+
+    def scatter(self, source: int, target: int, nbytes: int, root: int) -> Call:
+        return self._foreign("ncclScatter", source, target, nbytes, root)
+
+    def _foreign(self, function: str, source: int, target: int, nbytes: int, *root: int) -> Call:
+        """Return a call of one of NCCL's functions that CuPy does not have."""
+        def enqueue(*arguments: Any) -> None:
+            *given, stream = arguments
+            result = getattr(_library(), function)(*given, self._comm.comm, stream)
             if result:
                 raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
 
-        return self._collective(function, nbytes, enqueue)
-
-    def _collective(self, what: str, count: int, enqueue: Callable[[], Any], *more: str) -> Waiting:
-        """NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one."""
-        return self._call(what, ((what, count.bit_length(), *more),), enqueue)
+        return _call_of(function, enqueue, nbytes, (source, target, nbytes, BYTE, *root))
 
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
         """Enqueue where the connections that are `needed` are there; else make them first, in the waiting returned."""
@@ -173,6 +194,14 @@ class Nccl:
 
         threading.Thread(target=act, name=f"gpucoll NCCL {what}", daemon=True).start()
         return outcome
+
+
+def _call_of(what: str, function: Callable[..., Any], count: int, arguments: tuple[Any, ...]) -> Call:
+    """NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one."""
+    def enqueue(stream: Any) -> None:
+        function(*arguments, stream.ptr)
+
+    return Call(what, ((what, count.bit_length(), *arguments[3:5]),), enqueue)
 
 
 def version() -> int:

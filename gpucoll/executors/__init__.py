@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from gpucoll.chunks import Layout, Ragged
 from gpucoll.dtypes import Dtype
@@ -70,6 +70,17 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Give back what it holds; idempotent."""
+
+
+Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on a stream
+
+
+@runtime_checkable
+class Launching(Protocol):
+    """An executor on a GPU that need not wait for some calls that it has made before."""
+
+    def launcher(self, task: Task) -> Launcher | None:
+        """Return what enqueues calls like `task`, on the same memory, and never waits; None where there is no such."""
 
 
 @runtime_checkable

@@ -121,21 +121,23 @@ def binding():
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
         source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
-        calls = [lambda: own.all_reduce(source, target, count, "ncclFloat32", "ncclSum", stream),
-                 lambda: own.reduce(source, target, count, "ncclFloat32", "ncclMax", 0, stream),
-                 lambda: own.reduce_scatter(source, target, count, "ncclFloat32", "ncclAvg", stream),
-                 lambda: own.broadcast(source, target, nbytes, 0, stream),
-                 lambda: own.all_gather(source, target, nbytes, stream)]
+        calls = [own.all_reduce(source, target, count, "ncclFloat32", "ncclSum"),
+                 own.reduce(source, target, count, "ncclFloat32", "ncclMax", 0),
+                 own.reduce_scatter(source, target, count, "ncclFloat32", "ncclAvg"),
+                 own.broadcast(source, target, nbytes, 0), own.all_gather(source, target, nbytes)]
         if nccl.lacks("ncclAlltoAll") is None:
-            calls += [lambda: own.all_to_all(source, target, nbytes, stream),
-                      lambda: own.gather(source, target, nbytes, 0, stream),
-                      lambda: own.scatter(source, target, nbytes, 0, stream)]
+            calls += [own.all_to_all(source, target, nbytes), own.gather(source, target, nbytes, 0),
+                      own.scatter(source, target, nbytes, 0)]
         for number, call in enumerate(calls):
-            out.fill(0)
-            Waits(LIMIT).run(call(), "binding")
-            assert (out.get() == x.get()).all(), number
+            assert own.launcher(call) is None, number  # before the ranks have connected
+            for enqueue in (lambda call=call: Waits(LIMIT).run(own.call(call, stream), "binding"),
+                            lambda call=call: own.launcher(call)(stream)):
+                out.fill(0)
+                enqueue()
+                assert (out.get() == x.get()).all(), number
         own.check()
-        assert refused("GC-NCCL", lambda: Waits(LIMIT).run(own.broadcast(source, source, nbytes, 7, stream), "binding"))
+        wrong = own.broadcast(source, source, nbytes, 7)
+        assert refused("GC-NCCL", lambda: Waits(LIMIT).run(own.call(wrong, stream), "binding"))
     own.close(captured=False)
 
 
@@ -143,7 +145,8 @@ MOVES = ("broadcast", "all_gather", "gather", "scatter", "all_to_all")
 NATIVE = [*(("native", name) for name in ("all_reduce", "reduce", "reduce_scatter")),
           *(("mirrored", "copies", name, "native") for name in MOVES),
           ("streams", "native"), ("asynchronous", "native")]
-GRAPHS = [("captured", "ring"), ("captured", "native"), ("replayed", "ring"), ("lifetimes", "native"),
+GRAPHS = [("launched", "ring"), ("launched", "native"), ("captured", "ring"), ("captured", "native"),
+          ("replayed", "ring"), ("lifetimes", "native"),
           ("lifetimes", "ring", "tree"), ("many_calls", "ring"), ("kept_graph", "native")]
 TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
             ("packed",), ("laid_out",)]
@@ -157,7 +160,7 @@ TOGETHER = [*ALONE, ("missed",), ("without_nccl",), ("float8_below_hopper",),
             ("mirrored", "copies", "all_to_all", "auto"),
             ("mirrored", "segmented", "all_reduce", "ring"), ("mirrored", "shapes_and_strides", "tree")]
 # What the peer executor runs: schedules, not NCCL's own collectives. Threads share the null stream, ranks must not.
-PEER = [("streams", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",),
+PEER = [("streams", "two_shot"), ("launched", "two_shot"), ("asynchronous", "one_shot"), ("points",), ("dlpack",),
         ("captured", "one_shot"), ("captured", "two_shot"), ("captured", "ring"), ("planned",), ("symmetric",),
         ("blocks",),
         *(("mirrored", "every_op_and_dtype", "all_reduce", name) for name in ("one_shot", "two_shot", "ring")),
@@ -203,7 +206,7 @@ def threads():
 
 def peer_threads(ranks):
     """The peer executor between ranks that are threads on one GPU: pointers, a stream each."""
-    which = [program for program in PEER if program[0] not in ("streams", "points")]
+    which = [program for program in PEER if program[0] not in ("streams", "points", "launched")]
     programs([], [("threads", ranks, *program) for program in which], 3 * LIMIT, {**ON_PEER, **CONNECTIONS})
 
 

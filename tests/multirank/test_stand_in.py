@@ -141,6 +141,12 @@ def test_calls_that_repeat_become_graphs(gpus, algorithm, machine):
     assert min(gpus("replayed", SIZE, algorithm, env=machine)) >= 3
 
 
+@ON_MACHINES
+@pytest.mark.parametrize(("algorithm", "executor"), [("ring", {}), ("native", {}), ("two_shot", PEER)])
+def test_calls_on_the_same_arrays_take_one_launch(gpus, algorithm, executor, machine):
+    assert all(map(all, gpus("launched", SIZE, algorithm, env={**executor, **machine})))
+
+
 # By NCCL's documentation: four ops of six integers, three of six floats (its min and max need not let NaN win), sums
 # and averages of two complex dtypes, and of bool what a byte can be in the place of.
 SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8

@@ -19,7 +19,7 @@ from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
 from gpucoll.device.compilers import CompileError
 from gpucoll.device.sources import UNITS, copy, reduce
 from gpucoll.errors import ArgumentError
-from gpucoll.executors import Message, Plan, Span, Task, Write
+from gpucoll.executors import Launcher, Message, Plan, Span, Task, Write
 from gpucoll.executors.nccl.dataflow import Exchange, Program, program
 from gpucoll.executors.nccl.replay import Graphs, Replay
 from gpucoll.executors.nccl.rooms import Order, Rooms
@@ -71,10 +71,23 @@ class NcclExecutor:
         if name is None:
             yield from self._enqueue(task, task.stream, task.input, task.output)
             return
+        if self._graphs.wants_direct(task):
+            self._graphs.put_direct(task, (yield from self._capture(task, task.input, task.output)))
+        direct = self._graphs.direct(task)
+        if direct is not None:
+            direct.graph.launch(task.stream)
+            return
         kept = self._graphs.get(name, in_place=task.in_place)
         if kept is None:
-            kept = self._graphs.put(name, (yield from self._capture(task)), in_place=task.in_place)
+            stream = self._device.new_stream()
+            kept = yield from self._capture(task, *self._graphs.buffers(task, self._device, stream), stream)
+            self._graphs.put(name, kept, in_place=task.in_place)
         self._replay(task, kept)
+
+    def launcher(self, task: Task) -> Launcher | None:
+        """Return how to launch the graph of calls like `task` on the same memory; None where there is none yet."""
+        direct = self._graphs.direct(task)
+        return None if direct is None else direct.graph.launch
 
     def close(self) -> None:
         """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
@@ -110,10 +123,9 @@ class NcclExecutor:
         if target is not None and not (task.collective == "broadcast" and source is not None):  # the root's
             kernels.copy(kept.target, address(target), target.size, width, task.stream)
 
-    def _capture(self, task: Task) -> Any:
-        """Return the call captured on buffers of its own; what it allocates comes before the capture."""
-        stream = self._device.new_stream()
-        source, target = self._graphs.buffers(task, self._device, stream)
+    def _capture(self, task: Task, source: Any, target: Any, stream: Stream | None = None) -> Any:
+        """Return the call captured from `source` to `target`; what it allocates comes before the capture."""
+        stream = stream or self._device.new_stream()
         self._rooms.of(task, source, target, stream)
         self._side_stream()
         stream.begin_capture()

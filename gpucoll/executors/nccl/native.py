@@ -10,7 +10,7 @@ from gpucoll.arrays import address
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
 from gpucoll.dtypes import DTYPES
-from gpucoll.executors import Task
+from gpucoll.executors import Launcher, Task
 from gpucoll.executors.nccl.rooms import Order
 from gpucoll.ops import OPS
 from gpucoll.waits import Operation
@@ -42,42 +42,55 @@ class NcclNative:
     def run(self, task: Task) -> Operation:
         """Enqueue NCCL's collective on the task's stream."""
         self._order.follow(task.stream)
-        source, target = address(task.input), address(task.output)
-        return self._reduce(task, source, target) if task.collective in REDUCES else self._move(task, source, target)
+        if _reads_what_it_writes(task):
+            return self._from_copy(task)
+        return self._transport.call(self._call(task, address(task.input), address(task.output)), task.stream)
+
+    def launcher(self, task: Task) -> Launcher | None:
+        """Return what enqueues calls like `task` at once; None where it takes more than that."""
+        if _reads_what_it_writes(task):
+            return None
+        return self._transport.launcher(self._call(task, address(task.input), address(task.output)))
 
     def close(self) -> None:
         """Nothing to give back: the transport belongs to the communicator."""
 
-    def _reduce(self, task: Task, source: int, target: int) -> Waiting:
+    def _call(self, task: Task, source: int, target: int) -> nccl.Call:
+        return self._reduce(task, source, target) if task.collective in REDUCES else self._move(task, source, target)
+
+    def _reduce(self, task: Task, source: int, target: int) -> nccl.Call:
         dtype, op, per_element = _spelled(task)
         count = (task.output if task.collective == "reduce_scatter" else task.input).size * per_element
         call = getattr(self._transport, task.collective)
         if task.collective == "reduce":
-            return call(source, target or source, count, dtype, op, task.root, task.stream)
-        return call(source, target, count, dtype, op, task.stream)
+            return call(source, target or source, count, dtype, op, task.root)
+        return call(source, target, count, dtype, op)
 
-    def _move(self, task: Task, source: int, target: int) -> Waiting:
+    def _move(self, task: Task, source: int, target: int) -> nccl.Call:
         """Bytes of a block: of what a rank gives or gets where the other side has one for every rank."""
         call = getattr(self._transport, task.collective)
         sides = [row.nbytes for row in (task.input, task.output) if row is not None]
         if task.collective == "broadcast":
-            return call(source or target, target, sides[-1], task.root, task.stream)
+            return call(source or target, target, sides[-1], task.root)
         if task.collective == "all_gather":
-            return call(source, target, task.input.nbytes, task.stream)
+            return call(source, target, task.input.nbytes)
         if task.collective == "all_to_all":
-            return self._all_to_all(task, source, target)
+            return call(source, target, task.input.nbytes // self._transport.size)
         block = (task.input if task.collective == "gather" else task.output).nbytes
-        return call(source, target, block, task.root, task.stream)
+        return call(source, target, block, task.root)
 
-    def _all_to_all(self, task: Task, source: int, target: int) -> Waiting:
-        """NCCL has none in place: then it reads a copy, which is there until all is enqueued, or captured for good."""
-        block = task.input.nbytes // self._transport.size
-        if source == target:
-            aside = self._device.empty(task.input.size, task.input.dtype, task.stream)
-            self._order.keep_captured(task.stream, aside)
-            source = address(aside)
-            self._device.kernels.copy(target, source, task.input.size, task.dtype.itemsize, task.stream)
-        yield from self._transport.all_to_all(source, target, block, task.stream)
+    def _from_copy(self, task: Task) -> Waiting:
+        """Let NCCL read a copy, which is there until all is enqueued, or captured for good."""
+        aside = self._device.empty(task.input.size, task.input.dtype, task.stream)
+        self._order.keep_captured(task.stream, aside)
+        self._device.kernels.copy(address(task.input), address(aside), task.input.size, task.dtype.itemsize,
+                                  task.stream)
+        yield from self._transport.call(self._call(task, address(aside), address(task.output)), task.stream)
+
+
+def _reads_what_it_writes(task: Task) -> bool:
+    """NCCL has no all_to_all in place."""
+    return task.collective == "all_to_all" and address(task.input) == address(task.output)
 
 
 def _cannot_reduce(task: Task) -> str | None:

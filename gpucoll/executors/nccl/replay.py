@@ -2,7 +2,8 @@
 
 NCCL asks that a message is part of a graph on both of its ranks or on none, so that whether a call is replayed must
 follow from what all ranks know: what is called, and how often it has been. Arrays are not known to all, hence a graph
-works on buffers of its own, into which the input is copied and from which the output is.
+works on buffers of its own, into which the input is copied and from which the output is; and one that is called on the
+same arrays again, on those: that saves the copies, and to the other ranks it is the same.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from __future__ import annotations
 import collections
 from typing import Any, NamedTuple
 
+from gpucoll.arrays import address
 from gpucoll.device import Device, Graph, Stream
 from gpucoll.executors import Task
 
 LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than the two copies
 CALLS = 3  # a call that has come so often is likely to come again
 GRAPHS = 64  # kept; further calls are enqueued one by one
-SEEN = 4096  # signatures counted
+DIRECT = 256  # kept of those on the user's own memory
+SEEN = 4096  # signatures counted, and places in memory
 
 
 class Replay(NamedTuple):
@@ -35,13 +38,14 @@ class Graphs:
         self._seen: collections.Counter[Any] = collections.Counter()
         self._chosen: set[Any] = set()
         self._kept: dict[Any, Replay] = {}
+        self._met: collections.Counter[Any] = collections.Counter()
+        self._direct: dict[Any, Replay] = {}
 
     def serve(self, task: Task) -> Any:
         """Return under which name `task` is to be replayed, alike on every rank, or None; counts the call."""
         if not 0 < task.nbytes <= LIMIT or task.lengths is not None or task.stream.is_capturing():
             return None
-        # what tells a call from another one and is the same on every rank
-        signature = task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
+        signature = _signature(task)
         if signature in self._chosen:
             return signature
         if len(self._seen) == SEEN:
@@ -51,6 +55,24 @@ class Graphs:
             return None
         self._chosen.add(signature)
         return signature
+
+    def wants_direct(self, task: Task) -> bool:
+        """Return whether `task` is worth a graph on its own memory: it has come there before; counts the call."""
+        place = _place(task)
+        if place in self._direct or len(self._direct) == DIRECT:
+            return False
+        if len(self._met) == SEEN:
+            self._met.clear()
+        self._met[place] += 1
+        return self._met[place] > 1
+
+    def direct(self, task: Task) -> Replay | None:
+        """Return the graph that works on `task`'s own memory, if there is one."""
+        return self._direct.get(_place(task))
+
+    def put_direct(self, task: Task, replay: Replay) -> None:
+        """Keep a graph that works on `task`'s own memory."""
+        self._direct[_place(task)] = replay
 
     def get(self, name: Any, *, in_place: bool) -> Replay | None:
         """Return the captured call, if there is one; in place and out of place are two."""
@@ -71,7 +93,15 @@ class Graphs:
 
     def clear(self) -> None:
         """Forget all of them."""
-        self._kept.clear()
-        self._chosen.clear()
-        self._seen.clear()
+        for kept in (self._kept, self._direct, self._chosen, self._seen, self._met):
+            kept.clear()
+
+
+def _signature(task: Task) -> tuple[Any, ...]:
+    """Return what tells a call from another one and is the same on every rank."""
+    return task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
+
+
+def _place(task: Task) -> tuple[Any, ...]:
+    return _signature(task), address(task.input), address(task.output)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -67,6 +68,14 @@ class Order:
             self._event = self._device.new_event()
             self._event.record(self._last)
         stream.wait_event(self._event)
+
+    def enqueue(self, launch: Callable[[Stream], None], stream: Stream) -> None:
+        """Enqueue an operation by `launch`, after the one before; not in a capture."""
+        if stream is not self._last or self._event is not None:
+            self.follow(stream)
+        launch(stream)
+        if stream is not self._last or self._event is not None or self._flying:
+            self.passed(stream, None)
 
     def passed(self, stream: Stream, keep: object) -> None:
         """The operation enqueued on `stream` is the last one from here on; a graph of the user's keeps its memory."""

@@ -20,7 +20,7 @@ from gpucoll.device import Device
 from gpucoll.device.compilers import CompileError
 from gpucoll.device.peer import WAITS
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
-from gpucoll.executors import Task
+from gpucoll.executors import Launcher, Task
 from gpucoll.executors.peer.binding import Binder
 from gpucoll.executors.peer.meeting import Meeting
 from gpucoll.executors.peer.symmetric import SymmetricMemory
@@ -79,6 +79,19 @@ class PeerExecutor:
             yield from self._meeting.meet()
         for call in calls:
             call(task.stream)
+
+    def launcher(self, task: Task) -> Launcher | None:
+        """Return what enqueues calls like `task` at once; None where ranks must have met before."""
+        if self._meeting.on_one_gpu or not self._device.asynchronous:
+            return None
+        calls, tables = self._binder.bind(task).calls, self._binder.tables
+
+        def launch(stream: Any, keep: object = tables) -> None:
+            self.check()
+            for call in calls:
+                call(stream)
+
+        return launch
 
     def check(self) -> None:
         """Raise CollectiveTimeout where a kernel has given up waiting for another rank."""

@@ -89,6 +89,11 @@ class Binder:
         self._order.keep_captured(task.stream, self._walks)
         return bound
 
+    @property
+    def tables(self) -> object:
+        """What must live as long as the launches that have been bound may run."""
+        return self._walks
+
     def clear(self) -> None:
         """Let go of all memory."""
         for kept in (self._bound, self._walks, self._rooms, self._outgrown):
