@@ -37,6 +37,22 @@ def kept_graph(comm, algorithm):
     del graph
 
 
+def kept_plan(comm, algorithm):
+    """Closing does not wait for a plan that somebody still has, nor for calls that are remembered."""
+    other = gc.Communicator.from_mpi(comm.mpi, timeout=3 * SOON)
+    x = ramp(comm, 2000)
+    out = cupy.empty_like(x)
+    plan = other.plan("all_reduce", x, out, algorithm=algorithm)
+    for _ in range(7):
+        plan()
+        other.all_reduce(x, out, algorithm=algorithm)
+    same(out, sum(ranges(comm, 2000)))
+    begun = time.monotonic()
+    other.close()
+    assert time.monotonic() - begun < SOON
+    assert plan.executor == ("native" if algorithm == "native" else "nccl")
+
+
 def missed(comm):
     """A first message to a rank that never comes ends by the deadline, not in NCCL for ever."""
     with gc.Communicator.from_mpi(comm.mpi, timeout=SOON) as other:

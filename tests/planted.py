@@ -130,6 +130,8 @@ PLANTED = [
      "            self.follow(stream)\n        launch(stream)\n", "            pass\n        launch(stream)\n"),
     ("gpu", "a graph of another call's arrays is launched", "gpucoll/executors/nccl/replay.py",
      "return _signature(task), address(task.input), address(task.output)", "return _signature(task)"),
+    ("gpu", "a plan keeps its graph when all is closed", "gpucoll/executors/nccl/replay.py",
+     "            replay.drop()\n", "            pass\n"),
     ("gpu", "closing waits for graphs", "gpucoll/device/nccl.py", "        if captured:\n", "        if False:\n"),
     ("gpu", "CUDA's stream of each thread is taken", "gpucoll/device/cuda.py",
      "if stream.ptr == PER_THREAD:", "if False:"),

@@ -147,7 +147,7 @@ NATIVE = [*(("native", name) for name in ("all_reduce", "reduce", "reduce_scatte
           ("streams", "native"), ("asynchronous", "native")]
 GRAPHS = [("launched", "ring"), ("launched", "native"), ("captured", "ring"), ("captured", "native"),
           ("replayed", "ring"), ("lifetimes", "native"),
-          ("lifetimes", "ring", "tree"), ("many_calls", "ring"), ("kept_graph", "native")]
+          ("lifetimes", "ring", "tree"), ("many_calls", "ring"), ("kept_graph", "native"), ("kept_plan", "ring")]
 TRAINING = [*(("trained", name) for name in ("data_parallel", "zero1", "zero2", "zero3")), ("served",), ("compressed",),
             ("packed",), ("laid_out",)]
 PEER_GRAPHS = [("captured", name) for name in ("one_shot", "two_shot", "ring")] + [("planned",), ("many_calls", "ring"),

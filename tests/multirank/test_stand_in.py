@@ -101,7 +101,8 @@ def test_training_programs(gpus, program, machine):
 
 
 # What the usual machine never does to a program
-FOR_HOSTILE = [("streams_refused",), ("kept_graph", "ring"), ("kept_graph", "native"), ("missed",), ("in_turn",),
+FOR_HOSTILE = [("streams_refused",), ("kept_graph", "ring"), ("kept_graph", "native"),
+               ("kept_plan", "ring"), ("missed",), ("in_turn",),
                ("many_streams", "ring"),
                ("handed_out_again", "plan"), ("handed_out_again", "native"), ("blocking", "ring"),
                ("blocking", "native"), ("captured_beside", "ring"), ("captured_beside", "native"),
@@ -113,7 +114,8 @@ PEER_FOR_HOSTILE = [("many_streams", "two_shot"), ("captured_beside", "one_shot"
 
 @pytest.mark.parametrize(("program", "machine"), named(
     FOR_HOSTILE, machine="hostile",
-    sample=[("missed",), ("streams_refused",), ("without_nccl",), ("kept_graph", "native"), ("tensors", "weights")]))
+    sample=[("missed",), ("streams_refused",), ("without_nccl",), ("kept_graph", "native"), ("kept_plan", "ring"),
+            ("tensors", "weights")]))
 def test_programs_for_a_hostile_machine(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 

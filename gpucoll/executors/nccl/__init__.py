@@ -75,7 +75,7 @@ class NcclExecutor:
             self._graphs.put_direct(task, (yield from self._capture(task, task.input, task.output)))
         direct = self._graphs.direct(task)
         if direct is not None:
-            direct.graph.launch(task.stream)
+            direct.launch(task.stream)
             return
         kept = self._graphs.get(name, in_place=task.in_place)
         if kept is None:
@@ -87,7 +87,7 @@ class NcclExecutor:
     def launcher(self, task: Task) -> Launcher | None:
         """Return how to launch the graph of calls like `task` on the same memory; None where there is none yet."""
         direct = self._graphs.direct(task)
-        return None if direct is None else direct.graph.launch
+        return None if direct is None else direct.launch
 
     def close(self) -> None:
         """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
@@ -119,7 +119,7 @@ class NcclExecutor:
         kernels, width, source, target = self._device.kernels, task.dtype.itemsize, task.input, task.output
         if source is not None:
             kernels.copy(address(source), kept.source, source.size, width, task.stream)
-        kept.graph.launch(task.stream)
+        kept.launch(task.stream)
         if target is not None and not (task.collective == "broadcast" and source is not None):  # the root's
             kernels.copy(kept.target, address(target), target.size, width, task.stream)
 

@@ -9,7 +9,7 @@ same arrays again, on those: that saves the copies, and to the other ranks it is
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.device import Device, Graph, Stream
@@ -22,13 +22,27 @@ DIRECT = 256  # kept of those on the user's own memory
 SEEN = 4096  # signatures counted, and places in memory
 
 
-class Replay(NamedTuple):
-    """A captured call, the addresses that it reads and writes, and what must live as long: its buffers and stream."""
+class Replay:
+    """A captured call, the addresses that it reads and writes, and what must live as long: its buffers and stream.
 
-    graph: Graph
-    source: int
-    target: int
-    keep: Any
+    NCCL's communicator is there as long as a graph of it: `drop` lets go of that, whoever still has the replay.
+    """
+
+    __slots__ = ("_graph", "_keep", "source", "target")
+
+    def __init__(self, graph: Graph, source: int, target: int, keep: object) -> None:
+        self._graph: Graph | None = graph
+        self._keep: object = keep
+        self.source, self.target = source, target
+
+    def launch(self, stream: Stream) -> None:
+        """Enqueue the call once more."""
+        assert self._graph is not None
+        self._graph.launch(stream)
+
+    def drop(self) -> None:
+        """Let go of the graph."""
+        self._graph = self._keep = None
 
 
 class Graphs:
@@ -93,6 +107,8 @@ class Graphs:
 
     def clear(self) -> None:
         """Forget all of them."""
+        for replay in (*self._kept.values(), *self._direct.values()):
+            replay.drop()
         for kept in (self._kept, self._direct, self._chosen, self._seen, self._met):
             kept.clear()
 
