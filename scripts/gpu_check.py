@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,17 +24,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from environment import launchers
 from gpu_parts import FAILED, MISSING, PASSED, ROOT, SHORT, Finding, finding
 
-SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "2", "NCCL_NVLS_ENABLE": "0",
+DRIVER = ("/usr/local/nvidia/bin",)  # where containers have its programs
+SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16", "NCCL_NVLS_ENABLE": "0",
           "NCCL_SOCKET_IFNAME": "lo"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
-BENCH = ("all_reduce", "--device=cuda", "--algorithm=ring,tree,native", "--progress=off", "-b", "1K", "-f", "16")
+BENCH = ("all_reduce", "--device=cuda", "--progress=off", "-b", "1K", "-f", "16")
+CONTESTANTS = {"": "ring,tree,native", "peer ": "one_shot,two_shot,ring"}  # by NCCL, and by the peer executor
 LARGEST = 64  # MiB, in the benchmark
 LOST = 5.0  # seconds that a part gets to end by itself
 
@@ -66,7 +69,7 @@ PARTS = (
     Part("strategies", 300, "data parallel, ZeRO, parameter servers, compression and layouts, on one GPU and on all"),
     Part("training", 120, "scripts/train.py for three epochs, a rank on every GPU"),
     Part("compute-sanitizer", 400, "the kernels under NVIDIA's memcheck"),
-    Part("benchmark", 120, "ring, tree and native by size"),
+    Part("benchmark", 120, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
     Part("host time", 60, "how long the host is busy with one call"),
     Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),
@@ -213,29 +216,55 @@ def training(left: float, gpus: int) -> list[Finding]:
 
 
 def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
-    """Ring, tree and native: a rank on every GPU; where there is one, two ranks on it, if NCCL takes them."""
+    """A rank on every GPU; where there is one, two ranks on it, if NCCL takes them: at a time, where there is MPS."""
     _need(gpus, "mpi4py")
-    tried: list[tuple[int, dict[str, str]]] = [(gpus, {})] if gpus > 1 else [(2, SHARED), (1, {})]
-    found: list[Finding] = []
-    for ranks, variables in tried:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "bench.json"
-            _, wrong = run([*_mpiexec(ranks), sys.executable, "-m", "bench", *BENCH, "-e", f"{megabytes}M",
-                            f"--json={path}"], left / len(tried), **variables)
-            record = json.loads(path.read_text()) if path.exists() and path.stat().st_size else {"results": []}
-        measured = [_measured(one, ranks) for one in record["results"]]
-        if wrong or not measured:  # two ranks on one GPU may be refused, and what the next ones find counts
-            status = MISSING if variables and not measured else FAILED
-            found.append(finding(f"{ranks} ranks", status, reason=wrong or "it left no results"))
-        found += measured
-        if measured:
-            break
+    if gpus > 1:
+        return _benched(gpus, left, megabytes)
+    with side_by_side() as variables:
+        found = _benched(2, left / 2, megabytes, **SHARED | variables)
+    if all(one["status"] != PASSED for one in found):  # two ranks on one GPU may be refused: what one finds counts
+        found = [one | {"status": MISSING} for one in found] + _benched(1, left / 2, megabytes)
     return found
 
 
-def _measured(one: dict[str, Any], ranks: int) -> Finding:
+def _benched(ranks: int, left: float, megabytes: int, **variables: str) -> list[Finding]:
+    found: list[Finding] = []
+    for executor, algorithms in CONTESTANTS.items():
+        chosen = {"GPUCOLL_EXECUTOR": executor.strip()} if executor else {}
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "bench.json"
+            _, wrong = run([*_mpiexec(ranks), sys.executable, "-m", "bench", *BENCH, f"--algorithm={algorithms}", "-e",
+                            f"{megabytes}M", f"--json={path}"], left / len(CONTESTANTS), **variables, **chosen)
+            record = json.loads(path.read_text()) if path.exists() and path.stat().st_size else {"results": []}
+        found += [_measured(executor, one, ranks) for one in record["results"]]
+        if wrong or not record["results"]:
+            found.append(finding(f"{executor}{ranks} ranks", FAILED, reason=wrong or "it left no results"))
+    return found
+
+
+@contextlib.contextmanager
+def side_by_side() -> Iterator[dict[str, str]]:
+    """Let processes use one GPU at the same time, by NVIDIA's MPS; where there is no such program, they take turns."""
+    program = shutil.which("nvidia-cuda-mps-control", path=os.pathsep.join([os.environ.get("PATH", ""), *DRIVER]))
+    if program is None:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {f"CUDA_MPS_{what.upper()}_DIRECTORY": f"{folder}/{what}" for what in ("pipe", "log")}
+        for path in variables.values():
+            os.mkdir(path)
+        told = functools.partial(subprocess.run, env={**os.environ, **variables}, check=False, capture_output=True)
+        told([program, "-d"])
+        try:
+            yield variables
+        finally:
+            told([program], input=b"quit\n")
+
+
+def _measured(executor: str, one: dict[str, Any], ranks: int) -> Finding:
     figures = one["out_of_place"]
-    return finding(f"{one['algorithm']}, {one['size']} bytes", FAILED if figures["nwrong"] else PASSED, ranks=ranks,
+    status = FAILED if figures["nwrong"] else PASSED
+    return finding(f"{executor}{one['algorithm']}, {one['size']} bytes", status, ranks=ranks,
                    microseconds=round(figures["time"], 1), bus_gigabytes_per_second=round(figures["bus_bw"], 2))
 
 

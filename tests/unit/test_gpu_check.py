@@ -102,7 +102,8 @@ def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     code, printed, found = check(tmp_path, "--only", only, "--megabytes", "1", "-k", "bool", **ON_STAND_IN)
     assert found["NCCL"]["NCCL's binding"]["status"] == "passed"
     assert found["training"]["train.py"]["accuracy"] > 80
-    assert {name.split(",")[0] for name in found["benchmark"]} == {"ring", "tree", "native"}
+    assert {name.split(",")[0] for name in found["benchmark"]} == {
+        "ring", "tree", "native", "peer one_shot", "peer two_shot", "peer ring"}
     assert all(one["ranks"] == 2 for one in found["benchmark"].values())  # on one GPU
     assert set(found["bandwidth"]) == {"device copy", "copy", "reduce", "pack", "cast", "scale"}
     assert all(one["gigabytes_per_second"] > 0 for one in found["bandwidth"].values())
