@@ -228,28 +228,29 @@ static bool exchange(Slots* self, PyObject* name, PyArrayObject* x, PyArrayObjec
 }
 
 // Whether a result may be written: arrays that share memory otherwise than as one are Python's.
-static bool may_write(const Entry* entry, PyArrayObject* x, PyArrayObject* out) {
-    const char *from = static_cast<char*>(PyArray_DATA(x)), *to = static_cast<char*>(PyArray_DATA(out));
-    const npy_intp given = PyArray_NBYTES(x), taken = PyArray_NBYTES(out);
-    return entry->out.is_of(reinterpret_cast<PyObject*>(out)) && PyArray_ISWRITEABLE(out)
-           && ((from == to && given == taken) || from + given <= to || to + taken <= from);
+static bool may_write(const Entry* entry, PyObject* x, PyObject* out) {
+    if (!entry->out.is_of(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
+    if (!is_array(x)) return true;
+    const char *from = static_cast<char*>(PyArray_DATA(array_of(x))),
+               *to = static_cast<char*>(PyArray_DATA(array_of(out)));
+    const npy_intp given = PyArray_NBYTES(array_of(x)), taken = PyArray_NBYTES(array_of(out));
+    return (from == to && given == taken) || from + given <= to || to + taken <= from;
 }
 
 // Returns the array for the result, which is given or new, null with an error set; None where the call is Python's, and
 // the slots themselves where there is no result.
-static PyObject* result_of(Slots* self, const Entry* entry, PyObject* given_x, PyObject* out) {
+static PyObject* result_of(Slots* self, const Entry* entry, PyObject* x, PyObject* out) {
     if (entry->out.dtype == nullptr) return Py_NewRef(out == Py_None ? reinterpret_cast<PyObject*>(self) : Py_None);
-    PyArrayObject* x = array_of(given_x);
     if (entry->kind.what == BROADCAST) {
-        const bool given = out == Py_None || out == reinterpret_cast<PyObject*>(x);
-        const bool ready = given && (entry->kind.root == self->view.rank || PyArray_ISWRITEABLE(x));
-        return Py_NewRef(ready ? reinterpret_cast<PyObject*>(x) : Py_None);
+        const bool given = out == Py_None || out == x;
+        const bool ready = given && (entry->kind.root == self->view.rank || PyArray_ISWRITEABLE(array_of(x)));
+        return Py_NewRef(ready ? x : Py_None);
     }
     if (out == Py_None) {
         Py_INCREF(entry->out.dtype);
         return PyArray_Empty(entry->out.axes, entry->out.shape, entry->out.dtype, 0);
     }
-    return Py_NewRef(is_array(out) && may_write(entry, x, array_of(out)) ? out : Py_None);
+    return Py_NewRef(may_write(entry, x, out) ? out : Py_None);
 }
 
 // Does a known call unless another thread is in one; returns `out`, which it takes, None, or null with an error set.

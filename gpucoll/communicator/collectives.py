@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy
+
 from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
@@ -102,9 +104,17 @@ class Collectives(Headers):
             with self._current(stream, [x]):
                 source, news = self._root_blocks(x)
         told = self._told_by(who.root, news, "scatter")
+        shape, dtype = tuple(told["shape"]), numpy_dtype(told["dtype"])
+        same: Key = () if async_op or stream is not None or self._group is not None or told["gpu"] else (
+            "scatter", "", who.root, algorithm)
+        if same:
+            out = numpy.empty(shape[1:], dtype) if out is None else out
+            result = self._express(*same, source, out)
+            if result is not None:
+                return result
         space = self._told_space("scatter", told, source, out, stream)
-        call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space)
-        return self._run("scatter", call, How(algorithm, async_op, stream), root=who.root)
+        call = prepare_scatter(source, out, shape, dtype, who, space)
+        return self._run("scatter", call, How(algorithm, async_op, stream), root=who.root, same=same, x=source, out=out)
 
     def _root_blocks(self, x: Any) -> tuple[Any, dict[str, Any]]:
         """Return the root's array and what is told of it; an error of its own is told, and then raised."""

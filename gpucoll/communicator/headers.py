@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, Prepared, Space, on_gpu, prepare
+from gpucoll.arrays import Array, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import Core, How
 from gpucoll.dtypes import row_of
@@ -16,7 +17,8 @@ from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError
 
 News: TypeAlias = dict[str, Any]
 
-ROOM, ROOM_PER_RANK = 1024, 24  # bytes of a host message: the same on all ranks
+ROOM, ROOM_PER_RANK = 1024, 24  # bytes
+KEPT = 256  # of what others told
 
 
 def header_of(x: Array) -> News:
@@ -29,19 +31,29 @@ class Headers(Core):
 
     def _told_by(self, root: int, news: News, name: str, mine: GpucollError | None = None) -> News:
         """Return the root's news on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""
-        row = self._row(news)
-        self._exchange("broadcast", prepare(COLLECTIVES["broadcast"], row, None, self._sizes(name, root)), name, root)
-        return self._heard([_read(row)], name, mine, first=root)[0]
+        row = _row(news, self.size) if self.rank == root else numpy.empty(_room(self.size), numpy.uint8)
+        self._exchange("broadcast", row, name, root)
+        return self._heard([_read(row.tobytes())], name, mine, first=root)[0]
 
     def _told_by_all(self, news: News, name: str, mine: GpucollError | None = None) -> list[News]:
         """Return everybody's news on every rank; an error of any rank is raised on all."""
-        call = prepare(COLLECTIVES["all_gather"], self._row(news), None, self._sizes(name))
-        self._exchange("all_gather", call, name)
-        return self._heard([_read(row) for row in call.result], name, mine)
+        rows = self._exchange("all_gather", _row(news, self.size), name)
+        return self._heard([_read(row.tobytes()) for row in rows], name, mine)
 
-    def _exchange(self, collective: str, call: Prepared, name: str, root: int = 0) -> None:
-        executor, task = self._resolve(COLLECTIVES[collective], call, How(), self._host_executor(), root=root)
-        self._waits.run(self._operation(executor, task, call.space, call), name)
+    def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
+        """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
+        # Inside a node a root that has shown its row where the others read it goes on
+        algorithm = "linear" if collective == "broadcast" and self._slots is not None else "auto"
+        same = (collective, "", root, algorithm)
+        result = self._express(*same, row, None)
+        if result is None:
+            call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
+            executor, task = self._resolve(COLLECTIVES[collective], call, How(algorithm), self._host_executor(),
+                                           root=root)
+            self._waits.run(self._operation(executor, task, call.space, call), name)
+            self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
+            result = call.result
+        return result
 
     def _told_space(self, name: str, told: News, source: Any, out: Any, stream: Any) -> Space:
         """Return where a call runs whose root has told of its arrays; `source` and `out` are this rank's, or None."""
@@ -62,20 +74,27 @@ class Headers(Core):
             raise PeerError(f"{name}: rank {rank} refused its arguments: {words}", ranks=tuple(refused))
         return news
 
-    def _row(self, news: News) -> Array:
-        row = numpy.zeros(ROOM + ROOM_PER_RANK * self.size, numpy.uint8)
-        text = json.dumps(news).encode()
-        if "error" in news:  # nothing else then: as many of its characters as there is room for, escaped as they are
-            kept = len(news["error"])
-            while len(text) > len(row):
-                kept -= (len(text) - len(row) + 5) // 6  # an escaped character takes up to 6 bytes, or 12 for two
-                text = json.dumps({"error": news["error"][:kept]}).encode()
-        row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
-        return row
+
+def _room(ranks: int) -> int:
+    """Return the bytes of a host message: the same on all ranks."""
+    return ROOM + ROOM_PER_RANK * ranks
 
 
-def _read(row: Array) -> News:
-    found: News = json.loads(row.tobytes().rstrip(b"\0"))
+def _row(news: News, ranks: int) -> Array:
+    row = numpy.zeros(_room(ranks), numpy.uint8)
+    text = json.dumps(news).encode()
+    if "error" in news:  # nothing else then: as many of its characters as there is room for, escaped as they are
+        kept = len(news["error"])
+        while len(text) > len(row):
+            kept -= (len(text) - len(row) + 5) // 6  # an escaped character takes up to 6 bytes, or 12 for two
+            text = json.dumps({"error": news["error"][:kept]}).encode()
+    row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
+    return row
+
+
+@functools.lru_cache(KEPT)
+def _read(row: bytes) -> News:
+    found: News = json.loads(row.rstrip(b"\0"))
     return found
 
 
