@@ -33,6 +33,7 @@ Operation: TypeAlias = Iterator[Pending]
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 NAP = 20e-6  # seconds
+LOOKS = 1000  # after a message between two ranks, before it is left to whoever goes on with such
 # The progress thread takes its looks out of the time of who computes beside it: it naps for this share of how long
 # nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
 NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
@@ -251,6 +252,27 @@ class Waits:
             raise self.failure from error
         self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
         _leave(operation, error)
+
+    @property
+    def has_messages(self) -> bool:
+        """Whether messages between two ranks are under way, which later ones must not overtake."""
+        return bool(self._alone)
+
+    def soon(self, operation: Operation, name: str) -> Pending | None:
+        """Take a message between two ranks as far as it goes within some looks; return what it waits for then."""
+        try:
+            pending = next(operation, None)
+            for _ in range(LOOKS):
+                if pending is None:
+                    break
+                if pending():
+                    pending = next(operation, None)
+                else:
+                    os.sched_yield()
+            return pending
+        except BaseException as error:
+            self._failed(error, operation, name)
+            raise
 
     def submit(self, work: Work) -> Work:
         """Run `work` after those submitted before it, while the caller goes on."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import Executor, Hasty, Task
+from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.links import Link
 from gpucoll.waits import Waits
+
+if TYPE_CHECKING:
+    from gpucoll.executors.shared import SharedExecutor
 
 NATIVE = "native"
 HYBRID = "hybrid"
@@ -77,38 +80,39 @@ class HostBackend:
     def __init__(self, link: Link, timeout: float, asked: str | None) -> None:
         self.heap = Heap(link.place.size)
         self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked))
+        first = self.executors[0]
+        self._shared = cast("SharedExecutor", first) if first.name in ("shared", HYBRID) else None
 
     def slots(self, waits: Waits) -> Any:
         """Return the short way of small calls, which keeps to `waits`; None where there is none."""
-        first = self.executors[0]
-        if not isinstance(first, Hasty) or first.slots is None:
+        shared = self._shared
+        if shared is None or shared.slots is None:
             return None
-        first.slots.follow(*waits.gate(), waits, first.watch, GpucollError)
-        waits.is_busy = first.slots.is_busy
-        return first.slots
+        shared.slots.follow(*waits.gate(), waits, shared.watch, GpucollError)
+        waits.is_busy = shared.slots.is_busy
+        return shared.slots
 
     def has_slots(self, task: Task) -> bool:
         """Return whether slots, where there are some, would serve a task of this dtype and op by some algorithm."""
-        first = self.executors[0]
-        return isinstance(first, Hasty) and first.takes(task)
+        return self._shared is not None and self._shared.takes(task)
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Let the executor for small calls know a new slab of the heap; `keys` are those of all ranks' slabs."""
-        first = self.executors[0]
-        if isinstance(first, Hasty):
-            first.reach(slab, keys)
+        if self._shared is not None:
+            self._shared.reach(slab, keys)
 
     def refuse(self) -> None:
         """Note that this rank has refused a call: it must not meet the others in its next one."""
+        if self._shared is not None:
+            self._shared.refuse()
         for executor in self.executors:
-            if isinstance(executor, Hasty | MpiExecutor):
+            if isinstance(executor, MpiExecutor):
                 executor.refuse()
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this one has failed."""
-        first = self.executors[0]
-        if isinstance(first, Hasty):
-            first.watch(error)
+        if self._shared is not None:
+            self._shared.watch(error)
 
     def close(self) -> None:
         """Give back what the executors hold."""

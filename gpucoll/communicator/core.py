@@ -85,8 +85,8 @@ class Core:
     def seconds_under_way(self) -> float:
         """Seconds so far in which the host's part of at least one operation of this rank was under way behind a `Work`.
 
-        That is every asynchronous one, and of the blocking ones messages between two ranks and calls that wait their
-        turn. Who computes between two readings has hidden as much communication as this has grown.
+        That is every asynchronous one, and of the blocking ones messages between two ranks that take long and calls
+        that wait their turn. Who computes between two readings has hidden as much communication as this has grown.
         """
         return self._waits.under_way.seconds
 

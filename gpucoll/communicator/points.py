@@ -23,18 +23,43 @@ class Points(Headers):
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2."""
+        if not async_op and self._is_plain(x, dst, tag):
+            return self._soon("send", x, dst, None, -1, tag)
         return self._point(self._message("send", tag, x, dst), async_op)
 
     def recv(self, out: Any, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Receive into `out` (shape s) from `src` and return it; MismatchError for another length. MPI-5.0, 3.2."""
+        if not async_op and self._is_plain(out, src, tag) and out.flags.writeable:
+            return self._soon("recv", None, -1, out, src, tag)
         return self._point(self._message("recv", tag, out=out, src=src), async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
+        if not async_op and self._is_plain(x, dst, tag) and self._is_plain(out, src, tag) and out.flags.writeable \
+                and not numpy.may_share_memory(x, out):
+            return self._soon("sendrecv", x, dst, out, src, tag)
         message = self._message("sendrecv", tag, x, dst, out, src)
         if message.given is not None and message.taken is not None and overlap(message.given, message.taken):
             raise ArgumentError("sendrecv: x and out overlap; pass another array", code="GC-OVERLAP")
         return self._point(message, async_op)
+
+    def _is_plain(self, array: Any, peer: Any, tag: Any) -> bool:
+        """Return whether MPI may work on an array itself, in a message that nothing must come before."""
+        return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self.size \
+            and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.flags.c_contiguous and array.nbytes <= PIECE \
+            and self._link.mpi is not None and self._group is None and not self.options.emulated \
+            and not self._waits.has_messages
+
+    def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
+        """Send `x` and receive `out`, unless they are None; return `out`. Only what takes long runs behind a `Work`."""
+        self._check_usable()
+        came = None if out is None else Counted(self._link.points.Irecv([out, BYTES], src, tag))
+        sent = None if x is None else self._link.points.Isend([x, BYTES], dst, tag)
+        operation = _rest(x, out, src, came, sent)
+        pending = self._waits.soon(operation, name)
+        if pending is None:
+            return out
+        return self._waits.start(Work(self._waits, _resumed(pending, operation), name, out)).wait()
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None) -> Message:
@@ -233,12 +258,36 @@ def _end_of(work: Work) -> Operation:
         raise work.error
 
 
+def _rest(x: Any, out: Any, src: int, came: Counted | None,
+          sent: Any) -> Generator[Pending, None, None]:
+    """See to the end what has begun: `came` is to be `out`, from `src`, and `sent` is `x`."""
+    try:
+        if came is not None:
+            yield came
+            came.check(src, out.nbytes)
+        if sent is not None:
+            yield sent.Test
+    except BaseException:
+        abandon([] if came is None else [came.request], (x, out, sent))
+        raise
+
+
+def _resumed(pending: Pending, operation: Generator[Pending, None, None]) -> Operation:
+    """Go on with an operation that waits for `pending`."""
+    try:
+        yield pending
+        yield from operation
+    finally:
+        operation.close()
+
+
 def _part(row: Array, peer: int, tag: int) -> Part:
     return Part(address(row), row.nbytes, peer, tag)
 
 
 POINTS = ("send", "recv", "sendrecv")
 PIECE = 1 << 30  # bytes
+PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes that NumPy has and we have
 
 
 def _pieces(row: Array) -> list[Array]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy
 
 from gpucoll.arrays import address, same_memory
 from gpucoll.communicator.times import Seconds
-from gpucoll.executors import Executor, Hasty, Launcher, Launching, Task
+from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.ops import LOGICAL
+
+if TYPE_CHECKING:
+    from gpucoll.executors.shared import SharedExecutor
 
 KEPT = 256
 Key = tuple[Any, ...]
@@ -80,24 +83,26 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds
 
 def launcher_of(found: Repeat) -> Launcher | None:
     """Return what enqueues a call on a GPU that takes no step more, None where there is no such."""
-    executor, op = found.executor, found.task.op
-    if not isinstance(executor, Launching) or (op is not None and op.name in ("avg", *LOGICAL)):
+    make, op = getattr(found.executor, "launcher", None), found.task.op
+    if make is None or (op is not None and op.name in ("avg", *LOGICAL)):
         return None
-    return executor.launcher(found.task)
+    return cast("Launcher | None", make(found.task))
 
 
 def step_of(executor: Executor, task: Task) -> Any:
     """Return what slots or the engine do for such calls, None where Python does, or the op takes one step more."""
     has_end = task.op is not None and task.op.name in LOGICAL
-    if task.device != "cpu" or not isinstance(executor, Hasty) or has_end:
+    if executor.name != "shared" or has_end:
         return None
-    return executor.step(task) or executor.walk(task)
+    shared = cast("SharedExecutor", executor)
+    return shared.step(task) or shared.walk(task)
 
 
 def has_divided(executor: Executor, task: Task) -> bool:
     """Return whether a mean is what the executor leaves, and not a sum: slots divide what they have combined."""
     assert task.op is not None
-    return task.op.name == "avg" and isinstance(executor, Hasty) and executor.step(task) is not None
+    return task.op.name == "avg" and executor.name == "shared" \
+        and cast("SharedExecutor", executor).step(task) is not None
 
 
 def key_of(call: Key, x: Any, out: Any) -> Key:

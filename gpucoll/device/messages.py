@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -47,29 +48,35 @@ class MessageTransport:
         """What is under way is called back with its stream: see `Device.abandon`."""
 
 
+@functools.cache
+def _mpi() -> Any:
+    from mpi4py import MPI  # which starts MPI: only with messages of its
+
+    return MPI
+
+
 class Counted:
     """A receive that knows how many bytes came: `length`, None where they were more than there is room."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
         self.length: int | None = None
+        self._status = None if hasattr(request, "length") else _mpi().Status()
 
     def __call__(self) -> bool:
         """Return whether it has ended."""
-        if hasattr(self.request, "length"):  # between threads: the other one may tell it at any time
+        if self._status is None:  # between threads: the other one may tell it at any time
             self.length = self.request.length
             return self.length is not None
-        from mpi4py import MPI
-
-        status = MPI.Status()
         try:
-            ended = bool(self.request.Test(status))
-        except MPI.Exception as error:
-            if error.Get_error_class() != MPI.ERR_TRUNCATE:
+            if not self.request.Test(self._status):
+                return False
+        except _mpi().Exception as error:
+            if error.Get_error_class() != _mpi().ERR_TRUNCATE:
                 raise
             return True
-        self.length = status.Get_count(MPI.BYTE) if ended else None
-        return ended
+        self.length = self._status.count
+        return True
 
     def check(self, source: int, room: int) -> None:
         """Raise MismatchError where what came is not as long as the `room` for it."""

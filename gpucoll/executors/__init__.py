@@ -10,9 +10,9 @@ needs to know of a round: what may be received in place, and what must wait for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from gpucoll.chunks import Layout, Ragged
 from gpucoll.dtypes import Dtype
@@ -55,7 +55,10 @@ class Task:
 
 
 class Executor(Protocol):
-    """Runs tasks; made for a communicator, closed with it."""
+    """Runs tasks; made for a communicator, closed with it.
+
+    One on a GPU may have `launcher`, too: what enqueues calls like a task, on the same memory, and never waits.
+    """
 
     name: str
 
@@ -73,40 +76,6 @@ class Executor(Protocol):
 
 
 Launcher: TypeAlias = Callable[[Any], None]  # enqueues a call on a stream
-
-
-@runtime_checkable
-class Launching(Protocol):
-    """An executor on a GPU that need not wait for some calls that it has made before."""
-
-    def launcher(self, task: Task) -> Launcher | None:
-        """Return what enqueues calls like `task`, on the same memory, and never waits; None where there is no such."""
-
-
-@runtime_checkable
-class Hasty(Protocol):
-    """An executor that does some calls at once by its `slots` (kernels/slots.cc), which are None if it does none."""
-
-    slots: Any
-
-    def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
-        """Raise if another rank has failed in a call, or the one that is awaited; tell them of an error of this rank's.
-        """
-
-    def reach(self, slab: Any, keys: Sequence[int]) -> None:
-        """Let them read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
-
-    def refuse(self) -> None:
-        """Note that this rank has refused a call: it must not meet the others in its next one."""
-
-    def takes(self, task: Task) -> bool:
-        """Return whether slots do such calls by some algorithm."""
-
-    def walk(self, task: Task) -> Any:
-        """Return what the engine walks for calls like `task`, None where Python does."""
-
-    def step(self, task: Task) -> tuple[int, int, int, int] | None:
-        """Return what the slots do for calls like `task`, None where those take an operation."""
 
 
 class Span(NamedTuple):
