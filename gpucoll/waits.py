@@ -26,6 +26,7 @@ from gpucoll.errors import (
     RevokedError,
     UsageError,
 )
+from gpucoll.under_way import UnderWay
 
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
@@ -61,35 +62,6 @@ def _leave(operation: Operation, error: BaseException) -> None:
 def _nap(waited: float) -> float:
     """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
     return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
-
-
-class UnderWay:
-    """Seconds in which at least one operation was under way; the clock is read when the first begins, the last ends."""
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._lock = threading.RLock()  # which a signal handler may ask for again
-        self._operations, self._since, self._before = 0, 0.0, 0.0
-
-    def began(self) -> None:
-        """Note that one more is under way."""
-        with self._lock:
-            if not self._operations:
-                self._since = self._clock()
-            self._operations += 1
-
-    def ended(self) -> None:
-        """Note that one has ended, well or badly."""
-        with self._lock:
-            self._operations -= 1
-            if not self._operations:
-                self._before += self._clock() - self._since
-
-    @property
-    def seconds(self) -> float:
-        """Those until now."""
-        with self._lock:
-            return self._before + (self._clock() - self._since if self._operations else 0.0)
 
 
 class Waits:

@@ -69,7 +69,7 @@ PARTS = (
     Part("strategies", 300, "data parallel, ZeRO, parameter servers, compression and layouts, on one GPU and on all"),
     Part("training", 120, "scripts/train.py for three epochs, a rank on every GPU"),
     Part("compute-sanitizer", 400, "the kernels under NVIDIA's memcheck"),
-    Part("benchmark", 120, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
+    Part("benchmark", 400, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
     Part("host time", 60, "how long the host is busy with one call"),
     Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),

@@ -43,7 +43,7 @@ class Headers(Core):
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
         # Inside a node a root that has shown its row where the others read it goes on
-        algorithm = "linear" if collective == "broadcast" and self._slots is not None else "auto"
+        algorithm = "binomial" if collective == "broadcast" and self._slots is not None else "auto"
         same = (collective, "", root, algorithm)
         result = self._express(*same, row, None)
         if result is None:

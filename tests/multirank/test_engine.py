@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import os
 import signal
 
@@ -100,6 +101,30 @@ def fresh_data(comm):
             for turn in range(6, 9):  # arrays of other addresses
                 case.turn(turn, numpy.empty_like(case.x))
     assert comm._slots.walks > 1000
+
+
+@on_shared
+def scattered(comm):
+    """Blocks of shapes that only the root knows, which change; with `out` and without, from any root."""
+    shapes = [(3,), (2, 5), (), (3,), (0, 2), (700,)]
+    for turn in range(40):
+        root, shape = turn // 6 % comm.size, shapes[turn * turn % 6]
+        name = ("int64", "float32", "uint8")[turn // 2 % 3]
+        everything = (numpy.arange(comm.size * math.prod(shape)) + turn).reshape(comm.size, *shape).astype(name)
+        given = everything.copy() if comm.rank == root else None
+        out = numpy.full(shape, 99, name) if (turn + comm.rank) % 2 else None
+        found = comm.scatter(given, out, root)
+        assert out is None or found is out
+        if given is not None:
+            given[...] = 99  # nobody reads it any more, or has it from where it lies
+        assert oracle.same_bits(numpy.asarray(found), everything[comm.rank]), turn
+    x = numpy.arange(comm.size * 4).reshape(comm.size, 4)
+    for turn in range(4):
+        before = comm._slots.walks
+        assert (comm.scatter(x + turn if comm.rank == 0 else None) == x[comm.rank] + turn).all()
+    assert comm._slots.walks == before + 2  # what the root tells, and the blocks
+    with pytest.raises(gc.ArgumentError):
+        comm.scatter(x if comm.rank == 0 else None, numpy.empty(5, x.dtype))
 
 
 @on_shared
@@ -257,7 +282,7 @@ def one_is_missing(mpi):
     comm.close()
 
 
-CASES = [(fresh_data, (), (3, 2, 8)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
+CASES = [(fresh_data, (), (3, 2, 8)), (scattered, (), (3, 2)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
          (the_bits_of_messages, (), (3,)), (one_is_missing, (), (2,)), (one_fails_later, (), (3,)),
          (roots_return, (), (3,)), (interrupted, (), (2,)),
          *((differing, (change,), (3,)) for change in ("op", "tree", "scan", "short", "slots", "not contiguous"))]

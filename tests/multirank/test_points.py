@@ -1,5 +1,8 @@
 """Messages between two ranks, groups of calls, splits."""
 
+import os
+import threading
+
 import numpy
 import pytest
 
@@ -86,8 +89,47 @@ def wrong_lengths(comm):
     comm.barrier()
 
 
+def in_order(comm):
+    """A blocking message does not overtake one that is still to be begun, as while another thread is at work."""
+    if comm.rank == 0 and comm.size > 1:
+        waits, sent = comm._waits, threading.Event()
+        with waits._stepping:
+            first = comm.send(numpy.array([1]), 1, async_op=True)
+
+            def then_begin():
+                while len(waits._alone) < 2 and not sent.is_set():
+                    os.sched_yield()
+                waits._stepping.release()
+
+            thread = threading.Thread(target=then_begin)
+            thread.start()
+            comm.send(numpy.array([2]), 1)
+            sent.set()
+            thread.join()
+            waits._stepping.acquire()
+        first.wait()
+    if comm.rank == 1:
+        assert [comm.recv(numpy.empty(1, int), 0)[0] for _ in range(2)] == [1, 2]
+    comm.barrier()
+
+
+def refused(comm):
+    """Arguments that no message can have, and a communicator that is closed, also where all else is plain."""
+    x, other = numpy.zeros(3), comm.split(comm.rank)
+    for call in (lambda: comm.send(x, comm.size), lambda: comm.recv(x, -1), lambda: comm.send(x, 0, tag=-1),
+                 lambda: comm.sendrecv(x, x, 0, 0), lambda: comm.sendrecv(x[:2], x[1:], 0, 0)):
+        with pytest.raises(gc.ArgumentError):
+            call()
+    x.flags.writeable = False
+    with pytest.raises(gc.ArgumentError):
+        comm.recv(x, 0)
+    other.close()
+    with pytest.raises(gc.ClosedError):
+        other.send(x, 0)
+
+
 def all_programs(comm):
-    for program in (messages, groups, splits, wrong_lengths):
+    for program in (messages, groups, splits, wrong_lengths, in_order, refused):
         program(comm)
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from gpucoll import waits as module
 from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
-from gpucoll.waits import UnderWay, Waits, Work
+from gpucoll.under_way import UnderWay
+from gpucoll.waits import Waits, Work
 from pace import seconds
 
 PATIENCE = seconds(60)
