@@ -41,6 +41,7 @@ struct Entry {
     Look x, out;
     Kind kind;
     Walk* walk;              // or null; of the kind it takes what it writes
+    PyObject* telling;       // or null: a Walk by which the root tells of the call, what it told, and a row for the next
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
 };
 
@@ -253,7 +254,19 @@ static PyObject* result_of(Slots* self, const Entry* entry, PyObject* x, PyObjec
     return Py_NewRef(may_write(entry, x, out) ? out : Py_None);
 }
 
-// Does a known call unless another thread is in one; returns `out`, which it takes, None, or null with an error set.
+// Walks what the root tells of a call before it: whether it is what it told before, on the root always; -1 with an error
+// set.
+static int hear(Slots* self, PyObject* name, PyObject* telling) {
+    Walk* walked = reinterpret_cast<Walk*>(PyTuple_GET_ITEM(telling, 0));
+    const bool is_root = walked->plan->root == self->view.rank;
+    PyObject *told = PyTuple_GET_ITEM(telling, 1), *heard = PyTuple_GET_ITEM(telling, 2);
+    PyObject* row = is_root ? told : heard;
+    if (!walk(self, name, row, row, walked)) return -1;
+    return is_root || std::memcmp(PyArray_DATA(array_of(told)), PyArray_DATA(array_of(heard)), walked->plan->taken) == 0;
+}
+
+// Does a known call unless another thread is in one; returns `out`, which it takes, None, or null with an error set;
+// what the root has told, where that is another call.
 static PyObject* do_call(Slots* self, const Entry& known, PyObject* name, PyObject* x, PyObject* out) {
     PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
     if (mine != Py_True) {
@@ -265,8 +278,13 @@ static PyObject* do_call(Slots* self, const Entry& known, PyObject* name, PyObje
     Py_DECREF(mine);
     const double started = now();
     self->under_way++;
+    const int same = self->closed || known.telling == nullptr ? 1 : hear(self, name, known.telling);
     if (self->closed) {
         Py_SETREF(out, Py_NewRef(Py_None));
+    } else if (same < 0) {
+        Py_CLEAR(out);
+    } else if (same == 0) {
+        Py_SETREF(out, Py_NewRef(PyTuple_GET_ITEM(known.telling, 2)));
     } else if (known.walk != nullptr ? walk(self, name, x, out, known.walk)
                                      : exchange(self, name, array_of(x), array_of(out), known.kind)) {
         note(known.seconds, now() - started);
@@ -296,10 +314,12 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
     Entry known = *entry;  // what follows may run Python, and that may close the communicator
     Py_XINCREF(known.walk);
+    Py_XINCREF(known.telling);
     Py_INCREF(known.seconds);
     PyObject* out = result_of(self, entry, x, given[5]);
     if (out != nullptr && out != Py_None) out = do_call(self, known, given[0], x, out);
     Py_XDECREF(known.walk);
+    Py_XDECREF(known.telling);
     Py_DECREF(known.seconds);
     return out;
 }
@@ -370,7 +390,55 @@ static PyObject* learn(PyObject* object, PyObject* given) {
     entry->kind = kind;
     Py_XINCREF(walked);
     Py_XSETREF(entry->walk, walked);
+    Py_CLEAR(entry->telling);
     Py_INCREF(seconds);
     Py_XSETREF(entry->seconds, array_of(seconds));
     Py_RETURN_NONE;
+}
+
+// Whether rows of bytes are as long as a walk by which a root tells of a call writes them.
+static bool may_tell(PyObject* telling) {
+    if (PyTuple_GET_SIZE(telling) != 3 || Py_TYPE(PyTuple_GET_ITEM(telling, 0)) != &walk_type) return false;
+    const Plan* plan = reinterpret_cast<Walk*>(PyTuple_GET_ITEM(telling, 0))->plan;
+    for (Py_ssize_t i = 1; i < 3; i++) {
+        PyObject* row = PyTuple_GET_ITEM(telling, i);
+        if (!is_array(row) || static_cast<uint64_t>(PyArray_NBYTES(array_of(row))) < std::max(plan->given, plan->taken)
+            || !PyArray_CHKFLAGS(array_of(row), NPY_ARRAY_CARRAY))
+            return false;
+    }
+    return plan->overwrites;
+}
+
+// tell(another name, what is called, op, root, algorithm, x, (Walk, what the root told, a row for what it will tell)):
+// by the other name such a call begins with what the root tells of it.
+static PyObject* tell(PyObject* object, PyObject* given) {
+    Slots* self = reinterpret_cast<Slots*>(object);
+    PyObject *name, *options[4], *x, *telling;
+    if (!PyArg_ParseTuple(given, "OOOOOOO!", &name, options, options + 1, options + 2, options + 3, &x, &PyTuple_Type,
+                          &telling))
+        return nullptr;
+    if (!may_tell(telling)) {
+        PyErr_SetString(PyExc_ValueError, "nothing that a root can tell");
+        return nullptr;
+    }
+    const Entry* known = entry_for(self, options, x);
+    if (std::memcmp(known->options, options, sizeof options) != 0 || !known->x.is_of(x)) Py_RETURN_FALSE;
+    const Entry from = *known;
+    options[0] = name;
+    Entry* entry = entry_for(self, options, x);
+    if (entry == known) Py_RETURN_FALSE;
+    for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
+    Py_XINCREF(from.x.dtype);
+    Py_XINCREF(from.out.dtype);
+    Py_XINCREF(from.walk);
+    Py_INCREF(from.seconds);
+    Py_XSETREF(entry->x.dtype, from.x.dtype);
+    Py_XSETREF(entry->out.dtype, from.out.dtype);
+    Py_XSETREF(entry->walk, from.walk);
+    Py_XSETREF(entry->seconds, from.seconds);
+    Py_XSETREF(entry->telling, Py_NewRef(telling));
+    entry->x = from.x;
+    entry->out = from.out;
+    entry->kind = from.kind;
+    Py_RETURN_TRUE;
 }

@@ -155,6 +155,7 @@ static int traverse(PyObject* object, visitproc visit, void* arg) {
         Py_VISIT(entry->out.dtype);
         Py_VISIT(entry->seconds);
         Py_VISIT(entry->walk);
+        Py_VISIT(entry->telling);
     }
     PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->watch, self->errors};
     for (PyObject* one : owned) Py_VISIT(one);
@@ -169,6 +170,7 @@ static int forget(PyObject* object) {
         Py_CLEAR(entry->out.dtype);
         Py_CLEAR(entry->seconds);
         Py_CLEAR(entry->walk);
+        Py_CLEAR(entry->telling);
     }
     if (self->under_way > 0) return 0;
     Py_CLEAR(self->acquire);
@@ -221,6 +223,7 @@ static PyMethodDef methods[] = {{"begin", begin_method, METH_VARARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"reach", reach, METH_VARARGS, nullptr},
                                 {"refuse", refuse, METH_NOARGS, nullptr},
+                                {"tell", tell, METH_VARARGS, nullptr},
                                 {"wake", wake, METH_NOARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"calls", calls, nullptr, nullptr, nullptr},

@@ -68,6 +68,8 @@ WALKS = {
                                "every_kind"),
     "any rank's failure ends a walk": Mutant((("has_failed(self, self->walker.awaited)", "has_failed(self, -1)"),),
                                              "one_fails_later"),
+    "what the root tells is not compared": Mutant((("return is_root || std::memcmp(", "return true || std::memcmp("),),
+                                                  "scattered"),
     "boards are not changed back": Mutant((("if (board[0] != program.board[0])", "if (false)"),), "beside_python"),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays import NOTHING, Prepared, check_input, prepare, prepare_scatter
+from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, header_of
@@ -97,24 +97,40 @@ class Collectives(Headers):
 
         One host message tells the other ranks shape and dtype, or that the root refuses its own arguments: PeerError.
         """
+        is_plain = stream is None and not async_op and self._group is None
+        found = self._express("scatter", "", root, algorithm, x, out) if is_plain else None
+        if found is not None and found is not self._inbox:
+            return found
         who = self._sizes("scatter", root)
         source: Any = None
-        news: dict[str, Any] = {}
-        if self.rank == who.root:
-            with self._current(stream, [x]):
-                source, news = self._root_blocks(x)
-        told = self._told_by(who.root, news, "scatter")
+        row = found
+        if row is None:
+            news: dict[str, Any] = {}
+            if self.rank == who.root:
+                with self._current(stream, [x]):
+                    source, news = self._root_blocks(x)
+            row = self._tell(who.root, news, "scatter")
+        told = self._read_from(who.root, row, "scatter")
         shape, dtype = tuple(told["shape"]), numpy_dtype(told["dtype"])
-        same: Key = () if async_op or stream is not None or self._group is not None or told["gpu"] else (
-            "scatter", "", who.root, algorithm)
-        if same:
-            out = numpy.empty(shape[1:], dtype) if out is None else out
-            result = self._express(*same, source, out)
-            if result is not None:
-                return result
-        space = self._told_space("scatter", told, source, out, stream)
-        call = prepare_scatter(source, out, shape, dtype, who, space)
-        return self._run("scatter", call, How(algorithm, async_op, stream), root=who.root, same=same, x=source, out=out)
+        if not is_plain or told["gpu"]:
+            space = self._told_space("scatter", told, source, out, stream)
+            call = prepare_scatter(source, out, shape, dtype, who, space)
+            return self._run("scatter", call, How(algorithm, async_op, stream), root=who.root)
+        return self._scatter_told(source, out, who, algorithm, shape, dtype, told, row)
+
+    def _scatter_told(self, source: Any, out: Any, who: Sizes, algorithm: str, shape: tuple[int, ...],
+                      dtype: numpy.dtype[Any], told: dict[str, Any], row: Any) -> Any:
+        """Scatter arrays on the host, of which all ranks know; from then on such calls are the engine's."""
+        same: Key = ("blocks of scatter", "", who.root, algorithm)
+        out = numpy.empty(shape[1:], dtype) if out is None else out
+        result = self._express(*same, source, out)
+        if result is None:
+            call = prepare_scatter(source, out, shape, dtype, who, self._told_space("scatter", told, source, out, None))
+            result = self._run("scatter", call, How(algorithm), root=who.root, same=same, x=source, out=out)
+        telling = self._telling.get(who.root)
+        if self._slots is not None and telling is not None and type(telling) is not tuple:
+            self._slots.tell("scatter", *same, source, (telling, row.copy(), self._inbox))
+        return result
 
     def _root_blocks(self, x: Any) -> tuple[Any, dict[str, Any]]:
         """Return the root's array and what is told of it; an error of its own is told, and then raised."""

@@ -15,7 +15,7 @@ import oracle
 import programs
 import slots_mutants
 from gpucoll.executors.shared.engine import AWAIT, FORM, SIGNAL
-from gpucoll.executors.shared.neighbours import FAILURE, TINY
+from gpucoll.executors.shared.neighbours import FAILURE, SLEEPERS, TINY
 from gpucoll.executors.shared.slots import KINDS, WHATS, library
 from multirank.test_slots import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
@@ -219,11 +219,13 @@ def one_fails_later(mpi):
         for _ in range(3):
             comm.broadcast(x, 0, algorithm="chain")
         x[:] = comm.rank + 7
-        if comm.rank == 1:  # late: until then rank 2 waits for it, and looks at what others do
-            while not comm._host.executors[0]._near.mark(0)[FAILURE]:
+        if comm.rank == 1:  # late: until then rank 2 waits for it, sleeps, looks at what others do, and sleeps again
+            failed, mine, waiting = (comm._host.executors[0]._near.mark(rank) for rank in range(3))
+            while not failed[FAILURE]:
                 os.sched_yield()
-            for _ in range(5000):
-                os.sched_yield()
+            for sleeps in (True, False) * 3:
+                while bool(mine[SLEEPERS]) != sleeps and not waiting[FAILURE]:
+                    os.sched_yield()
         comm.broadcast(x, 0, algorithm="chain")
         assert (x == 7).all()
         if comm.rank == 0:
