@@ -35,7 +35,7 @@ from gpucoll.errors import (
 )
 from gpucoll.ops import ReduceOp, elementwise_op, premul_sum
 from gpucoll.version import __version__ as __version__
-from gpucoll.waits import Work
+from gpucoll.work import Work
 
 __all__ = [
     "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "DtypeError", "GpucollError",

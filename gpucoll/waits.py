@@ -14,8 +14,8 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sized
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Generator, Sized
+from typing import Any, Protocol
 
 from gpucoll.errors import (
     BackendError,
@@ -27,14 +27,12 @@ from gpucoll.errors import (
     UsageError,
 )
 from gpucoll.under_way import UnderWay
-
-Pending: TypeAlias = Callable[[], bool]
-Operation: TypeAlias = Iterator[Pending]
+from gpucoll.work import Operation, Pending, Work
 
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 NAP = 20e-6  # seconds
-LOOKS = 1000  # after a message between two ranks, before it is left to whoever goes on with such
+SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
 # The progress thread takes its looks out of the time of who computes beside it: it naps for this share of how long
 # nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
 NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
@@ -110,10 +108,11 @@ class Waits:
 
     def at_once(self, call: Callable[..., None], name: str, *arguments: Any) -> bool:
         """Make a call that waits for nothing, if it is its turn; return whether it was made."""
+        owner = threading.get_ident()
         if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
             return False
-        self._owner = threading.get_ident()
         try:
+            self._owner = owner
             call(*arguments)
         except BaseException as error:
             self._failed(error, iter(()), name)
@@ -230,21 +229,29 @@ class Waits:
         """Whether messages between two ranks are under way, which later ones must not overtake."""
         return bool(self._alone)
 
-    def soon(self, operation: Operation, name: str) -> Pending | None:
-        """Take a message between two ranks as far as it goes within some looks; return what it waits for then."""
+    def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
+        """Do a message between two ranks; return the work that is left of it after a while, None where nothing is."""
+        work = Work(self, operation, name, result)
+        if not self._stepping.acquire(blocking=False):
+            return self.start(work)
         try:
-            pending = next(operation, None)
-            for _ in range(LOOKS):
-                if pending is None:
+            patience = time.monotonic() + SOON
+            while not work.step(self.late):
+                if time.monotonic() > patience:
                     break
-                if pending():
-                    pending = next(operation, None)
-                else:
-                    os.sched_yield()
-            return pending
+                os.sched_yield()
+            else:
+                return None
+            self.under_way.began()
+            self._alone.append(work)
         except BaseException as error:
             self._failed(error, operation, name)
             raise
+        finally:
+            self._stepping.release()
+        if self._threads:
+            self._start_thread()
+        return work
 
     def submit(self, work: Work) -> Work:
         """Run `work` after those submitted before it, while the caller goes on."""
@@ -351,74 +358,3 @@ def _raising(error: GpucollError) -> Callable[[], None]:
         raise error
 
     return hook
-
-
-class Work:
-    """A collective under way: the handle that ``async_op=True`` returns.
-
-    It keeps its arrays alive. An error of the operation is raised by `wait` and `synchronize`. `completion` is what
-    follows on a stream once the operation itself, the host's part, has ended: `gpucoll.communicator.gpu.Completion`.
-    """
-
-    def __init__(self, waits: Waits, operation: Operation, name: str, result: Any,
-                 completion: Any = None) -> None:
-        self.name = name
-        self.error: GpucollError | None = None
-        self._waits = waits
-        self.operation = operation
-        self._result = result
-        self._completion = completion
-        self._pending: Pending | None = None
-        self._deadline: float | None = None
-        self._finished = False
-
-    def step(self, late: Callable[[str], GpucollError]) -> bool:
-        """Go on as far as possible without waiting; return whether the operation has ended."""
-        if self._deadline is None:
-            self._deadline = time.monotonic() + self._waits.timeout
-        while self._pending is None or self._pending():
-            self._waits.went_on = time.monotonic()
-            self._pending = next(self.operation, None)
-            if self._pending is None:
-                self._finished = True
-                return True
-        if time.monotonic() > self._deadline:
-            raise late(self.name)
-        return False
-
-    def is_completed(self) -> bool:
-        """Return whether the operation has ended, well or badly, on its stream too; never waits."""
-        return self.is_enqueued() and (self.error is not None or self._completion is None or self._completion.done())
-
-    def is_enqueued(self) -> bool:
-        """Return whether the host's part has ended."""
-        if not self._ended():
-            self._waits.advance()
-        return self._ended()
-
-    def _ended(self) -> bool:
-        return self._finished or self.error is not None
-
-    def _enqueue(self) -> None:
-        self._waits.until(self.is_enqueued, self.name, float("inf"))  # which has a deadline of its own
-        if self.error is not None:
-            raise self.error
-
-    def synchronize(self) -> None:
-        """Block until the operation has ended; raise its error."""
-        self._enqueue()
-        if self._completion is not None:
-            self._waits.finish(self._completion.done, self.name, self._deadline)
-
-    def wait(self) -> Any:
-        """Return the result once it may be used: on host arrays when the operation has ended, on a GPU in the current
-        stream, which is made to wait for it."""
-        self._enqueue()
-        if self._completion is not None:
-            self._completion.order()
-        return self._result
-
-    @property
-    def result(self) -> Any:
-        """The array that will hold the result; its content counts after `wait`."""
-        return self._result

@@ -409,20 +409,21 @@ static bool may_tell(PyObject* telling) {
     return plan->overwrites;
 }
 
-// tell(another name, what is called, op, root, algorithm, x, (Walk, what the root told, a row for what it will tell)):
+// tell(another name, what is called, op, root, algorithm, x, out, (Walk, what the root told, a row for what it will tell)):
 // by the other name such a call begins with what the root tells of it.
 static PyObject* tell(PyObject* object, PyObject* given) {
     Slots* self = reinterpret_cast<Slots*>(object);
-    PyObject *name, *options[4], *x, *telling;
-    if (!PyArg_ParseTuple(given, "OOOOOOO!", &name, options, options + 1, options + 2, options + 3, &x, &PyTuple_Type,
-                          &telling))
+    PyObject *name, *options[4], *x, *out, *telling;
+    if (!PyArg_ParseTuple(given, "OOOOOOOO!", &name, options, options + 1, options + 2, options + 3, &x, &out,
+                          &PyTuple_Type, &telling))
         return nullptr;
     if (!may_tell(telling)) {
         PyErr_SetString(PyExc_ValueError, "nothing that a root can tell");
         return nullptr;
     }
     const Entry* known = entry_for(self, options, x);
-    if (std::memcmp(known->options, options, sizeof options) != 0 || !known->x.is_of(x)) Py_RETURN_FALSE;
+    if (std::memcmp(known->options, options, sizeof options) != 0 || !known->x.is_of(x) || !known->out.is_of(out))
+        Py_RETURN_FALSE;
     const Entry from = *known;
     options[0] = name;
     Entry* entry = entry_for(self, options, x);

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -11,24 +9,11 @@ import numpy
 from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
-from gpucoll.communicator.headers import Headers, header_of
+from gpucoll.communicator.headers import Headers, counted, header_of
 from gpucoll.communicator.repeats import Key
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError
-
-
-def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
-    @functools.wraps(call)
-    def method(self: Headers, *arguments: Any) -> Any:
-        try:
-            return call(self, *arguments)
-        except (ArgumentError, DtypeError, MemoryError):
-            self._host.refuse()
-            raise
-
-    return method
+from gpucoll.errors import ArgumentError, GpucollError
 
 
 class Collectives(Headers):
@@ -111,25 +96,24 @@ class Collectives(Headers):
                     source, news = self._root_blocks(x)
             row = self._tell(who.root, news, "scatter")
         told = self._read_from(who.root, row, "scatter")
-        shape, dtype = tuple(told["shape"]), numpy_dtype(told["dtype"])
-        if not is_plain or told["gpu"]:
-            space = self._told_space("scatter", told, source, out, stream)
-            call = prepare_scatter(source, out, shape, dtype, who, space)
-            return self._run("scatter", call, How(algorithm, async_op, stream), root=who.root)
-        return self._scatter_told(source, out, who, algorithm, shape, dtype, told, row)
+        return self._scatter_told(source, out, who, How(algorithm, async_op, stream), told, row if is_plain else None)
 
-    def _scatter_told(self, source: Any, out: Any, who: Sizes, algorithm: str, shape: tuple[int, ...],
-                      dtype: numpy.dtype[Any], told: dict[str, Any], row: Any) -> Any:
-        """Scatter arrays on the host, of which all ranks know; from then on such calls are the engine's."""
-        same: Key = ("blocks of scatter", "", who.root, algorithm)
-        out = numpy.empty(shape[1:], dtype) if out is None else out
-        result = self._express(*same, source, out)
+    @counted
+    def _scatter_told(self, source: Any, out: Any, who: Sizes, how: How, told: dict[str, Any], row: Any) -> Any:
+        """Scatter what all ranks know of; calls like one that told so by `row` are the engine's from then on."""
+        shape, dtype, may_learn = tuple(told["shape"]), numpy_dtype(told["dtype"]), row is not None and not told["gpu"]
+        same: Key = ("blocks of scatter", "", who.root, how.algorithm) if may_learn else ()
+        if may_learn and out is None:
+            out = numpy.empty(shape[1:], dtype)
+        fits = may_learn and type(out) is numpy.ndarray and out.shape == shape[1:] and out.dtype == dtype
+        result = self._express(*same, source, out) if fits else None
         if result is None:
-            call = prepare_scatter(source, out, shape, dtype, who, self._told_space("scatter", told, source, out, None))
-            result = self._run("scatter", call, How(algorithm), root=who.root, same=same, x=source, out=out)
+            space = self._told_space("scatter", told, source, out, how.stream)
+            call = prepare_scatter(source, out, shape, dtype, who, space)
+            result = self._run("scatter", call, how, root=who.root, same=same, x=source, out=out)
         telling = self._telling.get(who.root)
-        if self._slots is not None and telling is not None and type(telling) is not tuple:
-            self._slots.tell("scatter", *same, source, (telling, row.copy(), self._inbox))
+        if fits and self._slots is not None and telling is not None and type(telling) is not tuple:
+            self._slots.tell("scatter", *same, source, result, (telling, row.copy(), self._inbox))
         return result
 
     def _root_blocks(self, x: Any) -> tuple[Any, dict[str, Any]]:

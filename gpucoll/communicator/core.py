@@ -33,7 +33,8 @@ from gpucoll.links import Link, LocalLink
 from gpucoll.ops import NOT_IN, Op, op_of
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner, rules
-from gpucoll.waits import Operation, Waits, Work
+from gpucoll.waits import Waits
+from gpucoll.work import Operation, Work
 
 PLANS = 1024  # resolved schedules kept
 NOWHERE = contextlib.nullcontext()
@@ -151,7 +152,8 @@ class Core:
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
                   seconds: Seconds | None) -> None:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
-        key, overwrites = key_of(same, x, out), task.collective == "broadcast"
+        overwrites = task.collective == "broadcast"
+        key = key_of(same, x, out) if same[0] == task.collective else ()  # not of what is part of another call
         step = step_of(executor, task)
         found = repeat_of(x, call.result, executor, task, seconds, step) if key or step else None
         if found is not None and key and task.output is not None and (task.input is not None or overwrites):
@@ -167,10 +169,9 @@ class Core:
             self._timed(self._operation(found.executor, task, HOST), task.collective, found.seconds)
             return
         task, gpu = found.task, self._gpus[found.task.device]
-        on = gpu.device.stream(stream)
+        task.stream = on = gpu.device.stream(stream)
         if gpu.launch(found.launch, on, task.collective, self._waits):
             return
-        task.stream = on
         self._waits.run(self._operation(found.executor, task, DeviceSpace(gpu, on)), task.collective)
         found.launch = found.launch or launcher_of(found)
 
@@ -260,8 +261,7 @@ class Core:
             raise
 
     def _finish(self, task: Task, space: Space, op: Op) -> None:
-        rank, size = self._link.place.rank, self._link.place.size
-        contributions = rank + 1 if task.collective == "scan" else rank if task.collective == "exscan" else size
+        contributions = {"scan": self.rank + 1, "exscan": self.rank}.get(task.collective, self.size)
         if contributions:
             space.finish(op, task.output, task.dtype, contributions)
         else:

@@ -25,7 +25,8 @@ from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import Operation, Waits, keep_for_ever
+from gpucoll.waits import Waits, keep_for_ever
+from gpucoll.work import Operation
 
 
 class Gpu:

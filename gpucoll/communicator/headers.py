@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy
@@ -14,7 +14,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import Core, How
 from gpucoll.communicator.repeats import step_of
 from gpucoll.dtypes import row_of
-from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, PeerError
 
 News: TypeAlias = dict[str, Any]
 
@@ -25,6 +25,19 @@ KEPT = 256  # of what others told
 def header_of(x: Array) -> News:
     """Return what the other ranks must know of an array."""
     return {"shape": list(x.shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
+
+
+def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
+    @functools.wraps(call)
+    def method(self: Headers, *arguments: Any) -> Any:
+        try:
+            return call(self, *arguments)
+        except (ArgumentError, DtypeError, MemoryError):
+            self._host.refuse()
+            raise
+
+    return method
 
 
 class Headers(Core):
@@ -62,7 +75,7 @@ class Headers(Core):
         """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
         # Inside a node a root that has shown its row where the others read it goes on
         algorithm = "binomial" if collective == "broadcast" and self._slots is not None else "auto"
-        same = (collective, "", root, algorithm)
+        same = (name, "", root, algorithm)
         result = self._express(*same, row, None)
         if result is None:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))

@@ -15,7 +15,7 @@ from gpucoll.device import NO_CAPTURE, Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, abandon
-from gpucoll.waits import Operation, Pending, Work
+from gpucoll.work import Operation, Pending, Work
 
 
 class Points(Headers):
@@ -46,20 +46,31 @@ class Points(Headers):
     def _is_plain(self, array: Any, peer: Any, tag: Any) -> bool:
         """Return whether MPI may work on an array itself, in a message that nothing must come before."""
         return type(array) is numpy.ndarray and type(peer) is type(tag) is int and 0 <= peer < self.size \
-            and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.flags.c_contiguous and array.nbytes <= PIECE \
-            and self._link.mpi is not None and self._group is None and not self.options.emulated \
-            and not self._waits.has_messages
+            and 0 <= tag < TAGS and array.dtype.char in PLAIN and array.dtype.isnative and array.flags.c_contiguous \
+            and array.nbytes <= PIECE and self._link.mpi is not None and self._group is None \
+            and not self.options.emulated and not self._waits.has_messages
 
     def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
         """Send `x` and receive `out`, unless they are None; return `out`. Only what takes long runs behind a `Work`."""
         self._check_usable()
-        came = None if out is None else Counted(self._link.points.Irecv([out, BYTES], src, tag))
-        sent = None if x is None else self._link.points.Isend([x, BYTES], dst, tag)
-        operation = _rest(x, out, src, came, sent)
-        pending = self._waits.soon(operation, name)
-        if pending is None:
-            return out
-        return self._waits.start(Work(self._waits, _resumed(pending, operation), name, out)).wait()
+        work = self._waits.soon(self._whole(x, dst, out, src, tag), name, out)
+        return out if work is None else work.wait()
+
+    def _whole(self, x: Any, dst: int, out: Any, src: int, tag: int) -> Generator[Pending, None, None]:
+        came = sent = None
+        try:
+            if out is not None:
+                came = Counted(self._link.points.Irecv([out, BYTES], src, tag))
+            if x is not None:
+                sent = self._link.points.Isend([x, BYTES], dst, tag)
+            if came is not None:
+                yield came
+                came.check(src, out.nbytes)
+            if sent is not None:
+                yield sent.Test
+        except BaseException:
+            abandon([] if came is None else [came.request], (x, out, came, sent))
+            raise
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None) -> Message:
@@ -256,29 +267,6 @@ def _end_of(work: Work) -> Operation:
     yield work.is_enqueued
     if work.error is not None:
         raise work.error
-
-
-def _rest(x: Any, out: Any, src: int, came: Counted | None,
-          sent: Any) -> Generator[Pending, None, None]:
-    """See to the end what has begun: `came` is to be `out`, from `src`, and `sent` is `x`."""
-    try:
-        if came is not None:
-            yield came
-            came.check(src, out.nbytes)
-        if sent is not None:
-            yield sent.Test
-    except BaseException:
-        abandon([] if came is None else [came.request], (x, out, sent))
-        raise
-
-
-def _resumed(pending: Pending, operation: Generator[Pending, None, None]) -> Operation:
-    """Go on with an operation that waits for `pending`."""
-    try:
-        yield pending
-        yield from operation
-    finally:
-        operation.close()
 
 
 def _part(row: Array, peer: int, tag: int) -> Part:

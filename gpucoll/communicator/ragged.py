@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy
 
-from gpucoll.arrays import Array, check_blocks, check_rows, flat, joined, kind_of, on_gpu, prepare_blocks
+from gpucoll.arrays import Array, Sizes, check_blocks, check_rows, flat, joined, kind_of, on_gpu, prepare_blocks
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
-from gpucoll.communicator.headers import Headers, News, check_alike
+from gpucoll.communicator.headers import Headers, News, check_alike, counted
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
 
@@ -36,7 +36,10 @@ class Ragged(Headers):
         who = self._sizes(name, root)
         source, news = self._agree(name, lambda: self._opened(check_rows, name, x, how.stream),
                                    lambda row: {"counts": [len(row)]})
-        counts = [one["counts"][0] for one in news]
+        return self._gather_told(name, source, [one["counts"][0] for one in news], who, how)
+
+    @counted
+    def _gather_told(self, name: str, source: Array, counts: list[int], who: Sizes, how: How) -> Any:
         row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
         space = self._space(name, source, stream=how.stream)
         call = prepare_blocks(row, flat(source, space), ((len(source),), counts if here else ()), sum(counts),
@@ -53,25 +56,34 @@ class Ragged(Headers):
             blocks, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))
         news: News = {"error": str(mine)} if mine else _news(blocks, _counts) if blocks else {}
         told = self._told_by(who.root, news, "scatter_v", mine)
+        return self._scatter_v_told(blocks, told, who, How(algorithm, async_op, stream))
+
+    @counted
+    def _scatter_v_told(self, blocks: list[Array] | None, told: News, who: Sizes, how: How) -> Any:
+        here, stream = blocks is not None, how.stream
         counts, tail, dtype = told["counts"], tuple(told["tail"]), numpy_dtype(told["dtype"])
         space = self._told_space("scatter_v", told, blocks and blocks[0], None, stream)
         source = None if blocks is None else joined(blocks, space)
         call = prepare_blocks(COLLECTIVES["scatter_v"], source, (counts if here else (), (counts[self.rank],)),
                               sum(counts), tail, dtype, space, given=blocks)
-        return self._run("scatter_v", call, How(algorithm, async_op, stream), root=who.root)
+        return self._run("scatter_v", call, how, root=who.root)
 
     def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
         name = "all_to_all_v"
         self._check_usable()
         blocks, news = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size), _counts)
-        everyone = [one["counts"] for one in news]
+        return self._all_to_all_told(blocks, [one["counts"] for one in news], How(algorithm, async_op, stream))
+
+    @counted
+    def _all_to_all_told(self, blocks: list[Array], everyone: list[list[int]], how: How) -> Any:
+        name = "all_to_all_v"
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         lengths = everyone[self.rank], [row[self.rank] for row in everyone]
-        space = self._space(name, blocks[0], stream=stream)
+        space = self._space(name, blocks[0], stream=how.stream)
         call = prepare_blocks(COLLECTIVES[name], joined(blocks, space), lengths, most, blocks[0].shape[1:],
                               blocks[0].dtype, space, given=blocks)
-        return self._run(name, call, How(algorithm, async_op, stream))
+        return self._run(name, call, how)
 
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
                          algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
@@ -91,11 +103,16 @@ class Ragged(Headers):
 
         source, news = self._agree(name, check, lambda rows: {"counts": lengths})
         check_alike(name, news, "counts", "GC-COUNTS")
-        space = self._space(name, source, stream=stream)
+        return self._reduce_told(source, lengths, op, dtype, How(algorithm, async_op, stream))
+
+    @counted
+    def _reduce_told(self, source: Array, lengths: list[int], op: Any, dtype: Any, how: How) -> Any:
+        name = "reduce_scatter_v"
+        space = self._space(name, source, stream=how.stream)
         call = prepare_blocks(COLLECTIVES[name], flat(source, space), (lengths, (lengths[self.rank],)),
                               sum(lengths), source.shape[1:], source.dtype, space, given=source,
                               kind=kind_of(name, source, dtype))
-        return self._run(name, call, How(algorithm, async_op, stream), self._check_op(name, op, call))
+        return self._run(name, call, how, self._check_op(name, op, call))
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> list[int]:
         whole = isinstance(counts, Sequence | numpy.ndarray) and all(

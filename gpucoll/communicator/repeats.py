@@ -77,7 +77,7 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds
             or not all(row is None or _is_plain(array, row) for array, row in sides):
         return None
     rows = [None if row is None or not on_device else Row(row) for row in (task.input, task.output)]
-    again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None)
+    again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
     return Repeat(executor, again, seconds, step)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
-from gpucoll.waits import Work
+from gpucoll.work import Work
 
 
 class ArrayLike(Protocol):

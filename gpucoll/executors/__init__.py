@@ -18,7 +18,7 @@ from gpucoll.chunks import Layout, Ragged
 from gpucoll.dtypes import Dtype
 from gpucoll.ops import Op
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
-from gpucoll.waits import Operation
+from gpucoll.work import Operation
 
 PIECE = 1 << 26  # elements of at most 16 bytes
 
@@ -29,7 +29,8 @@ class Task:
 
     `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here.
     `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where
-    the buffers are, `stream` what the task is enqueued on.
+    the buffers are, `stream` what the task is enqueued on. A `repeated` one was made before on
+    the same arrays, all given by the user, and may be again.
     """
 
     collective: str
@@ -45,6 +46,7 @@ class Task:
     lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     device: str = "cpu"
     stream: Any = None
+    repeated: bool = False
 
     def again(self, source: Any, target: Any) -> Task:
         """Return the same task from `source` to `target`."""

@@ -16,7 +16,8 @@ import numpy
 from gpucoll.arrays import Array, combiner
 from gpucoll.errors import RankFailedError
 from gpucoll.executors import Message, Plan, PlannedRound, Span, Task, Write
-from gpucoll.waits import Operation, keep_for_ever
+from gpucoll.waits import keep_for_ever
+from gpucoll.work import Operation
 
 BYTES = "B"  # MPI's unsigned char
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken

@@ -18,7 +18,8 @@ from gpucoll.arrays import combiner
 from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.executors import Task
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import Operation, keep_for_ever
+from gpucoll.waits import keep_for_ever
+from gpucoll.work import Operation
 
 _MAKING = threading.Lock()
 ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",

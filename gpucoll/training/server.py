@@ -19,7 +19,7 @@ from gpucoll.training.buckets import Bucket
 from gpucoll.training.optimizers import Optimizer, gradient_of
 from gpucoll.training.parameters import Like, Parameters, on_host, opened, to_array
 from gpucoll.training.shards import owned
-from gpucoll.waits import Work
+from gpucoll.work import Work
 
 PULL, PUSH, DONE = 0, 1, 2
 HEADER, DATA = 0, 1  # tags

@@ -123,8 +123,30 @@ def scattered(comm):
         before = comm._slots.walks
         assert (comm.scatter(x + turn if comm.rank == 0 else None) == x[comm.rank] + turn).all()
     assert comm._slots.walks == before + 2  # what the root tells, and the blocks
-    with pytest.raises(gc.ArgumentError):
-        comm.scatter(x if comm.rank == 0 else None, numpy.empty(5, x.dtype))
+    for out in (numpy.empty(5, x.dtype), numpy.empty((2, 2), x.dtype), numpy.empty(4, "f4")):
+        with pytest.raises((gc.ArgumentError, gc.DtypeError)):
+            comm.scatter(x if comm.rank == 0 else None, out)
+        assert (comm.scatter(x if comm.rank == 0 else None) == x[comm.rank]).all()
+
+
+def refused_after_told(mpi, collective):
+    """A rank that refuses what the root has told of is not in the others' next call, and nobody gets older data."""
+    for _ in range(5):
+        with contextlib.suppress(gc.GpucollError), gc.Communicator.from_mpi(mpi, timeout=seconds(20)) as comm:
+            def call(turn, comm=comm, **options):
+                blocks = numpy.full((comm.size, 4), turn) if comm.rank == 0 else None
+                if collective == "scatter":
+                    return comm.scatter(blocks, **options)
+                return comm.scatter_v(None if blocks is None else list(blocks), **options)
+
+            for turn in range(4):
+                call(turn)
+            with contextlib.suppress(gc.GpucollError):
+                call(100, algorithm="nonsense" if comm.rank == comm.size - 1 else "auto")
+            for turn in range(200, 206):  # whoever is told leaves, and so tells the others
+                assert (call(turn) == turn).all()
+            raise AssertionError("nobody has been told")
+        mpi.Barrier()
 
 
 @on_shared
@@ -287,6 +309,7 @@ def one_is_missing(mpi):
 CASES = [(fresh_data, (), (3, 2, 8)), (scattered, (), (3, 2)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
          (the_bits_of_messages, (), (3,)), (one_is_missing, (), (2,)), (one_fails_later, (), (3,)),
          (roots_return, (), (3,)), (interrupted, (), (2,)),
+         *((refused_after_told, (name,), (3,)) for name in ("scatter", "scatter_v")),
          *((differing, (change,), (3,)) for change in ("op", "tree", "scan", "short", "slots", "not contiguous"))]
 
 

@@ -120,6 +120,8 @@ def refused(comm):
                  lambda: comm.sendrecv(x, x, 0, 0), lambda: comm.sendrecv(x[:2], x[1:], 0, 0)):
         with pytest.raises(gc.ArgumentError):
             call()
+    with pytest.raises(gc.DtypeError, match="byte order"):
+        comm.send(x.astype(">f4"), 0)
     x.flags.writeable = False
     with pytest.raises(gc.ArgumentError):
         comm.recv(x, 0)
@@ -128,8 +130,45 @@ def refused(comm):
         other.send(x, 0)
 
 
+class Stop(BaseException):
+    """What a signal's handler raises."""
+
+
+class Stopping:
+    """A link whose `call` raises an error, after it has been made or instead."""
+
+    def __init__(self, points, call, error, *, after):
+        self._points, self._call, self._error, self._after = points, call, error, after
+
+    def __getattr__(self, name):
+        call = getattr(self._points, name)
+
+        def stops(*arguments):
+            if self._after:
+                call(*arguments)
+            raise self._error
+
+        return stops if name == self._call else call
+
+
+def broken_off(comm):
+    """Who is stopped in the midst of a message, by a signal or by MPI, has a communicator that is revoked."""
+    from mpi4py import MPI
+
+    x, out = numpy.ones(3), numpy.zeros(3)
+    for call in ("Irecv", "Isend"):
+        for error, kind, after in ((Stop(), Stop, True), (MPI.Exception(MPI.ERR_OTHER), gc.BackendError, False)):
+            other = comm.split(comm.rank)
+            other._link.points = Stopping(other._link.points, call, error, after=after)
+            with pytest.raises(kind):
+                other.sendrecv(x, out, 0, 0)
+            with pytest.raises(gc.RevokedError):
+                other.send(x, 0)
+            other.close()
+
+
 def all_programs(comm):
-    for program in (messages, groups, splits, wrong_lengths, in_order, refused):
+    for program in (messages, groups, splits, wrong_lengths, in_order, refused, broken_off):
         program(comm)
 
 

@@ -7,7 +7,8 @@ import pytest
 from gpucoll import waits as module
 from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
 from gpucoll.under_way import UnderWay
-from gpucoll.waits import Waits, Work
+from gpucoll.waits import Waits
+from gpucoll.work import Work
 from pace import seconds
 
 PATIENCE = seconds(60)
@@ -73,6 +74,7 @@ class Clock:
 
 def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_after(monkeypatch):
     monkeypatch.setattr(module, "time", clock := Clock())
+    monkeypatch.setattr("gpucoll.work.time", clock)
     waits, ended, halves = Waits(PATIENCE), threading.Event(), []
 
     def operation():

@@ -23,7 +23,7 @@ from gpucoll.executors import Launcher, Message, Plan, Span, Task, Write
 from gpucoll.executors.nccl.dataflow import Exchange, Program, program
 from gpucoll.executors.nccl.replay import Graphs, Replay
 from gpucoll.executors.nccl.rooms import Order, Rooms
-from gpucoll.waits import Operation
+from gpucoll.work import Operation
 
 TOKEN = 1  # bytes of a barrier's message, which has no data
 PROGRAMS = 1024  # kept

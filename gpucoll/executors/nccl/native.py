@@ -13,7 +13,7 @@ from gpucoll.dtypes import DTYPES
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.nccl.rooms import Order
 from gpucoll.ops import OPS
-from gpucoll.waits import Operation
+from gpucoll.work import Operation
 
 ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
            "land": "min"}

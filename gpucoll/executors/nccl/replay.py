@@ -9,6 +9,7 @@ same arrays again, on those: that saves the copies, and to the other ranks it is
 from __future__ import annotations
 
 import collections
+import weakref
 from typing import Any
 
 from gpucoll.arrays import address
@@ -19,7 +20,7 @@ LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than the tw
 CALLS = 3  # a call that has come so often is likely to come again
 GRAPHS = 64  # kept; further calls are enqueued one by one
 DIRECT = 256  # kept of those on the user's own memory
-SEEN = 4096  # signatures counted, and places in memory
+SEEN = 4096  # signatures counted
 
 
 class Replay:
@@ -28,7 +29,7 @@ class Replay:
     NCCL's communicator is there as long as a graph of it: `drop` lets go of that, whoever still has the replay.
     """
 
-    __slots__ = ("_graph", "_keep", "source", "target")
+    __slots__ = ("__weakref__", "_graph", "_keep", "source", "target")
 
     def __init__(self, graph: Graph, source: int, target: int, keep: object) -> None:
         self._graph: Graph | None = graph
@@ -52,7 +53,7 @@ class Graphs:
         self._seen: collections.Counter[Any] = collections.Counter()
         self._chosen: set[Any] = set()
         self._kept: dict[Any, Replay] = {}
-        self._met: collections.Counter[Any] = collections.Counter()
+        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # those that somebody still launches
         self._direct: dict[Any, Replay] = {}
 
     def serve(self, task: Task) -> Any:
@@ -71,22 +72,19 @@ class Graphs:
         return signature
 
     def wants_direct(self, task: Task) -> bool:
-        """Return whether `task` is worth a graph on its own memory: it has come there before; counts the call."""
-        place = _place(task)
-        if place in self._direct or len(self._direct) == DIRECT:
-            return False
-        if len(self._met) == SEEN:
-            self._met.clear()
-        self._met[place] += 1
-        return self._met[place] > 1
+        """Return whether `task` is worth a graph on its own memory; there is none of a result that was allocated."""
+        return task.repeated and _place(task) not in self._direct
 
     def direct(self, task: Task) -> Replay | None:
         """Return the graph that works on `task`'s own memory, if there is one."""
         return self._direct.get(_place(task))
 
     def put_direct(self, task: Task, replay: Replay) -> None:
-        """Keep a graph that works on `task`'s own memory."""
+        """Keep a graph that works on `task`'s own memory, and forget the oldest where there are too many."""
+        if len(self._direct) == DIRECT:
+            del self._direct[next(iter(self._direct))]
         self._direct[_place(task)] = replay
+        self._all.add(replay)
 
     def get(self, name: Any, *, in_place: bool) -> Replay | None:
         """Return the captured call, if there is one; in place and out of place are two."""
@@ -107,9 +105,9 @@ class Graphs:
 
     def clear(self) -> None:
         """Forget all of them."""
-        for replay in (*self._kept.values(), *self._direct.values()):
+        for replay in (*self._kept.values(), *self._all):
             replay.drop()
-        for kept in (self._kept, self._direct, self._chosen, self._seen, self._met):
+        for kept in (self._kept, self._direct, self._chosen, self._seen):
             kept.clear()
 
 

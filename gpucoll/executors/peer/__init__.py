@@ -24,7 +24,7 @@ from gpucoll.executors import Launcher, Task
 from gpucoll.executors.peer.binding import Binder
 from gpucoll.executors.peer.meeting import Meeting
 from gpucoll.executors.peer.symmetric import SymmetricMemory
-from gpucoll.waits import Operation
+from gpucoll.work import Operation
 
 BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null stream, they "
             "would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")

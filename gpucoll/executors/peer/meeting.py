@@ -14,7 +14,8 @@ from gpucoll.device.launch import Launch
 from gpucoll.device.peer import CONTROL, MOST_RANKS, Heap, Room
 from gpucoll.device.sources import Instance
 from gpucoll.executors.peer.fibers import CHANNELS, FiberMemory
-from gpucoll.waits import Pending, Waits, keep_for_ever
+from gpucoll.waits import Waits, keep_for_ever
+from gpucoll.work import Pending
 
 TAG = 2  # of messages that come before those of any call
 WORDS = 12  # of a message

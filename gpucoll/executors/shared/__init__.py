@@ -34,7 +34,8 @@ from gpucoll.executors.shared.calls import Calls
 from gpucoll.executors.shared.neighbours import CALLS, FAILURE, SIGNATURE, SLEEPERS, Neighbours, make_fence
 from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
 from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots
-from gpucoll.waits import Operation, Waits, is_settled, keep_for_ever
+from gpucoll.waits import Waits, is_settled, keep_for_ever
+from gpucoll.work import Operation
 
 ROUNDS = 20  # bits of a mark below the number of the call
 COMPILING = 120.0  # seconds beyond the deadline for a rank that compiles

@@ -20,7 +20,8 @@ from gpucoll.arrays import Array, address
 from gpucoll.arrays.segments import Copier, Segment, attach
 from gpucoll.errors import BackendError
 from gpucoll.executors import Layouts
-from gpucoll.waits import Operation, keep_for_ever
+from gpucoll.waits import keep_for_ever
+from gpucoll.work import Operation
 
 TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segments
 SMALL = 1 << 22  # the same for arrays that are not symmetric: to copy them all is quicker than the system's copies

@@ -25,7 +25,7 @@ from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, GpucollError
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BOARDS, Neighbours
-from gpucoll.waits import Operation
+from gpucoll.work import Operation
 
 SLOT = 1 << 18  # bytes; longer arrays go by in segments
 LINE = 64

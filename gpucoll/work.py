@@ -1,0 +1,82 @@
+"""An operation under way, and the handle to it that ``async_op=True`` returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+from gpucoll.errors import GpucollError
+
+Pending: TypeAlias = Callable[[], bool]
+Operation: TypeAlias = Iterator[Pending]
+
+
+class Work:
+    """A collective under way: the handle that ``async_op=True`` returns.
+
+    It keeps its arrays alive. An error of the operation is raised by `wait` and `synchronize`. `completion` is what
+    follows on a stream once the operation itself, the host's part, has ended: `gpucoll.communicator.gpu.Completion`.
+    """
+
+    def __init__(self, waits: Any, operation: Operation, name: str, result: Any, completion: Any = None) -> None:
+        self.name = name
+        self.error: GpucollError | None = None
+        self._waits = waits
+        self.operation = operation
+        self._result = result
+        self._completion = completion
+        self._pending: Pending | None = None
+        self._deadline: float | None = None
+        self._finished = False
+
+    def step(self, late: Callable[[str], GpucollError]) -> bool:
+        """Go on as far as possible without waiting; return whether the operation has ended."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._waits.timeout
+        while self._pending is None or self._pending():
+            self._waits.went_on = time.monotonic()
+            self._pending = next(self.operation, None)
+            if self._pending is None:
+                self._finished = True
+                return True
+        if time.monotonic() > self._deadline:
+            raise late(self.name)
+        return False
+
+    def is_completed(self) -> bool:
+        """Return whether the operation has ended, well or badly, on its stream too; never waits."""
+        return self.is_enqueued() and (self.error is not None or self._completion is None or self._completion.done())
+
+    def is_enqueued(self) -> bool:
+        """Return whether the host's part has ended."""
+        if not self._ended():
+            self._waits.advance()
+        return self._ended()
+
+    def _ended(self) -> bool:
+        return self._finished or self.error is not None
+
+    def _enqueue(self) -> None:
+        self._waits.until(self.is_enqueued, self.name, float("inf"))  # which has a deadline of its own
+        if self.error is not None:
+            raise self.error
+
+    def synchronize(self) -> None:
+        """Block until the operation has ended; raise its error."""
+        self._enqueue()
+        if self._completion is not None:
+            self._waits.finish(self._completion.done, self.name, self._deadline)
+
+    def wait(self) -> Any:
+        """Return the result once it may be used: on host arrays when the operation has ended, on a GPU in the current
+        stream, which is made to wait for it."""
+        self._enqueue()
+        if self._completion is not None:
+            self._completion.order()
+        return self._result
+
+    @property
+    def result(self) -> Any:
+        """The array that will hold the result; its content counts after `wait`."""
+        return self._result
