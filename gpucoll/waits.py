@@ -231,17 +231,22 @@ class Waits:
 
     def soon(self, operation: Operation, name: str, result: Any) -> Work | None:
         """Do a message between two ranks; return the work that is left of it after a while, None where nothing is."""
-        work = Work(self, operation, name, result)
         if not self._stepping.acquire(blocking=False):
-            return self.start(work)
+            return self.start(Work(self, operation, name, result))
         try:
-            patience = time.monotonic() + SOON
-            while not work.step(self.late):
-                if time.monotonic() > patience:
+            pending, patience = next(operation, None), 0.0
+            while pending is not None:
+                if pending():
+                    pending = next(operation, None)
+                    continue
+                now = time.monotonic()
+                patience = patience or now + SOON
+                if now > patience:
                     break
                 os.sched_yield()
             else:
                 return None
+            work = Work(self, operation, name, result, pending=pending)
             self.under_way.began()
             self._alone.append(work)
         except BaseException as error:

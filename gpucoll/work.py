@@ -19,14 +19,15 @@ class Work:
     follows on a stream once the operation itself, the host's part, has ended: `gpucoll.communicator.gpu.Completion`.
     """
 
-    def __init__(self, waits: Any, operation: Operation, name: str, result: Any, completion: Any = None) -> None:
+    def __init__(self, waits: Any, operation: Operation, name: str, result: Any, completion: Any = None,
+                 pending: Pending | None = None) -> None:
         self.name = name
         self.error: GpucollError | None = None
         self._waits = waits
         self.operation = operation
         self._result = result
         self._completion = completion
-        self._pending: Pending | None = None
+        self._pending = pending
         self._deadline: float | None = None
         self._finished = False
 
