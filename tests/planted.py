@@ -139,6 +139,8 @@ PLANTED = [
      "if len(set(ordinals)) > 1:", "if False:"),
     ("gpu", "threads are captured", "gpucoll/executors/nccl/__init__.py",
      "if not self._transport.capturable and self._device.asynchronous and task.stream.is_capturing():", "if False:"),
+    ("guard", "one rank alone decides that blocks are even", "gpucoll/communicator/ragged.py",
+     'all(one["plain"] and not one["gpu"] for one in news)', 'True'),
     ("guard", "a message overtakes one that is still to be begun", "gpucoll/communicator/points.py",
      " and not self._waits.has_messages", ""),
     ("training", "Adam's mean is not corrected", "gpucoll/training/optimizers.py",

@@ -6,7 +6,7 @@ What is wrong on one rank is raised on every rank: the host message carries the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy
 
@@ -16,6 +16,9 @@ from gpucoll.communicator.core import How
 from gpucoll.communicator.headers import Headers, News, check_alike, counted
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
+
+if TYPE_CHECKING:
+    from gpucoll.communicator.collectives import Collectives
 
 T = TypeVar("T")
 
@@ -35,11 +38,15 @@ class Ragged(Headers):
     def _gather_v(self, name: str, x: Any, root: Any, how: How) -> Any:
         who = self._sizes(name, root)
         source, news = self._agree(name, lambda: self._opened(check_rows, name, x, how.stream),
-                                   lambda row: {"counts": [len(row)]})
-        return self._gather_told(name, source, [one["counts"][0] for one in news], who, how)
+                                   lambda row: {"counts": [len(row)], "plain": self._is_plain_call(how)})
+        return self._gather_told(name, source, [one["counts"][0] for one in news], who, how, _are_even(news))
 
     @counted
-    def _gather_told(self, name: str, source: Array, counts: list[int], who: Sizes, how: How) -> Any:
+    def _gather_told(self, name: str, source: Array, counts: list[int], who: Sizes, how: How, are_even: bool) -> Any:
+        if are_even:
+            plain = cast("Collectives", self)
+            rows = plain.all_gather(source) if name == "all_gather_v" else plain.gather(source, root=who.root)
+            return None if rows is None else list(rows)
         row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
         space = self._space(name, source, stream=how.stream)
         call = prepare_blocks(row, flat(source, space), ((len(source),), counts if here else ()), sum(counts),
@@ -72,12 +79,16 @@ class Ragged(Headers):
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
         name = "all_to_all_v"
         self._check_usable()
-        blocks, news = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size), _counts)
-        return self._all_to_all_told(blocks, [one["counts"] for one in news], How(algorithm, async_op, stream))
+        how = How(algorithm, async_op, stream)
+        blocks, news = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
+                                   lambda blocks: {**_counts(blocks), "plain": self._is_plain_call(how)})
+        return self._all_to_all_told(blocks, [one["counts"] for one in news], how, _are_even(news))
 
     @counted
-    def _all_to_all_told(self, blocks: list[Array], everyone: list[list[int]], how: How) -> Any:
+    def _all_to_all_told(self, blocks: list[Array], everyone: list[list[int]], how: How, are_even: bool) -> Any:
         name = "all_to_all_v"
+        if are_even:
+            return list(cast("Collectives", self).all_to_all(numpy.stack(blocks)))
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         lengths = everyone[self.rank], [row[self.rank] for row in everyone]
         space = self._space(name, blocks[0], stream=how.stream)
@@ -114,6 +125,10 @@ class Ragged(Headers):
                               kind=kind_of(name, source, dtype))
         return self._run(name, call, how, self._check_op(name, op, call))
 
+    def _is_plain_call(self, how: How) -> bool:
+        """Return whether this rank makes a call that a collective of even blocks could stand for."""
+        return how == How() and self._group is None
+
     def _check_counts(self, name: str, counts: Any, rows: int) -> list[int]:
         whole = isinstance(counts, Sequence | numpy.ndarray) and all(
             isinstance(count, int | numpy.integer) and not isinstance(count, bool) and count >= 0 for count in counts)
@@ -147,6 +162,12 @@ def _attempt(check: Callable[[], Any]) -> tuple[Any, GpucollError | None]:
 def _news(checked: Any, told: Callable[[Any], News]) -> News:
     some = checked[0] if isinstance(checked, list) else checked
     return {"dtype": row_of(some.dtype).name, "tail": list(some.shape[1:]), "gpu": on_gpu(some), **told(checked)}
+
+
+def _are_even(news: Sequence[News]) -> bool:
+    """Return, on every rank alike, whether a collective of even blocks stands for a call: those are quicker."""
+    counts = {count for one in news for count in one["counts"]}
+    return len(counts) == 1 and min(counts) > 0 and all(one["plain"] and not one["gpu"] for one in news)
 
 
 def _counts(blocks: list[Array]) -> News:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import math
 import os
 import signal
 
@@ -18,6 +17,7 @@ from gpucoll.executors.shared.engine import AWAIT, FORM, SIGNAL
 from gpucoll.executors.shared.neighbours import FAILURE, SLEEPERS, TINY
 from gpucoll.executors.shared.slots import KINDS, WHATS, library
 from multirank.test_slots import on_shared, ranks  # noqa: F401 (a fixture)
+from multirank.test_told import scattered  # noqa: F401 (mutants are planted into it)
 from pace import seconds
 from ranks import RankError
 
@@ -101,52 +101,6 @@ def fresh_data(comm):
             for turn in range(6, 9):  # arrays of other addresses
                 case.turn(turn, numpy.empty_like(case.x))
     assert comm._slots.walks > 1000
-
-
-@on_shared
-def scattered(comm):
-    """Blocks of shapes that only the root knows, which change; with `out` and without, from any root."""
-    shapes = [(3,), (2, 5), (), (3,), (0, 2), (700,)]
-    for turn in range(40):
-        root, shape = turn // 6 % comm.size, shapes[turn * turn % 6]
-        name = ("int64", "float32", "uint8")[turn // 2 % 3]
-        everything = (numpy.arange(comm.size * math.prod(shape)) + turn).reshape(comm.size, *shape).astype(name)
-        given = everything.copy() if comm.rank == root else None
-        out = numpy.full(shape, 99, name) if (turn + comm.rank) % 2 else None
-        found = comm.scatter(given, out, root)
-        assert out is None or found is out
-        if given is not None:
-            given[...] = 99  # nobody reads it any more, or has it from where it lies
-        assert oracle.same_bits(numpy.asarray(found), everything[comm.rank]), turn
-    x = numpy.arange(comm.size * 4).reshape(comm.size, 4)
-    for turn in range(4):
-        before = comm._slots.walks
-        assert (comm.scatter(x + turn if comm.rank == 0 else None) == x[comm.rank] + turn).all()
-    assert comm._slots.walks == before + 2  # what the root tells, and the blocks
-    for out in (numpy.empty(5, x.dtype), numpy.empty((2, 2), x.dtype), numpy.empty(4, "f4")):
-        with pytest.raises((gc.ArgumentError, gc.DtypeError)):
-            comm.scatter(x if comm.rank == 0 else None, out)
-        assert (comm.scatter(x if comm.rank == 0 else None) == x[comm.rank]).all()
-
-
-def refused_after_told(mpi, collective):
-    """A rank that refuses what the root has told of is not in the others' next call, and nobody gets older data."""
-    for _ in range(5):
-        with contextlib.suppress(gc.GpucollError), gc.Communicator.from_mpi(mpi, timeout=seconds(20)) as comm:
-            def call(turn, comm=comm, **options):
-                blocks = numpy.full((comm.size, 4), turn) if comm.rank == 0 else None
-                if collective == "scatter":
-                    return comm.scatter(blocks, **options)
-                return comm.scatter_v(None if blocks is None else list(blocks), **options)
-
-            for turn in range(4):
-                call(turn)
-            with contextlib.suppress(gc.GpucollError):
-                call(100, algorithm="nonsense" if comm.rank == comm.size - 1 else "auto")
-            for turn in range(200, 206):  # whoever is told leaves, and so tells the others
-                assert (call(turn) == turn).all()
-            raise AssertionError("nobody has been told")
-        mpi.Barrier()
 
 
 @on_shared
@@ -306,10 +260,9 @@ def one_is_missing(mpi):
     comm.close()
 
 
-CASES = [(fresh_data, (), (3, 2, 8)), (scattered, (), (3, 2)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
+CASES = [(fresh_data, (), (3, 2, 8)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
          (the_bits_of_messages, (), (3,)), (one_is_missing, (), (2,)), (one_fails_later, (), (3,)),
          (roots_return, (), (3,)), (interrupted, (), (2,)),
-         *((refused_after_told, (name,), (3,)) for name in ("scatter", "scatter_v")),
          *((differing, (change,), (3,)) for change in ("op", "tree", "scan", "short", "slots", "not contiguous"))]
 
 

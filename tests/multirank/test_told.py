@@ -1,0 +1,93 @@
+"""Calls of which ranks tell each other before data move: scatter, and the v-variants."""
+
+import contextlib
+import math
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import oracle
+from multirank.test_slots import on_shared, ranks  # noqa: F401 (a fixture)
+from pace import seconds
+
+
+@on_shared
+def scattered(comm):
+    """Blocks of shapes that only the root knows, which change; with `out` and without, from any root."""
+    shapes = [(3,), (2, 5), (), (3,), (0, 2), (700,)]
+    for turn in range(40):
+        root, shape = turn // 6 % comm.size, shapes[turn * turn % 6]
+        name = ("int64", "float32", "uint8")[turn // 2 % 3]
+        everything = (numpy.arange(comm.size * math.prod(shape)) + turn).reshape(comm.size, *shape).astype(name)
+        given = everything.copy() if comm.rank == root else None
+        out = numpy.full(shape, 99, name) if (turn + comm.rank) % 2 else None
+        found = comm.scatter(given, out, root)
+        assert out is None or found is out
+        if given is not None:
+            given[...] = 99  # nobody reads it any more, or has it from where it lies
+        assert oracle.same_bits(numpy.asarray(found), everything[comm.rank]), turn
+    x = numpy.arange(comm.size * 4).reshape(comm.size, 4)
+    for turn in range(4):
+        before = comm._slots.walks
+        assert (comm.scatter(x + turn if comm.rank == 0 else None) == x[comm.rank] + turn).all()
+    assert comm._slots.walks == before + 2  # what the root tells, and the blocks
+    for out in (numpy.empty(5, x.dtype), numpy.empty((2, 2), x.dtype), numpy.empty(4, "f4")):
+        with pytest.raises((gc.ArgumentError, gc.DtypeError)):
+            comm.scatter(x if comm.rank == 0 else None, out)
+        assert (comm.scatter(x if comm.rank == 0 else None) == x[comm.rank]).all()
+
+
+def refused_after_told(mpi, collective):
+    """A rank that refuses what the root has told of is not in the others' next call, and nobody gets older data."""
+    for _ in range(5):
+        with contextlib.suppress(gc.GpucollError), gc.Communicator.from_mpi(mpi, timeout=seconds(20)) as comm:
+            def call(turn, comm=comm, **options):
+                blocks = numpy.full((comm.size, 4), turn) if comm.rank == 0 else None
+                if collective == "scatter":
+                    return comm.scatter(blocks, **options)
+                return comm.scatter_v(None if blocks is None else list(blocks), **options)
+
+            for turn in range(4):
+                call(turn)
+            with contextlib.suppress(gc.GpucollError):
+                call(100, algorithm="nonsense" if comm.rank == comm.size - 1 else "auto")
+            for turn in range(200, 206):  # whoever is told leaves, and so tells the others
+                assert (call(turn) == turn).all()
+            raise AssertionError("nobody has been told")
+        mpi.Barrier()
+
+
+@on_shared
+def even_blocks(comm):
+    """Blocks that happen to be alike, also where one rank does not wait for the call, or makes it in a group."""
+    def given(rank, turn):
+        return numpy.arange(6).reshape(3, 2) + 100 * rank + 1000 * turn
+
+    def check(found, factor, turn):
+        assert [one.tolist() for one in found] == [(given(rank, turn) + factor * comm.rank).tolist()
+                                                   for rank in range(comm.size)]
+
+    for turn in range(8):
+        mine, root = given(comm.rank, turn), turn % comm.size
+        late = {"async_op": True} if (turn, comm.rank) == (6, 1) else {}
+        with comm.group() if (turn, comm.rank) == (7, 1) else contextlib.nullcontext():
+            everywhere = comm.all_gather_v(mine, **late)
+        at_root = comm.gather_v(mine, root, **late)
+        exchanged = comm.all_to_all_v([mine + 10 * other for other in range(comm.size)], **late)
+        everywhere, at_root, exchanged = (one.wait() if late else one for one in (everywhere, at_root, exchanged))
+        check(everywhere, 0, turn)
+        check(exchanged, 10, turn)
+        assert (at_root is not None) == (comm.rank == root)
+        check(at_root or everywhere, 0, turn)
+
+
+CASES = [(scattered, (), (3, 2)), (even_blocks, (), (3,)),
+         *((refused_after_told, (name,), (3,)) for name in ("scatter", "scatter_v"))]
+
+
+@pytest.mark.parametrize(("body", "arguments", "size"), [
+    pytest.param(body, arguments, size, id="-".join([body.__name__, *arguments, str(size)]))
+    for body, arguments, sizes in CASES for size in sizes])
+def test_told(ranks, body, arguments, size):  # noqa: F811 (the fixture)
+    ranks(body, size, *arguments)
