@@ -165,7 +165,7 @@ def place(comm: MPI.Intracomm) -> Place:
     return found
 
 
-class Gpu(NamedTuple):
+class ClaimedGpu(NamedTuple):
     """A rank's device: its CUDA ordinal in this process, PCI id, name, what no other one is called, what it can do."""
 
     ordinal: int
@@ -191,7 +191,8 @@ def device(local_rank: int | None) -> int | None:
     return local_rank % count if count and local_rank is not None else None
 
 
-def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
+def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,
+              environment: Mapping[str, str] = os.environ) -> tuple[ClaimedGpu, ...]:
     """Return all ranks' GPUs once it is known that no two are the same; a collective call.
 
     Raises, on every rank, BackendError where a rank has none, and UsageError naming the
@@ -203,13 +204,13 @@ def claim_gpu(comm: MPI.Intracomm, ordinal: int | None, environment: Mapping[str
     return tuple(gpu for _, gpu in everyone if gpu is not None)  # check_gpus has refused the ranks without one
 
 
-def check_gpus(everyone: Sequence[tuple[str, Gpu | None]], *, share: bool) -> None:
+def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool) -> None:
     """Raise where a rank has no GPU or, unless they `share`, two have the same; one entry (host, gpu) a rank.
 
     Containers of one host may have the same name as another's, and the parts of one GPU that MIG makes its PCI id.
 
     >>> check_gpus(  # doctest: +ELLIPSIS
-    ...     [("a", Gpu(0, "01:00.0", "H200"))] * 2, share=False)
+    ...     [("a", ClaimedGpu(0, "01:00.0", "H200"))] * 2, share=False)
     Traceback (most recent call last):
     gpucoll.errors.UsageError: [GC-SHARED-GPU] ranks 0, 1 share the H200 at 01:00.0 of a; set GPUCOLL_SHARE_GPU=1 ...
     """
@@ -234,7 +235,7 @@ def _names(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def describe_gpu(ordinal: int) -> Gpu:
+def describe_gpu(ordinal: int) -> ClaimedGpu:
     """Return the facts of a CUDA device: most from the runtime, the name by pynvml where it is installed."""
     import cupy
 
@@ -243,7 +244,7 @@ def describe_gpu(ordinal: int) -> Gpu:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith("MIG-") else ""
     identity = part or bytes(facts["uuid"]).hex()
-    return Gpu(ordinal, pci, gpu_name(pci), identity, 10 * facts["major"] + facts["minor"])
+    return ClaimedGpu(ordinal, pci, gpu_name(pci), identity, 10 * facts["major"] + facts["minor"])
 
 
 def gpu_name(pci: str) -> str:

@@ -20,7 +20,7 @@ from gpucoll.calibration.operands import call_of
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
 from gpucoll.tuner.model import SLOTS, moved, partners
-from gpucoll.tuner.table import Curve, Link
+from gpucoll.tuner.table import Curve, LinkCost
 
 SECONDS = 0.15  # for each size
 NAP = 1e-3  # seconds between two looks of ranks that have nothing to do
@@ -35,7 +35,7 @@ SLOT_PROBES = tuple((*way, nbytes) for way in SLOTS if way[0] in ("all_reduce", 
 NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 
 
-def links(comm: Communicator, executor: str, device: str) -> list[Link]:
+def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
     """Return the constants of `executor` within a node and across nodes, as far as there are such links.
 
     A collective call; the same on every rank. On several nodes the slowest node counts.
@@ -49,7 +49,7 @@ def links(comm: Communicator, executor: str, device: str) -> list[Link]:
                 constants = _measured(part, executor, device) if part.size > 1 else []
         everyone = [one for one in _gathered(comm, constants) if one]
         for kind, rows in zip((executor, "slots"), zip(*everyone, strict=True), strict=False):
-            found.append(Link(kind, name, **max(rows, key=lambda one: one["alpha"])))
+            found.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
     return found
 
 

@@ -17,13 +17,13 @@ from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
-from gpucoll.communicator.ragged import Ragged
+from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, UsageError
 from gpucoll.links import LocalLink, MpiLink
 
 
-class Communicator(Ragged, Points, Advice, Persistent, Symmetric):
+class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
     """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or

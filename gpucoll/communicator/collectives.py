@@ -112,7 +112,7 @@ class Collectives(Headers):
             call = prepare_scatter(source, out, shape, dtype, who, space)
             result = self._run("scatter", call, how, root=who.root, same=same, x=source, out=out)
         telling = self._telling.get(who.root)
-        if fits and self._slots is not None and telling is not None and type(telling) is not tuple:
+        if fits and telling is not None:
             self._slots.tell("scatter", *same, source, result, (telling, row.copy(), self._inbox))
         return result
 

@@ -20,7 +20,7 @@ from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import DEVICE_TAG, TAGS
 from gpucoll.executors.nccl import NcclExecutor
-from gpucoll.executors.nccl.rooms import Order
+from gpucoll.executors.nccl.rooms import StreamOrder
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
 from gpucoll.links import Link
@@ -39,7 +39,7 @@ class Gpu:
     def __init__(self, device: Device, transport: Transport, points: Transport, native: Any = None,
                  peer: Peer | None = None) -> None:
         self.device, self.points = device, points
-        self.order = Order(device)
+        self.order = StreamOrder(device)
         self._made: tuple[Executor, ...] = (NcclExecutor(device, transport, self.order),)
         if native is not None:
             self._made += (native(device, transport, self.order),)
@@ -254,7 +254,7 @@ class Completion:
                 self._device.stream(None).wait_event(self.event)
 
 
-Peer: TypeAlias = Callable[[Device, Order], PeerExecutor]
+Peer: TypeAlias = Callable[[Device, StreamOrder], PeerExecutor]
 
 
 def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer: bool) -> Gpu:

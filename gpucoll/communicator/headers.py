@@ -83,7 +83,7 @@ class Headers(Core):
                                            root=root)
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
-            if collective == "broadcast":
+            if collective == "broadcast" and self.size > 1:
                 self._telling[root] = step_of(executor, task)
             result = call.result
         return result

@@ -73,7 +73,7 @@ class Points(Headers):
             raise
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
-                 src: Any = None) -> Message:
+                 src: Any = None) -> PointMessage:
         """Return what is to be sent or received, checked."""
         self._check_usable()
         given = None if name == "recv" else check_input(name, x)
@@ -88,16 +88,16 @@ class Points(Headers):
             check_writable(name, "out", taken)
         to = -1 if given is None else self._check_rank(name, "dst", dst)
         came = -1 if taken is None else self._check_rank(name, "src", src)
-        return Message(name, given, to, taken, came, _check_tag(name, tag), out, space)
+        return PointMessage(name, given, to, taken, came, _check_tag(name, tag), out, space)
 
-    def _point(self, message: Message, async_op: bool) -> Any:
+    def _point(self, message: PointMessage, async_op: bool) -> Any:
         if self._group is not None:
             work = self._in_group(message, self._group)
             return work if async_op else message.result
         (work,) = self._start_together([message], beside=async_op)
         return work if async_op else work.wait()
 
-    def _in_group(self, message: Message, group: list[Work]) -> Work:
+    def _in_group(self, message: PointMessage, group: list[Work]) -> Work:
         if isinstance(message.space, DeviceSpace):
             if self._batch is None:
                 self._batch = Batch(message.space)
@@ -111,7 +111,7 @@ class Points(Headers):
         group.append(work)
         return work
 
-    def _start_together(self, messages: Sequence[Message], *, beside: bool = True) -> list[Work]:
+    def _start_together(self, messages: Sequence[PointMessage], *, beside: bool = True) -> list[Work]:
         """Begin messages of which none waits for another; on a GPU `beside` the current stream, not in it."""
         if not messages:
             return []
@@ -131,7 +131,7 @@ class Points(Headers):
             work.operation = _end_of(works[0])
         return [self._waits.start(work) for work in works]
 
-    def _host_operation(self, message: Message) -> Operation:
+    def _host_operation(self, message: PointMessage) -> Operation:
         sent = None if message.given is None else self._send(message.given, message.to, message.tag)
         received = None if message.taken is None else self._recv(message.taken, message.came_from, message.tag)
         return _together(*(part for part in (received, sent) if part is not None))
@@ -194,7 +194,7 @@ class Points(Headers):
         return None if link is None else type(self)(link, self.options)
 
 
-class Message(NamedTuple):
+class PointMessage(NamedTuple):
     """What `send`, `recv` and `sendrecv` do: arrays, and ranks where there is an array."""
 
     name: str
@@ -213,14 +213,14 @@ class Batch:
     def __init__(self, space: DeviceSpace) -> None:
         self._space = space
         self.work: Any = None  # that of its `run`
-        self._messages: list[Message] = []
+        self._messages: list[PointMessage] = []
         self._rows: list[Array] = []
         self._targets: list[Target] = []
         self._sends: list[Part] = []
         self._receives: list[Part] = []
         self.completion = space.completion()
 
-    def add(self, message: Message) -> None:
+    def add(self, message: PointMessage) -> None:
         """Put a message in; those between two ranks meet in this order. It may be on another stream than the first."""
         self._messages.append(message)
         if message.space.stream != self._space.stream:

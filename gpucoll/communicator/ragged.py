@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Ragged(Headers):
+class VectorVariants(Headers):
     """Methods of `Communicator`."""
 
     def all_gather_v(self, x: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:

@@ -24,7 +24,7 @@ KEPT = 256
 Key = tuple[Any, ...]
 
 
-class Row:
+class DeviceRow:
     """A row of device memory as executors see it: its address and how long it is."""
 
     __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
@@ -76,7 +76,7 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds
     if (on_device and executor.name == "native" and task.device == "emulated") \
             or not all(row is None or _is_plain(array, row) for array, row in sides):
         return None
-    rows = [None if row is None or not on_device else Row(row) for row in (task.input, task.output)]
+    rows = [None if row is None or not on_device else DeviceRow(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
     return Repeat(executor, again, seconds, step)
 

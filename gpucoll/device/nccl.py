@@ -30,7 +30,7 @@ ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)  # KeyEr
 NOTHING: Waiting = iter(())  # to wait for
 
 
-class Call(NamedTuple):
+class NcclCall(NamedTuple):
     """One of NCCL's collectives on given memory: what the ranks must have connected for, and what enqueues it."""
 
     what: str
@@ -83,11 +83,11 @@ class Nccl:
         ends = [*(("to", part.peer) for part in sends), *(("from", part.peer) for part in receives)]
         return self._call("send and receive", ends, enqueue)
 
-    def call(self, call: Call, stream: Any) -> Waiting:
+    def call(self, call: NcclCall, stream: Any) -> Waiting:
         """Enqueue one of NCCL's collectives, as the methods below describe it."""
         return self._call(call.what, call.needed, functools.partial(call.enqueue, stream))
 
-    def launcher(self, call: Call) -> Callable[[Any], None] | None:
+    def launcher(self, call: NcclCall) -> Callable[[Any], None] | None:
         """Return what enqueues `call` on a stream and never waits; None before the ranks have connected for it."""
         if not self._connected.issuperset(call.needed):
             return None
@@ -100,32 +100,32 @@ class Nccl:
 
         return launch
 
-    def all_reduce(self, source: int, target: int, count: int, dtype: str, op: str) -> Call:
+    def all_reduce(self, source: int, target: int, count: int, dtype: str, op: str) -> NcclCall:
         return _call_of("all_reduce", self._comm.allReduce, count, (source, target, count, DTYPES[dtype], OPS[op]))
 
-    def reduce(self, source: int, target: int, count: int, dtype: str, op: str, root: int) -> Call:
+    def reduce(self, source: int, target: int, count: int, dtype: str, op: str, root: int) -> NcclCall:
         return _call_of("reduce", self._comm.reduce, count, (source, target, count, DTYPES[dtype], OPS[op], root))
 
-    def reduce_scatter(self, source: int, target: int, count: int, dtype: str, op: str) -> Call:
+    def reduce_scatter(self, source: int, target: int, count: int, dtype: str, op: str) -> NcclCall:
         return _call_of("reduce_scatter", self._comm.reduceScatter, count,
                         (source, target, count, DTYPES[dtype], OPS[op]))
 
-    def broadcast(self, source: int, target: int, nbytes: int, root: int) -> Call:
+    def broadcast(self, source: int, target: int, nbytes: int, root: int) -> NcclCall:
         return _call_of("broadcast", self._comm.broadcast, nbytes, (source, target, nbytes, BYTE, root))
 
-    def all_gather(self, source: int, target: int, nbytes: int) -> Call:
+    def all_gather(self, source: int, target: int, nbytes: int) -> NcclCall:
         return _call_of("all_gather", self._comm.allGather, nbytes, (source, target, nbytes, BYTE))
 
-    def all_to_all(self, source: int, target: int, nbytes: int) -> Call:
+    def all_to_all(self, source: int, target: int, nbytes: int) -> NcclCall:
         return self._foreign("ncclAlltoAll", source, target, nbytes)
 
-    def gather(self, source: int, target: int, nbytes: int, root: int) -> Call:
+    def gather(self, source: int, target: int, nbytes: int, root: int) -> NcclCall:
         return self._foreign("ncclGather", source, target, nbytes, root)
 
-    def scatter(self, source: int, target: int, nbytes: int, root: int) -> Call:
+    def scatter(self, source: int, target: int, nbytes: int, root: int) -> NcclCall:
         return self._foreign("ncclScatter", source, target, nbytes, root)
 
-    def _foreign(self, function: str, source: int, target: int, nbytes: int, *root: int) -> Call:
+    def _foreign(self, function: str, source: int, target: int, nbytes: int, *root: int) -> NcclCall:
         """Return a call of one of NCCL's functions that CuPy does not have."""
         def enqueue(*arguments: Any) -> None:
             *given, stream = arguments
@@ -196,12 +196,12 @@ class Nccl:
         return outcome
 
 
-def _call_of(what: str, function: Callable[..., Any], count: int, arguments: tuple[Any, ...]) -> Call:
+def _call_of(what: str, function: Callable[..., Any], count: int, arguments: tuple[Any, ...]) -> NcclCall:
     """NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one."""
     def enqueue(stream: Any) -> None:
         function(*arguments, stream.ptr)
 
-    return Call(what, ((what, count.bit_length(), *arguments[3:5]),), enqueue)
+    return NcclCall(what, ((what, count.bit_length(), *arguments[3:5]),), enqueue)
 
 
 def version() -> int:

@@ -84,7 +84,7 @@ class Places(NamedTuple):
 NOWHERE = Places(0)
 
 
-class Heap:
+class PeerHeap:
     """The slabs of all ranks at the addresses that `rank` reaches them by, and its kernels' arguments."""
 
     def __init__(self, room: Room, rank: int, slabs: Sequence[int], control: int, patience: float) -> None:

@@ -40,7 +40,7 @@ from gpucoll.training.shards import owned
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_reading = threading.Lock()  # CPython 3.11 parses literals, as in an array's header, in one state for all threads
+_parsing = threading.Lock()  # CPython 3.11 parses literals, as in an array's header, in one state for all threads
 PARAMETER = "parameter"  # beside the names of an optimizer's state
 
 States = Mapping[str, Parameters]  # of each parameter: its shard, and the shards of the optimizer's state
@@ -127,7 +127,7 @@ def _packed(rows: Mapping[str, Array]) -> bytes:
 
 
 def _row(rows: Any, name: str, dtype: numpy.dtype[Any]) -> numpy.ndarray[Any, Any]:
-    with _reading:
+    with _parsing:
         return rows[name].view(dtype)
 
 

@@ -11,7 +11,7 @@ from gpucoll.analysis.simulate import Level, Prediction, Topology, simulate
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Recv, RecvReduce, Send
 from gpucoll.tuner.segments import segments
-from gpucoll.tuner.table import Curve, Link, Shape, Table, built_in
+from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
 IN_MEMORY = ("shared", "peer", "slots")
@@ -161,7 +161,7 @@ class Model:
             return None
         return Topology(executor, tuple(_level(link, ranks) for link, ranks in levels if link is not None))
 
-    def _link(self, executor: str, name: str) -> Link | None:
+    def _link(self, executor: str, name: str) -> LinkCost | None:
         if self.world.device == "emulated":  # whose messages are MPI's, and whose memory is the host's
             executor = STANDS_FOR.get(executor, executor)
         if executor == "hybrid":
@@ -169,7 +169,7 @@ class Model:
         return next((link for shape in self._shapes for link in shape.links if link[:2] == (executor, name)), None)
 
 
-def _level(link: Link, ranks: int | None) -> Level:
+def _level(link: LinkCost, ranks: int | None) -> Level:
     return Level(link.name, link.alpha, link.beta, link.gamma, gap=link.gap, ranks=ranks)
 
 

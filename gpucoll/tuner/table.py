@@ -21,7 +21,7 @@ FORMAT = 1
 DEVICES = ("cpu", "cuda")
 
 
-class Link(NamedTuple):
+class LinkCost(NamedTuple):
     """The constants of one executor on one class of links: `name` is "node" within a node, "network" across."""
 
     executor: str
@@ -69,7 +69,7 @@ class Shape(NamedTuple):
     nodes: int
     device: str
     measured: str  # the day
-    links: tuple[Link, ...]
+    links: tuple[LinkCost, ...]
     curves: tuple[Curve, ...]
 
     @property
@@ -131,7 +131,7 @@ CURVE: dict[str, toml.Check] = {"collective": toml.one_of(*COLLECTIVES), "execut
 
 
 def _shape(file: toml.TomlFile, where: str, table: dict[str, Any]) -> Shape:
-    links = tuple(file.row(Link, link, LINK, place) for place, link in file.tables(table, "link", where))
+    links = tuple(file.row(LinkCost, link, LINK, place) for place, link in file.tables(table, "link", where))
     curves = tuple(_curve(file, place, curve) for place, curve in file.tables(table, "curve", where))
     own = {key: value for key, value in table.items() if key not in ("link", "curve")}
     return file.row(functools.partial(Shape, links=links, curves=curves), own, SHAPE, where)

@@ -72,7 +72,7 @@ def test_an_uncaught_error_ends_all_ranks(mpiexec):
 def claim(mpi, same, share):
     """Claim GPUs that CuPy would describe; ranks on one GPU are refused, by name, on every rank."""
     bus = "0000:01:00.0" if same else f"0000:0{mpi.rank + 1}:00.0"
-    with mock.patch.object(bootstrap, "describe_gpu", lambda ordinal: bootstrap.Gpu(ordinal, bus, "H200")):
+    with mock.patch.object(bootstrap, "describe_gpu", lambda ordinal: bootstrap.ClaimedGpu(ordinal, bus, "H200")):
         return bootstrap.claim_gpu(mpi, mpi.rank, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
 
 

@@ -14,7 +14,7 @@ from gpucoll.calibration import probes, sweep
 from gpucoll.cli import main
 from gpucoll.device.store import user_store
 from gpucoll.tuner import host
-from gpucoll.tuner.table import Curve, Link, Shape, Table, as_toml, parse
+from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
 from pace import seconds
 
 
@@ -80,7 +80,7 @@ def planted(mpi, folder, best, old="", new=""):
     if mpi.rank == 0:
         ways = {("mpi", "tree"): 1e-3, ("native", "native"): 1e-3, ("mpi", "ring"): 1e-4, best: 1e-6}
         curves = tuple(Curve("all_reduce", *way, (8, 1 << 20), (taken, taken)) for way, taken in ways.items())
-        link = Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
+        link = LinkCost("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
         shapes = tuple(Shape(size, 1, "cpu", "2026", (link,), curves) for size in (2, 3))
         text = as_toml(Table("planted", host.facts(), shapes))
         assert old in text

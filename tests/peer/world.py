@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 
 from gpucoll.device import sources
-from gpucoll.device.peer import CONTROL, Heap
+from gpucoll.device.peer import CONTROL, PeerHeap
 
 KERNELS = str(Path(__file__).parents[1] / "kernels")
 if KERNELS not in sys.path:
@@ -44,7 +44,7 @@ class World:
         self.slabs = [zeros(room.offsets["end"]) for _ in range(room.ranks)]
         self.controls = [numpy.zeros((), CONTROL) for _ in range(room.ranks)]
         addresses = [slab.ctypes.data for slab in self.slabs]
-        self.heaps = [Heap(room, rank, addresses, control.ctypes.data, patience)
+        self.heaps = [PeerHeap(room, rank, addresses, control.ctypes.data, patience)
                       for rank, control in enumerate(self.controls)]
         self._kept = []
 

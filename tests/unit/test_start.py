@@ -10,7 +10,7 @@ from gpucoll import arguments, bootstrap
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 
-H200 = bootstrap.Gpu(0, "01:00.0", "H200")
+H200 = bootstrap.ClaimedGpu(0, "01:00.0", "H200")
 
 
 def test_arguments_win_over_the_environment():

@@ -13,12 +13,12 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.tuner import Tuner, built_in, host, rules, segments
 from gpucoll.tuner.model import TIE, Candidate, partners, ranked
-from gpucoll.tuner.table import Curve, Link, Shape, Table, as_toml, parse
+from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
 from refusals import refused
 
 BOTH = ("mpi", "native")
-MESSAGES = Link("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
-QUICK_NATIVE = Link("native", "node", 1e-6, 5e-9, 1e-9, 0.0)
+MESSAGES = LinkCost("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
+QUICK_NATIVE = LinkCost("native", "node", 1e-6, 5e-9, 1e-9, 0.0)
 RING = Curve("all_reduce", "mpi", "ring", (1024, 4096), (1e-5, 4e-5))
 TREE = Curve("all_reduce", "mpi", "tree", (1024, 4096), (2e-5, 3e-5))
 

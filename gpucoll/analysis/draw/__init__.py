@@ -76,9 +76,9 @@ def _network(topology: str) -> Topology:
 
 
 def _clock(schedules: Sequence[Schedule], network: Topology, nbytes: int) -> Rounds:
-    from gpucoll.analysis.draw.timing import Seconds
+    from gpucoll.analysis.draw.timing import TimedRounds
 
-    return Seconds(schedules, network, nbytes)
+    return TimedRounds(schedules, network, nbytes)
 
 
 def _readable(recording: Recording) -> Recording:

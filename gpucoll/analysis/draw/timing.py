@@ -14,7 +14,7 @@ from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.schedule import RecvReduce, Reduce, Round, Schedule, Send
 
 
-class Seconds(Rounds):
+class TimedRounds(Rounds):
     """The clock of `analysis/simulate`: a wave of its messages is what starts together by the clock of rounds."""
 
     def __init__(self, schedules: Sequence[Schedule], topology: Topology, nbytes: float) -> None:

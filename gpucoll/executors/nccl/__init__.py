@@ -20,9 +20,9 @@ from gpucoll.device.compilers import CompileError
 from gpucoll.device.sources import UNITS, copy, reduce
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Launcher, Message, Plan, Span, Task, Write
-from gpucoll.executors.nccl.dataflow import Exchange, Program, program
+from gpucoll.executors.nccl.dataflow import Exchange, StreamProgram, program
 from gpucoll.executors.nccl.replay import Graphs, Replay
-from gpucoll.executors.nccl.rooms import Order, Rooms
+from gpucoll.executors.nccl.rooms import Rooms, StreamOrder
 from gpucoll.work import Operation
 
 TOKEN = 1  # bytes of a barrier's message, which has no data
@@ -34,7 +34,7 @@ class NcclExecutor:
 
     name = "nccl"
 
-    def __init__(self, device: Device, transport: Transport, order: Order) -> None:
+    def __init__(self, device: Device, transport: Transport, order: StreamOrder) -> None:
         self._device, self._transport, self._order = device, transport, order
         self._rooms = Rooms(device)
         self._graphs = Graphs()
@@ -42,7 +42,7 @@ class NcclExecutor:
         self._is_own_capture = False
         self._side: Stream | None = None
         self._events: list[Event] = []
-        self._programs: dict[int, tuple[Plan, Program]] = {}
+        self._programs: dict[int, tuple[Plan, StreamProgram]] = {}
 
     def serves(self, task: Task) -> str | None:
         """Every schedule. Once there is a plan, the kernels that it needs are loaded, before data move.
@@ -137,7 +137,7 @@ class NcclExecutor:
             graph = stream.end_capture()
         return Replay(graph, address(source), address(target), keep=(source, target, stream))
 
-    def _program(self, plan: Plan) -> Program:
+    def _program(self, plan: Plan) -> StreamProgram:
         """Return the program of a plan; plans are kept by who makes them, and met again."""
         if id(plan) not in self._programs:
             if len(self._programs) == PROGRAMS:

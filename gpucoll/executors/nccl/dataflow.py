@@ -36,13 +36,13 @@ class Node:
     awaited: bool = False
 
 
-class Program(NamedTuple):
+class StreamProgram(NamedTuple):
     """The nodes in the order in which they are enqueued; all of the second stream's are awaited in the end."""
 
     nodes: tuple[Node, ...]
 
 
-def program(plan: Plan) -> Program:
+def program(plan: Plan) -> StreamProgram:
     """Return the program of `plan`; what conflicts is ordered, and nothing else."""
     works = [work for number, planned in enumerate(plan.rounds)
              for work in _works(_in_half(planned, number % 2 * plan.staging))]
@@ -50,7 +50,7 @@ def program(plan: Plan) -> Program:
     if any(node.side for node in nodes):
         nodes.append(Node(()))  # where the first stream meets the second in the end
     _order(nodes)
-    return Program(tuple(nodes))
+    return StreamProgram(tuple(nodes))
 
 
 def _in_half(planned: PlannedRound, shift: int) -> PlannedRound:

@@ -11,7 +11,7 @@ from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
 from gpucoll.dtypes import DTYPES
 from gpucoll.executors import Launcher, Task
-from gpucoll.executors.nccl.rooms import Order
+from gpucoll.executors.nccl.rooms import StreamOrder
 from gpucoll.ops import OPS
 from gpucoll.work import Operation
 
@@ -26,7 +26,7 @@ class NcclNative:
 
     name = "native"
 
-    def __init__(self, device: Device, transport: Nccl, order: Order, *, capability: int) -> None:
+    def __init__(self, device: Device, transport: Nccl, order: StreamOrder, *, capability: int) -> None:
         self._device, self._transport, self._order = device, transport, order
         self._lacks_float8 = nccl.lacks_float8(capability)  # the lowest of all ranks
 
@@ -55,10 +55,10 @@ class NcclNative:
     def close(self) -> None:
         """Nothing to give back: the transport belongs to the communicator."""
 
-    def _call(self, task: Task, source: int, target: int) -> nccl.Call:
+    def _call(self, task: Task, source: int, target: int) -> nccl.NcclCall:
         return self._reduce(task, source, target) if task.collective in REDUCES else self._move(task, source, target)
 
-    def _reduce(self, task: Task, source: int, target: int) -> nccl.Call:
+    def _reduce(self, task: Task, source: int, target: int) -> nccl.NcclCall:
         dtype, op, per_element = _spelled(task)
         count = (task.output if task.collective == "reduce_scatter" else task.input).size * per_element
         call = getattr(self._transport, task.collective)
@@ -66,7 +66,7 @@ class NcclNative:
             return call(source, target or source, count, dtype, op, task.root)
         return call(source, target, count, dtype, op)
 
-    def _move(self, task: Task, source: int, target: int) -> nccl.Call:
+    def _move(self, task: Task, source: int, target: int) -> nccl.NcclCall:
         """Bytes of a block: of what a rank gives or gets where the other side has one for every rank."""
         call = getattr(self._transport, task.collective)
         sides = [row.nbytes for row in (task.input, task.output) if row is not None]

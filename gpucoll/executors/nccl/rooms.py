@@ -48,7 +48,7 @@ class Rooms:
         self._outgrown.clear()
 
 
-class Order:
+class StreamOrder:
     """The operations of a communicator follow each other, whatever streams they are on."""
 
     def __init__(self, device: Device) -> None:

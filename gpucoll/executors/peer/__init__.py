@@ -21,7 +21,7 @@ from gpucoll.device.compilers import CompileError
 from gpucoll.device.peer import WAITS
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.executors import Launcher, Task
-from gpucoll.executors.peer.binding import Binder
+from gpucoll.executors.peer.binding import PeerBinder
 from gpucoll.executors.peer.meeting import Meeting
 from gpucoll.executors.peer.symmetric import SymmetricMemory
 from gpucoll.work import Operation
@@ -43,7 +43,7 @@ class PeerExecutor:
         self._device, self._order, self._timeout = device, order, timeout
         self._meeting = Meeting(device, link, timeout, self.check)
         self.symmetric = None if self._meeting.trouble else SymmetricMemory(link.place.size, self._meeting.memory)
-        self._binder = Binder(device, order, self._meeting, self.symmetric)
+        self._binder = PeerBinder(device, order, self._meeting, self.symmetric)
 
     def serves(self, task: Task) -> str | None:
         """Every schedule whose ranks are on one node. Once there is a plan, its kernels are compiled."""

@@ -54,7 +54,7 @@ class Ends(NamedTuple):
     after: tuple[int, int] | None
 
 
-class Binder:
+class PeerBinder:
     """Binds tasks to the ranks' slabs, to rooms of this rank's, and to arrays in `symmetric` memory."""
 
     def __init__(self, device: Device, order: Any, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:

@@ -11,7 +11,7 @@ from gpucoll.arrays import Array
 from gpucoll.arrays.symmetric import Block, Slab
 from gpucoll.device import Device
 from gpucoll.device.launch import Launch
-from gpucoll.device.peer import CONTROL, MOST_RANKS, Heap, Room
+from gpucoll.device.peer import CONTROL, MOST_RANKS, PeerHeap, Room
 from gpucoll.device.sources import Instance
 from gpucoll.executors.peer.fibers import CHANNELS, FiberMemory
 from gpucoll.waits import Waits, keep_for_ever
@@ -61,7 +61,7 @@ class Meeting:
     """What a rank has of the others. `trouble` is why they cannot share memory, None where they can."""
 
     memory: Memory
-    heap: Heap
+    heap: PeerHeap
 
     def __init__(self, device: Device, link: Any, timeout: float, check: Callable[[], None]) -> None:
         self._device, self._timeout, self._check = device, timeout, check
@@ -122,7 +122,7 @@ class Meeting:
         except OSError as error:
             self.trouble = f"this rank cannot reach the memory of another one: {error}"
             return False
-        self.heap = Heap(self.room, self._place.rank, slabs, self.control.ctypes.data, self._timeout)
+        self.heap = PeerHeap(self.room, self._place.rank, slabs, self.control.ctypes.data, self._timeout)
         return True
 
 
