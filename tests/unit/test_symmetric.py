@@ -3,6 +3,7 @@
 import gc as collector
 import os
 import random
+import weakref
 
 import numpy
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from gpucoll.arrays import address
 from gpucoll.arrays.segments import Segment, at, attach
 from gpucoll.arrays.symmetric import LINE, SLAB, Heap
+from gpucoll.executors.peer.fibers import FiberMemory
 
 BYTE = numpy.dtype("uint8")
 
@@ -91,3 +93,15 @@ def test_a_segment_is_mapped_by_its_key():
     segment.close()
     with pytest.raises(OSError, match="No such file"):
         attach(os.getpid(), segment.key)
+
+
+def test_memory_that_another_thread_points_to_stays():
+    mine, theirs = (FiberMemory(4096, lambda: None) for _ in range(2))
+    there, start = weakref.ref(theirs.slab), theirs.slab.start
+    assert mine.reach(theirs.slab.told()) == start
+    del theirs
+    collector.collect()
+    assert there() is not None
+    mine.close()
+    collector.collect()
+    assert there() is None

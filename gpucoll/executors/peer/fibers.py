@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import secrets
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,11 @@ class FiberSlab(Segment):
 
     def told(self) -> list[int]:
         """Return what another rank needs to reach it."""
+        _slabs[self.start] = self
         return [PROCESS, os.getpid(), self.key, self.start]
+
+
+_slabs: weakref.WeakValueDictionary[int, FiberSlab] = weakref.WeakValueDictionary()  # of this process, by address
 
 
 class FiberMemory:
@@ -42,6 +47,7 @@ class FiberMemory:
     def __init__(self, nbytes: int, check: Callable[[], None]) -> None:
         self.slab = self.new_slab(nbytes)
         self._attached: list[Array] = []
+        self._pointed_to: list[FiberSlab] = []
         self._check = check
         self.control = numpy.zeros((), CONTROL)
 
@@ -57,6 +63,7 @@ class FiberMemory:
         """Return the address of another rank's slab in this process; raise OSError where the system forbids it."""
         process, number, key, start = told[:4]
         if (process, number) == (PROCESS, os.getpid()):
+            self._pointed_to.append(_slabs[start])  # whose rank, a thread, may let go of it sooner
             return start
         self._attached.append(attach(number, key))
         return address(self._attached[-1])
@@ -78,6 +85,7 @@ class FiberMemory:
         """Let go of all slabs."""
         self.slab.close()
         self._attached.clear()
+        self._pointed_to.clear()
 
     def free(self) -> None:
         """The slab goes with the last who maps it."""

@@ -44,10 +44,14 @@ class CudaSlab:
         """Return what another rank needs to reach it; raise OSError where CUDA refuses."""
         with _as_os_error():
             handle = cupy.cuda.runtime.ipcGetMemHandle(self.start)
+        _slabs[self.start] = self
         return [PROCESS, os.getpid(), self.start, *_HANDLE.unpack(handle)]
 
     def close(self) -> None:
         """It is freed with the last array on it."""
+
+
+_slabs: weakref.WeakValueDictionary[int, CudaSlab] = weakref.WeakValueDictionary()  # of this process, by address
 
 
 def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
@@ -70,6 +74,7 @@ class IpcMemory:
         self._device = device
         self.slab = self.new_slab(nbytes)
         self._opened: list[int] = []
+        self._pointed_to: list[CudaSlab] = []
         self._uploads = device.new_stream()  # one, so that what is uploaded takes memory of CuPy's pool
         # The host must be able to write it while a kernel runs, hence it is the host's, which the GPU reaches too.
         with device.current:
@@ -89,6 +94,7 @@ class IpcMemory:
         """Return the address of another rank's slab here; raise OSError where CUDA refuses."""
         process, number, pointer, *handle = told[:3 + WORDS]
         if (process, number) == (PROCESS, os.getpid()):  # CUDA opens no handle in the process that it comes from
+            self._pointed_to.append(_slabs[pointer])  # whose rank, a thread, may let go of it sooner
             return pointer
         with self._device.current, _as_os_error():
             self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle)))
@@ -111,6 +117,7 @@ class IpcMemory:
             for pointer in self._opened:
                 cupy.cuda.runtime.ipcCloseMemHandle(pointer)
         self._opened.clear()
+        self._pointed_to.clear()
 
     def free(self) -> None:
         """Free the slab, once no other rank maps it any more."""
