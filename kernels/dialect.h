@@ -2,7 +2,7 @@
 //
 // No header of CUDA's is needed. GC_ENTRY(name, Arguments, kernel...) makes a kernel that can be launched: on the
 // device with Arguments by value; on the host name(blocks, threads, &arguments) runs the grid and returns null, or the
-// text of the first fault.
+// text of the first fault. With GC_PLAIN there is arithmetic only, for who runs no kernels: the engine.
 #pragma once
 
 typedef signed char i8;
@@ -99,7 +99,7 @@ GC_DEV u64 nanoseconds() {
 
 #else
 
-#if !defined(GC_FIBERS)
+#if !defined(GC_FIBERS) && !defined(GC_PLAIN)
 #include "host.h"
 #endif
 
@@ -130,6 +130,8 @@ GC_DEV double logarithm(double x) { return __builtin_log(x); }
 GC_DEV float raised(float x, float y) { return __builtin_powf(x, y); }
 GC_DEV double raised(double x, double y) { return __builtin_pow(x, y); }
 
+#if !defined(GC_PLAIN)
+
 // A GPU refuses an address that is no multiple of the size; a CPU would not, so that it is looked at here.
 template <class Unit> GC_DEV void expect_aligned(u64 address) {
     if (address % alignof(Unit) != 0) host::fault("an access that is not aligned", address);
@@ -144,6 +146,8 @@ template <class Unit> GC_DEV void store(u64 address, Unit unit) {
     expect_aligned<Unit>(address);
     __builtin_memcpy(reinterpret_cast<void*>(address), &unit, sizeof(unit));
 }
+
+#endif
 
 #if defined(GC_FIBERS)
 

@@ -1,46 +1,112 @@
-// The engine: walks one rank's part of a schedule in the memory of its node, without a step in Python.
+// The engine: carries out one rank's part of a schedule in the memory of its node.
 //
 // What waits for what is `order.py`'s: every rank shows one number, its mark, from which the others learn what they may
-// read of it and what it has read. A walk is bound to the ranks' control segments: input and output are copied there and
-// back, so that it serves arrays anywhere. Calls take the two boards and workspaces of a control segment in turn; Python
-// walks longer calls by the same marks.
+// read of it and what it has read. A plan does not depend on addresses: its parts are bytes of the ranks' buffers, and
+// where those are each rank shows on a board. Calls take the two boards and workspaces of a control segment in turn.
+// Nothing here knows Python or MPI: what only they can do is an outcome, after which the call goes on.
 #pragma once
 #include <algorithm>
-#include <utility>
+#include <atomic>
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
 #include <vector>
 
-#include "slots.h"
+#include "combine.h"
 
-static const int ROUNDS = 20;          // bits of a mark below the number of the call
-static const int BOARD = 8;            // words: a stamp, where three buffers are, and last the call's signature
-static const int64_t ASTRAY = -2;      // the failure of a rank that has met another call
+static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before somebody looks at its deadline
+static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
+static const int ROUNDS = 20;              // bits of a mark below the number of the call
+static const int64_t ASTRAY = -2;          // the failure of a rank that has met another call
+static const int64_t HERE = -1;            // in place of a segment's key: what follows is an address
+static const int TEXT = 192;               // bytes that say in words what a call is
 
-// The beginning of a control segment.
-struct Head {
+enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE };  // the last is for this rank alone
+static const uint32_t SHOWN = 3;
+
+// Where a rank's buffers are, as keys of segments and offsets, and what its call is.
+struct Board {
+    int64_t places[SHOWN][2];
+    int64_t refusals, unused;
+    char text[TEXT];
+};
+
+// The beginning of a control segment. What is read of a rank in every call is in the first line.
+struct alignas(64) Head {
     std::atomic<int64_t> mark;
-    int64_t token;
+    std::atomic<int64_t> signatures[2];
     std::atomic<uint32_t> sleepers;  // ranks that wait for the mark to change
     alignas(8) std::atomic<int64_t> failure;
-    std::atomic<int64_t> calls[2];  // the last two, by slots too: twice the number of each, and 1 more for a walk
+    int64_t token;
+    alignas(64) Board boards[2];
+    // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
 };
 
-// The ranks of a node as the engine sees them.
+static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
+              "processes share no locks");
+
+// Memory that is mapped here: a segment of a rank's.
+struct Segment {
+    uint32_t rank;
+    int64_t key;
+    char* start;
+    uint64_t nbytes;
+};
+
+// The ranks of a node as one of them sees them.
 struct Node {
-    uint64_t rank, ranks, spins, yields;
-    Head** heads;       // of all ranks
-    int64_t** boards;   // of all ranks: two each
-    int64_t* progress;  // how many walks there were, and calls; for either half of the walks and each rank, the mark
-                        // it shows after it has read what it reads of this rank
+    uint32_t rank, ranks;
+    uint64_t spins, yields;        // looks at a mark before the rank goes to sleep
+    bool copies;                   // whether the system copies from one rank's memory to another's
+    int32_t process;
+    uint64_t first, room;          // in a control segment: where the workspaces begin, and the bytes of each
+    std::vector<Head*> heads;      // null for ranks of other nodes
+    std::vector<int64_t> keys;     // of the control segments
+    std::vector<int32_t> processes;
+    std::vector<Segment> others;   // of other ranks
+    std::vector<Segment> symmetric;  // of this one, at the same places on all
+    Segment rooms[SHOWN];          // of this one, for what is not where others can read it
+    uint64_t walks;                // how many calls there were
+    std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
+    std::vector<char> aside, fetched;
 
-    int64_t* unread(int64_t half) const { return progress + 2 + static_cast<uint64_t>(half) * ranks; }
-    int64_t* board(uint64_t of, int64_t half) const { return boards[of] + half * BOARD; }
-
-    // Shows that this rank begins a call: those who wait in vain see that it is another one than theirs.
-    void announce(bool walks) const {
-        const int64_t number = ++progress[1];
-        heads[rank]->calls[number & 1].store(number * 2 + walks, std::memory_order_release);
+    char* workspace(uint32_t of, int64_t half, uint32_t buffer) const {
+        return reinterpret_cast<char*>(heads[of]) + first + (static_cast<uint64_t>(half) * SHOWN + buffer) * room;
+    }
+    int64_t offset(int64_t half, uint32_t buffer) const {
+        return static_cast<int64_t>(first + (static_cast<uint64_t>(half) * SHOWN + buffer) * room);
+    }
+    // Where blocks start, of input and then of output.
+    int64_t* starts(uint32_t of, int64_t half) const {
+        return reinterpret_cast<int64_t*>(heads[of] + 1) + half * 2 * (ranks + 1);
+    }
+    const Segment* find(const char* from, uint64_t nbytes) const {
+        for (const Segment& slab : symmetric)
+            if (from >= slab.start && from + nbytes <= slab.start + slab.nbytes) return &slab;
+        return nullptr;
+    }
+    const Segment* attached(uint32_t of, int64_t key) const {
+        for (const Segment& one : others)
+            if (one.rank == of && one.key == key) return &one;
+        return nullptr;
     }
 };
+
+static long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec* patience) {
+    return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), what, value, patience, nullptr, 0);
+}
+
+static void breathe() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#endif
+}
 
 // The half of a mark that changes.
 static std::atomic<uint32_t>* low(std::atomic<int64_t>* mark) {
@@ -52,9 +118,10 @@ static void show(Head* head, int64_t mark) {
     if (head->sleepers.load(std::memory_order_seq_cst) != 0) futex(low(&head->mark), FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-// Returns whether a rank shows so much, waiting for it at most about `PATIENCE`.
-static bool has_shown(const Node& node, Head* head, int64_t mark) {
+// Returns whether a rank shows so much; a patient caller waits for it at most about `PATIENCE`.
+static bool has_shown(const Node& node, Head* head, int64_t mark, bool patient) {
     if (head->mark.load(std::memory_order_acquire) >= mark) return true;
+    if (!patient) return false;
     for (uint64_t look = 0; look < node.spins; look++) {
         breathe();
         if (head->mark.load(std::memory_order_acquire) >= mark) return true;
@@ -71,113 +138,332 @@ static bool has_shown(const Node& node, Head* head, int64_t mark) {
     return head->mark.load(std::memory_order_acquire) >= mark;
 }
 
-// AWAIT: go on when `peer` shows `mark` of this call. SIGNAL: show `mark`. FORM: `to` = the sources combined in order.
+// Copies to or from another process; returns 0, or the system's error.
+template <class Call> static int transfer(Call call, int32_t process, char* here, char* there, uint64_t nbytes) {
+    while (nbytes > 0) {
+        const iovec mine = {here, nbytes}, theirs = {there, nbytes};
+        const ssize_t done = call(process, &mine, 1, &theirs, 1, 0);
+        if (done <= 0) return done < 0 && errno != 0 ? errno : EFAULT;
+        here += done;
+        there += done;
+        nbytes -= static_cast<uint64_t>(done);
+    }
+    return 0;
+}
+
+// By pieces, as long rows would be written past the caches.
+static void copy(char* to, const char* from, uint64_t nbytes) {
+    for (uint64_t start = 0; start < nbytes && to != from; start += PIECE)
+        std::memmove(to + start, from + start, std::min(PIECE, nbytes - start));
+}
+
+// Bytes of a rank's buffer from `offset` on; of another rank whose blocks are not alike, from that block on.
+struct Part {
+    uint32_t rank, buffer;
+    uint64_t offset;
+};
+
+// AWAIT: go on when `peer` shows `mark` of this call. SIGNAL: show `mark`. FORM: `to` = the sources combined in order;
+// what comes of each piece is written to the copies too. CALL: Python's, with the addresses of `to` and the sources.
 struct Instruction {
-    enum Opcode { AWAIT, SIGNAL, FORM };
+    enum Opcode { AWAIT, SIGNAL, FORM, CALL };
 
     Opcode opcode;
-    uint32_t peer, first, count;  // of FORM the sources
-    int64_t mark;
-    char* to;
+    uint32_t peer, first, count, copies;  // the copies follow the sources
+    int64_t mark;                         // of a CALL the place of what is called
+    Part to;
     uint64_t nbytes;
 };
 
-// A program, bound to the boards and workspaces of one half.
-struct Program {
-    char *input, *output;  // in the control segment; null where this rank gives or takes nothing
-    int64_t board[BOARD - 1];
-    std::vector<Instruction> instructions;
-    std::vector<const char*> sources;
+// Who reads a buffer of this rank, until it shows `mark`.
+struct Reader {
+    uint32_t buffer, peer;
+    int64_t mark;
 };
 
 // What a call does, whatever its arrays.
 struct Plan {
-    int64_t signature;
-    uint64_t given, taken;                           // bytes of this rank's arrays
-    Combine combine;                                 // null where nothing is reduced
-    Divide divide;                                   // null where the result is no mean
-    uint64_t contributions;                          // of which it is one
-    bool overwrites;                                 // its input, but for that of the root
-    uint64_t root;
-    std::vector<uint32_t> peers;                     // whose memory is read
-    std::vector<std::pair<uint32_t, int64_t>> readers;  // the mark of each that reads this rank's, when it has done so
-    Program programs[2];
+    int64_t signature;  // alike on all ranks that make the same call
+    char text[TEXT];
+    uint64_t given, taken, scratch, aside;  // bytes of this rank's buffers
+    uint64_t itemsize;
+    Combine combine;                        // null where nothing is reduced
+    Finish finish;                          // null where that is all
+    uint64_t contributions;                 // for it
+    bool in_control;                        // whether all ranks' buffers are in the control segments
+    bool small;                             // the same of this one's buffers
+    bool copies_input;                      // works on a copy of the input
+    uint64_t copied;                        // up to so many bytes of input are copied to mapped memory, if not there
+    bool keeps_output;                      // it is there already: of a broadcast's root
+    bool overwrites;                        // a call of it has no `out`
+    uint32_t root;
+    std::vector<uint32_t> peers;            // whose memory is read, or written to
+    std::vector<Reader> readers;
+    std::vector<int64_t> starts;            // where this rank's blocks start, where they are not alike
+    std::vector<Instruction> instructions;
+    std::vector<Part> parts;
+};
+
+// Where a rank's buffer is; `process` where only the system reaches it.
+struct Base {
+    char* start;
+    int32_t process;
 };
 
 // The call under way.
 struct Walker {
-    enum Outcome { DONE, WAITING, DIFFERS };
-    enum Stage { BEFORE, MEETING, WALKING };
+    enum Outcome { DONE, WAITING, DIFFERS, UNKNOWN, CALLING, BROKEN };
+    enum Stage { BEFORE, MEETING, FINDING, WALKING, ENDING };
 
-    const Plan* plan;  // null where none is
+    const Plan* plan = nullptr;  // null where none is
     const char* from;
     char* to;
-    int64_t base, half, refusals;
+    char *staged, *result;  // where input is copied to, and output from, or null
+    int64_t base, half;
+    uint64_t refusals;
     Stage stage;
     size_t at;         // in what the stage waits for
     uint32_t awaited;  // the last rank
+    int64_t unknown;   // the key of a segment of that rank that is not mapped here
+    int error;
+    std::vector<Base> bases;
+    std::vector<const char*> rows;
 
-    void begin(const Node& node, const Plan* walked, const char* x, char* out, uint64_t refused) {
+    void begin(Node& node, const Plan* walked, const char* x, char* out, uint64_t refused) {
         plan = walked;
         from = x;
         to = out;
-        refusals = static_cast<int64_t>(refused);
-        node.announce(true);
-        half = ++*node.progress & 1;
-        base = *node.progress << ROUNDS;
+        refusals = refused;
+        base = static_cast<int64_t>(++node.walks) << ROUNDS;
+        half = node.walks & 1;
         stage = BEFORE;
         at = 0;
+        bases.resize(node.ranks * SHOWN);
+        if (node.aside.size() < plan->aside) node.aside.resize(plan->aside);
     }
 
-    // Goes on as far as it can; WAITING after about `PATIENCE` in which another rank has not.
-    Outcome go_on(const Node& node) {
-        const Program& program = plan->programs[half];
-        if (stage == BEFORE) {  // those that read what the call before the last one left here
-            for (; at < node.ranks; at++)
-                if (!sees(node, static_cast<uint32_t>(at), node.unread(half)[at])) return WAITING;
-            if (program.input != nullptr) std::memcpy(program.input, from, plan->given);
-            int64_t* board = node.board(node.rank, half);
-            if (board[0] != program.board[0]) std::copy_n(program.board, BOARD - 1, board);
-            board[BOARD - 1] = plan->signature + refusals;
-            show(node.heads[node.rank], base);
-            stage = MEETING;
-            at = 0;
+    // Goes on as far as it can; WAITING where another rank has not, which who is patient waits for about `PATIENCE`.
+    Outcome go_on(Node& node, bool patient) {
+        switch (stage) {
+            case BEFORE:  // those that read what the call before the last one left here
+                for (; at < node.ranks; at++)
+                    if (node.heads[at] != nullptr && !sees(node, at, node.unread[half][at], patient)) return WAITING;
+                present(node);
+                enter(MEETING);
+                [[fallthrough]];
+            case MEETING:
+                for (; at < plan->peers.size(); at++)
+                    if (!sees(node, plan->peers[at], base, patient)) return WAITING;
+                for (uint32_t peer : plan->peers)
+                    if (signature_of(node, peer) != own_signature()) return DIFFERS;
+                enter(FINDING);
+                [[fallthrough]];
+            case FINDING:
+                for (; at < plan->peers.size(); at++)
+                    if (!find(node, plan->peers[at])) return UNKNOWN;
+                enter(WALKING);
+                [[fallthrough]];
+            case WALKING:
+                for (; at < plan->instructions.size(); at++) {
+                    const Outcome outcome = carry_out(node, plan->instructions[at], patient);
+                    if (outcome != DONE) return outcome;
+                }
+                enter(ENDING);
+                [[fallthrough]];
+            case ENDING:  // until nobody reads any more what the caller, or the next call, may overwrite
+                for (; at < plan->readers.size(); at++) {
+                    const Reader& one = plan->readers[at];
+                    if (!is_control(node, one.buffer) && !sees(node, one.peer, base + one.mark, patient)) return WAITING;
+                    int64_t& last = node.unread[half][one.peer];
+                    last = std::max(last, base + one.mark);
+                }
         }
-        if (stage == MEETING) {
-            for (; at < plan->peers.size(); at++)
-                if (!sees(node, plan->peers[at], base)) return WAITING;
-            for (uint32_t peer : plan->peers)
-                if (node.board(peer, half)[BOARD - 1] != plan->signature + refusals) return DIFFERS;
-            stage = WALKING;
-            at = 0;
-        }
-        for (; at < program.instructions.size(); at++)
-            if (!carry_out(node, program, program.instructions[at])) return WAITING;
-        for (const auto& reader : plan->readers) node.unread(half)[reader.first] = base + reader.second;
-        if (program.output != nullptr) std::memcpy(to, program.output, plan->taken);
-        if (plan->divide != nullptr) plan->divide(to, plan->taken, plan->contributions);
+        if (result != nullptr) copy(to, result, plan->taken);
+        if (plan->finish != nullptr) plan->finish(to, plan->taken, plan->contributions);
         plan = nullptr;
         return DONE;
     }
 
-  private:
-    bool sees(const Node& node, uint32_t rank, int64_t mark) {
-        awaited = rank;
-        return has_shown(node, node.heads[rank], mark);
+    // Leaves the addresses of what a CALL is about in `rows`, the first that of `to`; returns how many.
+    uint32_t find_rows(const Node& node, const Instruction& one) {
+        rows.resize(one.count + 2);
+        rows[0] = place(node, one.to).start;
+        for (uint32_t i = 0; i < one.count; i++) rows[i + 1] = place(node, plan->parts[one.first + i]).start;
+        return one.count + 1;
     }
 
-    bool carry_out(const Node& node, const Program& program, const Instruction& one) {
-        switch (one.opcode) {
-            case Instruction::AWAIT: return sees(node, one.peer, base + one.mark);
-            case Instruction::SIGNAL: show(node.heads[node.rank], base + one.mark); return true;
-            case Instruction::FORM: break;
+    int64_t own_signature() const { return plan->signature + static_cast<int64_t>(refusals); }
+
+  private:
+    void enter(Stage next) {
+        stage = next;
+        at = 0;
+    }
+
+    bool sees(const Node& node, size_t rank, int64_t mark, bool patient) {
+        awaited = static_cast<uint32_t>(rank);
+        return has_shown(node, node.heads[rank], mark, patient);
+    }
+
+    int64_t signature_of(const Node& node, uint32_t rank) const {
+        return node.heads[rank]->signatures[half].load(std::memory_order_relaxed);
+    }
+
+    bool is_control(const Node& node, uint32_t buffer) const {
+        const int64_t key = node.heads[node.rank]->boards[half].places[buffer][0];
+        return plan->in_control || key == node.keys[node.rank];
+    }
+
+    // Shows this rank's call, its input being where the others find it.
+    void present(Node& node) {
+        Head* head = node.heads[node.rank];
+        Board& board = head->boards[half];
+        lay(node, board, INPUT, const_cast<char*>(from), plan->given);
+        lay(node, board, OUTPUT, to, plan->taken);
+        lay(node, board, SCRATCH, nullptr, plan->scratch);
+        Base* mine = bases.data() + node.rank * SHOWN;
+        staged = plan->given > 0 && mine[INPUT].start != from ? mine[INPUT].start : nullptr;
+        result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output ? mine[OUTPUT].start : nullptr;
+        if (staged != nullptr) copy(staged, from, plan->given);
+        if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
+        if (head->signatures[half].load(std::memory_order_relaxed) != own_signature()) {
+            std::memcpy(board.text, plan->text, TEXT);
+            board.refusals = static_cast<int64_t>(refusals);
+            head->signatures[half].store(own_signature(), std::memory_order_relaxed);
         }
-        const char* const* sources = program.sources.data() + one.first;
-        if (one.count == 1) {
-            std::memmove(one.to, sources[0], one.nbytes);
+        show(head, base);
+    }
+
+    // Decides where one of this rank's buffers is during the call.
+    void lay(const Node& node, Board& board, uint32_t buffer, char* row, uint64_t nbytes) {
+        Base& mine = bases[node.rank * SHOWN + buffer];
+        int64_t key = HERE, offset = 0;
+        mine = {row, 0};
+        const Segment* slab = nullptr;
+        if (nbytes == 0) {
+            mine.start = nullptr;
+        } else if (plan->small && nbytes <= node.room) {
+            mine.start = node.workspace(node.rank, half, buffer);
+            key = node.keys[node.rank];
+            offset = node.offset(half, buffer);
+        } else if (row != nullptr && !(buffer == INPUT && plan->copies_input)
+                   && (slab = node.find(row, nbytes)) != nullptr) {
+            key = slab->key;
+            offset = row - slab->start;
+        } else if (row != nullptr && node.copies && !(buffer == INPUT && is_copied(nbytes))) {
+            offset = static_cast<int64_t>(reinterpret_cast<intptr_t>(row));
         } else {
-            plan->combine(sources, one.count, one.to, 0, one.nbytes);
+            mine.start = node.rooms[buffer].start;
+            key = node.rooms[buffer].key;
+        }
+        if (plan->in_control) return;  // where they are needs no telling
+        board.places[buffer][0] = key;
+        board.places[buffer][1] = offset;
+    }
+
+    bool is_copied(uint64_t nbytes) const { return plan->copies_input || nbytes <= plan->copied; }
+
+    // Finds the buffers of another rank; false where a segment is not mapped here yet.
+    bool find(const Node& node, uint32_t rank) {
+        const Board& board = node.heads[rank]->boards[half];
+        for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
+            Base& theirs = bases[rank * SHOWN + buffer];
+            if (plan->in_control) {
+                theirs = {node.workspace(rank, half, buffer), 0};
+                continue;
+            }
+            const int64_t key = board.places[buffer][0], offset = board.places[buffer][1];
+            if (key == HERE) {
+                const bool near = node.processes[rank] == node.process;  // a thread
+                theirs = {reinterpret_cast<char*>(static_cast<intptr_t>(offset)), near ? 0 : node.processes[rank]};
+            } else if (key == node.keys[rank]) {
+                theirs = {reinterpret_cast<char*>(node.heads[rank]) + offset, 0};
+            } else if (const Segment* found = node.attached(rank, key)) {
+                theirs = {found->start + offset, 0};
+            } else {
+                awaited = rank;
+                unknown = key;
+                return false;
+            }
         }
         return true;
+    }
+
+    Base place(const Node& node, const Part& part) const {
+        if (part.buffer == ASIDE) return {const_cast<char*>(node.aside.data()) + part.offset, 0};
+        const Base& found = bases[part.rank * SHOWN + part.buffer];
+        uint64_t offset = part.offset;
+        if (!plan->starts.empty() && part.rank != node.rank) {
+            const int64_t* starts = node.starts(part.rank, half) + (part.buffer == OUTPUT ? node.ranks + 1 : 0);
+            offset = static_cast<uint64_t>(starts[offset]) * plan->itemsize;
+        }
+        return {found.start == nullptr ? nullptr : found.start + offset, found.process};
+    }
+
+    Outcome carry_out(Node& node, const Instruction& one, bool patient) {
+        switch (one.opcode) {
+            case Instruction::AWAIT: return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;
+            case Instruction::SIGNAL: show(node.heads[node.rank], base + one.mark); return DONE;
+            case Instruction::CALL: return CALLING;
+            case Instruction::FORM: break;
+        }
+        error = form(node, one);
+        return error == 0 ? DONE : BROKEN;
+    }
+
+    int form(Node& node, const Instruction& one) {
+        char* to_row = place(node, one.to).start;
+        const Part* sources = plan->parts.data() + one.first;
+        const Base source = place(node, sources[0]);
+        if (to_row == nullptr || source.start == nullptr) return EFAULT;
+        if (one.count == 1 && one.copies == 0) {
+            if (source.process != 0) return transfer(process_vm_readv, source.process, to_row, source.start, one.nbytes);
+            copy(to_row, source.start, one.nbytes);
+            return 0;
+        }
+        return combine_all(node, one, to_row, sources);
+    }
+
+    // Piece by piece where something has to be fetched or to be written elsewhere as well.
+    int combine_all(Node& node, const Instruction& one, char* to_row, const Part* sources) {
+        uint64_t away = 0;
+        rows.resize(one.count);
+        for (uint32_t i = 0; i < one.count; i++) {
+            const Base source = place(node, sources[i]);
+            if (source.start == nullptr) return EFAULT;
+            away += source.process != 0;
+            rows[i] = source.start;
+        }
+        const uint64_t piece = away + one.copies > 0 ? PIECE / std::max(1u, one.count / 2) / 64 * 64 : one.nbytes;
+        if (node.fetched.size() < away * piece) node.fetched.resize(away * piece);
+        for (uint64_t start = 0; start < one.nbytes; start += piece) {
+            const uint64_t nbytes = std::min(piece, one.nbytes - start);
+            char* room = node.fetched.data();
+            for (uint32_t i = 0; i < one.count; i++) {
+                const Base source = place(node, sources[i]);
+                rows[i] = source.start + start;
+                if (source.process == 0) continue;
+                const int failed = transfer(process_vm_readv, source.process, room, source.start + start, nbytes);
+                if (failed != 0) return failed;
+                rows[i] = room;
+                room += piece;
+            }
+            if (one.count == 1) {
+                copy(to_row + start, rows[0], nbytes);
+            } else {
+                plan->combine(rows.data(), one.count, to_row + start, nbytes);
+            }
+            for (uint32_t i = 0; i < one.copies; i++) {
+                const Base there = place(node, sources[one.count + i]);
+                if (there.start == nullptr) return EFAULT;
+                if (there.process == 0) {
+                    std::memcpy(there.start + start, to_row + start, nbytes);
+                } else if (const int failed = transfer(process_vm_writev, there.process, to_row + start,
+                                                       there.start + start, nbytes)) {
+                    return failed;
+                }
+            }
+        }
+        return 0;
     }
 };

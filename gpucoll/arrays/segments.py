@@ -82,37 +82,20 @@ class _Vector(ctypes.Structure):
 
 
 class Copier:
-    """Copies between this process' memory and another one's, by the system: one copy, nothing mapped.
-
-    Raises OSError where the system forbids it or the process is gone. For one thread at a time.
-    """
+    """Reads another process' memory by the system. Raises OSError where that forbids it, or the process is gone."""
 
     def __init__(self) -> None:
-        library = ctypes.CDLL(None, use_errno=True)
-        self._calls = [getattr(library, name, None) for name in ("process_vm_readv", "process_vm_writev")]
-        for call in filter(None, self._calls):
-            call.restype = ctypes.c_ssize_t
-            call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong,
-                             ctypes.c_ulong)
-        self._here, self._there = _Vector(), _Vector()
-        self._places = ctypes.addressof(self._here), ctypes.addressof(self._there)
+        self._call = getattr(ctypes.CDLL(None, use_errno=True), "process_vm_readv", None)
+        if self._call is not None:
+            self._call.restype = ctypes.c_ssize_t
+            self._call.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong,
+                                   ctypes.c_ulong)
 
     def read(self, process: int, there: int, here: int, nbytes: int) -> None:
-        """Copy from address `there` of `process` to `here`."""
-        self._copy(self._calls[0], process, there, here, nbytes)
-
-    def write(self, process: int, there: int, here: int, nbytes: int) -> None:
-        """Copy from `here` to address `there` of `process`."""
-        self._copy(self._calls[1], process, there, here, nbytes)
-
-    def _copy(self, call: Any, process: int, there: int, here: int, nbytes: int) -> None:
-        if call is None:
+        """Copy from address `there` of `process` to `here`, all at once."""
+        if self._call is None:
             raise OSError("this system has no process_vm_readv")
-        while nbytes:
-            self._here.base, self._here.length = here, nbytes
-            self._there.base, self._there.length = there, nbytes
-            done = call(process, self._places[0], 1, self._places[1], 1, 0)
-            if done <= 0:
-                number = ctypes.get_errno()
-                raise OSError(number, os.strerror(number))
-            there, here, nbytes = there + done, here + done, nbytes - done
+        mine, theirs = _Vector(here, nbytes), _Vector(there, nbytes)
+        if self._call(process, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0) != nbytes:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))

@@ -19,7 +19,7 @@ from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.operands import call_of
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
-from gpucoll.tuner.model import SLOTS, moved, partners
+from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved, partners
 from gpucoll.tuner.table import Curve, LinkCost
 
 SECONDS = 0.15  # for each size
@@ -30,8 +30,8 @@ PROBES = (("barrier", "dissemination", 0), ("all_reduce", "recursive_doubling", 
           ("all_gather", "ring", BLOCK), ("all_gather", "ring", LONG_BLOCK), ("reduce_scatter", "ring", BLOCK),
           ("reduce_scatter", "ring", LONG_BLOCK), ("all_reduce", "circulant", BLOCK),
           ("all_reduce", "recursive_doubling", LONG_BLOCK))
-SLOT_PROBES = tuple((*way, nbytes) for way in SLOTS if way[0] in ("all_reduce", "all_gather")
-                    for nbytes in (8, BLOCK, LONG_BLOCK))
+ONE_PASS_PROBES = tuple((*way, nbytes) for way in MEETINGS if way[0] in ("all_reduce", "all_gather")
+                        for nbytes in (8, BLOCK, LONG_BLOCK))
 NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 
 
@@ -48,7 +48,7 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
             with part:
                 constants = _measured(part, executor, device) if part.size > 1 else []
         everyone = [one for one in _gathered(comm, constants) if one]
-        for kind, rows in zip((executor, "slots"), zip(*everyone, strict=True), strict=False):
+        for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
             found.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
     return found
 
@@ -60,9 +60,9 @@ def _gathered(comm: Communicator, value: Any) -> list[Any]:
 
 
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
-    """Return the constants of an executor, and for `shared` those of its slots."""
+    """Return the constants of an executor, and for `shared` those of what it does in one pass."""
     with Communicator.from_mpi(part.mpi, executor=executor) as comm:
-        kinds = (PROBES,) if comm._slots is None or device != "cpu" else (PROBES, SLOT_PROBES)
+        kinds = (PROBES,) if comm._engine is None or device != "cpu" else (PROBES, ONE_PASS_PROBES)
         return [fit([*_probes(comm, device, kind)]) for kind in kinds]
 
 

@@ -37,8 +37,7 @@ class Advice(Core):
         task = Task(row.name, "auto", None, None, None, row_of(dtype),
                     op_of("sum") if row.reduces else None, nbytes=nbytes, device=where)
         executors = self._able(task, where)
-        found = self._tuner.candidates(row.name, nbytes, executors, where,
-                                       slots=self._slots is not None and self._host.has_slots(task))
+        found = self._tuner.candidates(row.name, nbytes, executors, where)
         if not found:
             raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
         times = [self._times.summary(row.name, one.executor, one.algorithm, nbytes) for one in found]

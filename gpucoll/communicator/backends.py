@@ -83,21 +83,23 @@ class HostBackend:
         first = self.executors[0]
         self._shared = cast("SharedExecutor", first) if first.name in ("shared", HYBRID) else None
 
-    def slots(self, waits: Waits) -> Any:
-        """Return the short way of small calls, which keeps to `waits`; None where there is none."""
+    def engine(self, waits: Waits) -> Any:
+        """Return what does calls that were planned before, which keeps to `waits`; None where there is none."""
         shared = self._shared
-        if shared is None or shared.slots is None:
+        if shared is None or shared.engine is None:
             return None
-        shared.slots.follow(*waits.gate(), waits, shared.watch, GpucollError)
-        waits.is_busy = shared.slots.is_busy
-        return shared.slots
+        shared.engine.follow(*waits.gate(), waits, GpucollError)
+        waits.is_busy = shared.engine.is_busy
+        return shared.engine
 
-    def has_slots(self, task: Task) -> bool:
-        """Return whether slots, where there are some, would serve a task of this dtype and op by some algorithm."""
-        return self._shared is not None and self._shared.takes(task)
+    @property
+    def reads_memory(self) -> bool:
+        """Whether ranks read each other's memory, if the system lets them; the same on all ranks, before they meet too.
+        """
+        return self._shared is not None
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
-        """Let the executor for small calls know a new slab of the heap; `keys` are those of all ranks' slabs."""
+        """Let the engine know a new slab of the heap; `keys` are those of all ranks' slabs."""
         if self._shared is not None:
             self._shared.reach(slab, keys)
 

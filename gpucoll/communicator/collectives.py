@@ -43,7 +43,7 @@ class Collectives(Headers):
         if dtype is None and stream is None and not async_op and self._group is None:
             result = self._express("reduce", op, root, algorithm, x, out)
             if result is not None:
-                return None if result is self._slots else result  # which stand for no result
+                return None if result is self._engine else result  # which stand for no result
         return self._reduction("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
@@ -73,7 +73,7 @@ class Collectives(Headers):
         if stream is None and not async_op and self._group is None:
             result = self._express("gather", "", root, algorithm, x, out)
             if result is not None:
-                return None if result is self._slots else result
+                return None if result is self._engine else result
         return self._movement("gather", x, out, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -112,8 +112,8 @@ class Collectives(Headers):
             call = prepare_scatter(source, out, shape, dtype, who, space)
             result = self._run("scatter", call, how, root=who.root, same=same, x=source, out=out)
         telling = self._telling.get(who.root)
-        if fits and telling is not None:
-            self._slots.tell("scatter", *same, source, result, (telling, row.copy(), self._inbox))
+        if fits and telling is not None and self._engine is not None:
+            self._engine.tell("scatter", *same, source, result, (telling, row.copy(), self._inbox))
         return result
 
     def _root_blocks(self, x: Any) -> tuple[Any, dict[str, Any]]:

@@ -23,7 +23,7 @@ from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op,
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
-from gpucoll.communicator.repeats import Key, Repeat, Repeats, has_divided, key_of, launcher_of, repeat_of, step_of
+from gpucoll.communicator.repeats import Key, Repeat, Repeats, has_finished, key_of, launcher_of, plan_of, repeat_of
 from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
@@ -65,8 +65,8 @@ class Core:
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
         self._times = Times()
         self._repeats = Repeats()
-        self._slots: Any = None if options.emulated else self._host.slots(self._waits)
-        self._express: Callable[..., Any] = _unknown if self._slots is None else self._slots
+        self._engine: Any = None if options.emulated else self._host.engine(self._waits)
+        self._express: Callable[..., Any] = _unknown if self._engine is None else self._engine
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
         self._is_forked = False  # whether this process is a fork's child: what joins the ranks is its parent's
@@ -132,7 +132,7 @@ class Core:
     def _again(self, same: Key, x: Any, out: Any, stream: Any) -> Any:
         """Run a call that was made before with the same arrays; return its result, None where there was none.
 
-        `same` is all but the arrays. For slots and the engine, which are asked before, one like it is enough.
+        `same` is all but the arrays. For the engine, which is asked before, one like it is enough.
         """
         if self._group is not None or out is None:
             return None
@@ -144,18 +144,20 @@ class Core:
         return out
 
     def _learn(self, same: Key, x: Any, out: Any, found: Repeat) -> None:
-        """Let the slots know a call that they can do."""
-        if found.step is not None and self._slots is not None:
+        """Let the engine know a call that it can do."""
+        if found.plan is not None and not self.options.emulated:
             assert found.seconds is not None
-            self._slots.learn(*same, x, out, found.step, found.seconds.ring)
+            if self._engine is None:  # as of threads, which have met meanwhile
+                self._engine = self._express = self._host.engine(self._waits)
+            self._engine.learn(*same, x, out, found.plan, found.seconds.ring)
 
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
                   seconds: Seconds | None) -> None:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
         overwrites = task.collective == "broadcast"
         key = key_of(same, x, out) if same[0] == task.collective else ()  # not of what is part of another call
-        step = step_of(executor, task)
-        found = repeat_of(x, call.result, executor, task, seconds, step) if key or step else None
+        plan = plan_of(executor, task)
+        found = repeat_of(x, call.result, executor, task, seconds, plan) if key or plan else None
         if found is not None and key and task.output is not None and (task.input is not None or overwrites):
             self._repeats.keep(key, found)
         if found is not None and (call.result is not x or out is x or overwrites):
@@ -236,8 +238,7 @@ class Core:
         except (CollectiveTimeout, BackendError) as error:  # ranks that did not meet have left messages behind
             self._waits.failure = error
             raise
-        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, executors, task.device,
-                                    self._slots is not None and self._host.has_slots(task))
+        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, executors, task.device)
         task.algorithm = choice.algorithm
         if choice.algorithm != "native":
             task.plan = make_plan(task.collective, choice, self._link.place, task.root, call.cut, task.in_place)
@@ -251,7 +252,7 @@ class Core:
         try:
             space.begin()
             yield from executor.run(task)
-            if task.op is not None and task.output is not None and not has_divided(executor, task):
+            if task.op is not None and task.output is not None and not has_finished(executor, task):
                 self._finish(task, space, task.op)
             if call.target is not None:
                 call.target.deliver(space)
@@ -307,6 +308,8 @@ class Core:
             return
         self.closed = True
         self._express = _unknown
+        if self._engine is not None:
+            self._engine.close()
         if isinstance(self._link, LocalLink):
             ended = self._has_ended()
             self._waits.close()
@@ -377,8 +380,8 @@ def _after_fork() -> None:
     """In a fork's child: no call, no wait at exit, no farewell of the parent's communicators."""
     for comm in _alive:
         comm._is_forked, comm._express = True, _unknown
-        if comm._slots is not None:
-            comm._slots.close()
+        if comm._engine is not None:
+            comm._engine.close()
         comm._waits.forget()
         comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
 

@@ -12,7 +12,7 @@ import numpy
 from gpucoll.arrays import Array, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import Core, How
-from gpucoll.communicator.repeats import step_of
+from gpucoll.communicator.repeats import plan_of
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, PeerError
 
@@ -74,7 +74,7 @@ class Headers(Core):
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
         # Inside a node a root that has shown its row where the others read it goes on
-        algorithm = "binomial" if collective == "broadcast" and self._slots is not None else "auto"
+        algorithm = "binomial" if collective == "broadcast" and self._host.reads_memory else "auto"
         same = (name, "", root, algorithm)
         result = self._express(*same, row, None)
         if result is None:
@@ -84,7 +84,7 @@ class Headers(Core):
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
             if collective == "broadcast" and self.size > 1:
-                self._telling[root] = step_of(executor, task)
+                self._telling[root] = plan_of(executor, task)
             result = call.result
         return result
 

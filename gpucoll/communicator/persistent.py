@@ -11,7 +11,7 @@ from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import How
-from gpucoll.communicator.repeats import repeat_of, step_of
+from gpucoll.communicator.repeats import plan_of, repeat_of
 
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
 
@@ -64,7 +64,7 @@ class Persistent(Collectives):
         call = prepare(row, x, out, who, dtype, space)
         checked = self._check_op(row.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, How(algorithm, False, stream), self.executor, checked, who.root)
-        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task), step_of(executor, task))
+        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task), plan_of(executor, task))
         if found is None or row.name == "exscan":
             options = {"root": root} if row.rooted else {}
             options |= {"op": op, "dtype": dtype} if row.reduces else {}
@@ -74,7 +74,7 @@ class Persistent(Collectives):
         rows = (task.input, task.output) if task.device == "cpu" else (found.task.input, found.task.output)
         again = functools.partial(self._repeat, found, *rows, stream)
         express = None
-        if found.step is not None:
+        if found.plan is not None:
             same = (row.name, op, who.root, algorithm)
             self._learn(same, x, call.result, found)
             express = functools.partial(self._express, *same, x, call.result)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpucoll.executors.shared import SharedExecutor
 
 KEPT = 256
+WITH_ENGINE = ("shared", "hybrid")
 Key = tuple[Any, ...]
 
 
@@ -41,7 +42,7 @@ class Repeat:
     executor: Executor
     task: Task
     seconds: Seconds | None
-    step: Any = None  # what slots do, or the engine
+    plan: Any = None  # of the engine's
     launch: Launcher | None = None  # what enqueues it on a GPU and waits for nothing
 
     def rows(self, x: Any, out: Any) -> tuple[Any, Any]:
@@ -69,7 +70,7 @@ class Repeats:
         self._kept[key] = found
 
 
-def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds | None, step: Any) -> Repeat | None:
+def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds | None, plan: Any) -> Repeat | None:
     """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other."""
     on_device = task.device != "cpu"
     sides = ((x, task.input), (out, task.output))
@@ -78,7 +79,7 @@ def repeat_of(x: Any, out: Any, executor: Executor, task: Task, seconds: Seconds
         return None
     rows = [None if row is None or not on_device else DeviceRow(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
-    return Repeat(executor, again, seconds, step)
+    return Repeat(executor, again, seconds, plan)
 
 
 def launcher_of(found: Repeat) -> Launcher | None:
@@ -89,20 +90,16 @@ def launcher_of(found: Repeat) -> Launcher | None:
     return cast("Launcher | None", make(found.task))
 
 
-def step_of(executor: Executor, task: Task) -> Any:
-    """Return what slots or the engine do for such calls, None where Python does, or the op takes one step more."""
-    has_end = task.op is not None and task.op.name in LOGICAL
-    if executor.name != "shared" or has_end:
+def plan_of(executor: Executor, task: Task) -> Any:
+    """Return the engine's plan for calls like `task`, None where another executor does them, or takes a step more."""
+    if executor.name not in WITH_ENGINE or task.collective == "exscan":
         return None
-    shared = cast("SharedExecutor", executor)
-    return shared.step(task) or shared.walk(task)
+    return cast("SharedExecutor", executor).plan(task)
 
 
-def has_divided(executor: Executor, task: Task) -> bool:
-    """Return whether a mean is what the executor leaves, and not a sum: slots divide what they have combined."""
-    assert task.op is not None
-    return task.op.name == "avg" and executor.name == "shared" \
-        and cast("SharedExecutor", executor).step(task) is not None
+def has_finished(executor: Executor, task: Task) -> bool:
+    """Return whether what an op does once, at the end, is done by the executor."""
+    return executor.name in WITH_ENGINE and task.collective != "exscan"
 
 
 def key_of(call: Key, x: Any, out: Any) -> Key:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.device import gxx, nvrtc
 from gpucoll.errors import GpucollError
-from gpucoll.executors.shared import slots
+from gpucoll.executors.shared import engine
 from gpucoll.launchers import find_mpiexec, started, vendor_of
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
@@ -147,7 +147,7 @@ def host() -> Findings:
 
 def _compiler() -> str:
     """Return the compiler once it has made what short calls on the host need; raise what says why it cannot."""
-    slots.built()
+    engine.built()
     return gxx.recipe().splitlines()[0]
 
 

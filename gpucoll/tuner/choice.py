@@ -42,37 +42,35 @@ class Tuner:
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "") -> None:
         self.table = table
         self._nodes, self._prefer = tuple(nodes), prefer
-        self._models: dict[tuple[str, bool], Model] = {}
-        self._kept: dict[tuple[str, str, int, tuple[str, ...], str, bool], tuple[str, str]] = {}
+        self._models: dict[str, Model] = {}
+        self._kept: dict[tuple[str, str, int, tuple[str, ...], str], tuple[str, str]] = {}
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
-               device: str = "cpu", slots: bool = False) -> Choice:
+               device: str = "cpu") -> Choice:
         """Return the choice for `nbytes` of the larger of input and output, out of the `executors` that can serve.
-
-        `slots`: whether `shared` has slots for the call's dtype and op.
 
         An `algorithm` that is named stays; "auto" is the best one that GPUCOLL_ALGO allows. Raises ArgumentError where
         no executor is left for it.
         """
-        key = (collective, algorithm, nbytes.bit_length(), executors, device, slots)
+        key = (collective, algorithm, nbytes.bit_length(), executors, device)
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device, slots)
+            found = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
         return Choice(*found, segments(found[1], nbytes, len(self._nodes)))
 
-    def model(self, device: str, slots: bool = False) -> Model:
+    def model(self, device: str) -> Model:
         """Return the model of calls on arrays of `device`."""
-        if (device, slots) not in self._models:
-            self._models[device, slots] = Model(self.table, World(self._nodes, device, slots))
-        return self._models[device, slots]
+        if device not in self._models:
+            self._models[device] = Model(self.table, World(self._nodes, device))
+        return self._models[device]
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
-                   algorithm: str = "auto", slots: bool = False) -> list[Candidate]:
+                   algorithm: str = "auto") -> list[Candidate]:
         """Return what could be chosen for sizes of as many digits as `nbytes`, the choice first."""
         names: Iterable[str] = [algorithm]
         if algorithm == "auto":
             names = allowed(self._prefer, collective, self._names(collective, executors))
-        return self.model(device, slots).candidates(collective, 1 << nbytes.bit_length() >> 1, executors, [*names])
+        return self.model(device).candidates(collective, 1 << nbytes.bit_length() >> 1, executors, [*names])
 
     def source(self, device: str) -> str:
         """Return in words which part of which table the choices on `device` go by."""
@@ -86,12 +84,12 @@ class Tuner:
             link.executor == executor for shape in self.table.shapes if shape.device == device for link in shape.links)
 
     def _choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
-                device: str, slots: bool) -> tuple[str, str]:
+                device: str) -> tuple[str, str]:
         able = [name for name in executors if algorithm in (NATIVE, "auto") or name != NATIVE]
         able = [NATIVE] if algorithm == NATIVE else able
         if len(able) == 1 and algorithm != "auto":
             return able[0], algorithm
-        found = self.candidates(collective, nbytes, able, device, algorithm, slots)
+        found = self.candidates(collective, nbytes, able, device, algorithm)
         if found:
             return found[0].executor, found[0].algorithm
         return able[0], self._usual(collective, able, algorithm)

@@ -14,20 +14,20 @@ from gpucoll.tuner.segments import segments
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
-IN_MEMORY = ("shared", "peer", "slots")
-# What `shared` does by slots, where those take dtype and op; and how often the ranks meet for it.
-SLOTS = {("all_reduce", "one_shot"): 1, ("all_reduce", "two_shot"): 2, ("all_gather", "direct"): 1,
-         ("broadcast", "linear"): 1, ("all_to_all", "direct"): 1, ("reduce_scatter", "direct"): 1}
+ONE_PASS = "one_pass"  # the constants of what `shared` does so, in the table
+IN_MEMORY = ("shared", "peer", ONE_PASS)
+# Who takes all that it needs where it was made first, and how often the ranks meet for that.
+MEETINGS = {("all_reduce", "one_shot"): 1, ("all_reduce", "two_shot"): 2, ("all_gather", "direct"): 1,
+            ("broadcast", "linear"): 1, ("all_to_all", "direct"): 1, ("reduce_scatter", "direct"): 1}
 AT_ONCE = ("one_shot", "two_shot", "direct", "linear")  # who reads everything where it is first made
 SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
 
 
 class World(NamedTuple):
-    """Who takes part: the node of every rank, the device of their arrays, and whether slots serve these."""
+    """Who takes part: the node of every rank, and the device of their arrays."""
 
     nodes: tuple[int, ...]
     device: str = "cpu"
-    slots: bool = False
 
     @property
     def size(self) -> int:
@@ -87,15 +87,13 @@ class Model:
         curve = self._curve(collective, executor, name)
         if executor == "native":
             return self._native(collective, nbytes, curve)
-        meetings = SLOTS.get((collective, name)) if executor == "shared" else None
-        if meetings and not self.world.slots:
-            curve = meetings = None  # which is one of slots
-        topology = self.topology("slots" if meetings else executor)
+        meetings = MEETINGS.get((collective, name)) if executor == "shared" else None
+        topology = self.topology(ONE_PASS if meetings else executor)
         if topology is None:
             return []
         try:
             row = _predicted(collective, name, nbytes, topology, self.world) if meetings is None else \
-                _by_slots(collective, name, nbytes, topology, self.world, meetings)
+                _in_one_pass(collective, name, nbytes, topology, self.world, meetings)
         except ArgumentError:  # more than can be simulated
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
@@ -192,9 +190,9 @@ def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, wor
                       moved(cost, topology.name) * level.beta, cost["reduced"] * level.gamma)
 
 
-def _by_slots(collective: str, name: str, nbytes: int, topology: Topology, world: World,
-              meetings: int) -> Prediction:
-    """Return what slots take: ranks meet, and then each reads what it gets."""
+def _in_one_pass(collective: str, name: str, nbytes: int, topology: Topology, world: World,
+                 meetings: int) -> Prediction:
+    """Return what it takes where ranks meet, and then each reads what it gets."""
     level, cost = topology.levels[-1], find(collective, name).cost.price(world.size, nbytes, 1, world.nodes)
     further = meetings * max(0, world.size - 2)
     return Prediction(collective, name, world.size, nbytes, 1, meetings * level.alpha + further * level.gap,

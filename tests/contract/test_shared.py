@@ -9,7 +9,7 @@ import pytest
 import mixture
 import programs
 from gpucoll.arrays.segments import Copier
-from gpucoll.executors.shared import calls
+from gpucoll.executors.shared import plans
 from grids import generator, sampled
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
@@ -24,9 +24,9 @@ def way(name):
     with contextlib.ExitStack() as stack:
         if name != "small":
             for size in ("TINY", "SMALL"):
-                stack.enter_context(mock.patch.object(calls, size, -1))
+                stack.enter_context(mock.patch.object(plans, size, -1))
         if name == "copied":
-            stack.enter_context(mock.patch.object(calls, "COPIED", -1))
+            stack.enter_context(mock.patch.object(plans, "COPIED", 0))
         if name == "mapped":
             stack.enter_context(mock.patch.object(Copier, "read", side_effect=PermissionError("not permitted")))
         yield

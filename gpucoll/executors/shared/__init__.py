@@ -5,11 +5,9 @@ no rank waits for others than those that it reads from, or that read from it. In
 nodes the same executor, then named `hybrid`, sends messages.
 
     order        what waits for what
-    program      an order bound to memory
-    engine       the same for C++, which walks calls like one that was made before
-    calls        where the buffers of a call are, and the programs that were made
+    plans        the same in bytes of the ranks' buffers, for the engine
+    engine       C++ that carries it out
     neighbours   the ranks of the node, and ways into their memory
-    slots        calls of one or two exchanges, done by C++
 
 Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
 arrays are copied, block by block, by the system (process_vm_readv), or where it forbids that, to mapped memory as a
@@ -18,34 +16,31 @@ whole.
 
 from __future__ import annotations
 
-import itertools
+import collections
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from typing import Any
 
-import numpy
-
 from gpucoll.arrays import address
+from gpucoll.arrays.segments import at
 from gpucoll.arrays.symmetric import Heap, Slab
-from gpucoll.errors import BackendError, CollectiveTimeout, MismatchError, RankFailedError
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
 from gpucoll.executors import Task
-from gpucoll.executors.shared import slots
-from gpucoll.executors.shared.calls import Calls
-from gpucoll.executors.shared.neighbours import CALLS, FAILURE, SIGNATURE, SLEEPERS, Neighbours, make_fence
-from gpucoll.executors.shared.program import CALL, END, SEND, TELL, WAIT, Program, copy_blocks
-from gpucoll.executors.shared.slots import ROOM, Step, exchange, library, make_slots
+from gpucoll.executors.shared.engine import library
+from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
+from gpucoll.executors.shared.plans import Messages, Plans
 from gpucoll.waits import Waits, is_settled, keep_for_ever
 from gpucoll.work import Operation
 
 ROUNDS = 20  # bits of a mark below the number of the call
 COMPILING = 120.0  # seconds beyond the deadline for a rank that compiles
-POLLS = 64  # in a wait, before each look at what the others do
-YIELDS = 64  # polls in place that yield the processor, before the wait is handed to whoever runs the operation
+SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
+CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
 # rank, by that one's error. What it had shown before stays.
 LATE, ASTRAY, FAILED = -1, -2, -3
-DIFFERS = ("ranks of this node make different calls, by collective, algorithm, length, dtype, op or root, or one has "
-           "refused a call that others have made")
+TOLD = 0.25  # seconds that ranks which differ wait for the others to show what they do
 TAGS, FIRST_TAG = 1 << 15, 3  # of messages to other nodes, as the `mpi` executor has them
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
@@ -59,20 +54,13 @@ class SharedExecutor:
 
     def __init__(self, link: Any, heap: Heap, timeout: float, name: str = "shared") -> None:
         self.name = name
-        self._link, self._timeout = link, timeout
+        self._link, self._heap, self._timeout = link, heap, timeout
         self._size, self._wire = link.place.size, link.wire
-        may_have_slots = name == "shared" and link.mpi is not None
-        self._near = Neighbours(link.place, ROOM, may_have_slots and library() is not None)
-        self._calls = Calls(self._near, heap)
-        self._fence: Callable[[], None] | None = None
+        self._near = Neighbours(link.place, library() is not None)
         self._has_met = False
-        self.slots: Any = None
-        self._mark = self._near.mine.words
-        # How many walks there were, and calls, slots' too; for either half of the walks and each rank, the mark that it
-        # shows when it has read all that it reads of this rank. The engine has them too.
-        self._progress = numpy.zeros(2 + 2 * self._size, numpy.int64)
-        self._numbers = memoryview(self._progress)  # type: ignore[arg-type] # an array is a buffer
-        self._messages: list[list[Any]] = []  # of the call under way: requests for the pieces of each
+        self.engine: Any = None
+        self._plans: Any = None
+        self._requests: dict[int, list[Any]] = {}  # of the call under way: for the pieces of each message
 
     def serves(self, task: Task) -> str | None:
         """Every schedule on host arrays, where the ranks of a node can map each other's memory."""
@@ -82,190 +70,131 @@ class SharedExecutor:
             self.meet()
         if not self._near.maps:
             return "the system does not let these ranks map each other's memory"
+        if self.engine is None:
+            return "not every rank has the engine, which takes a C++ compiler"
         return None if task.plan is None or task.plan.schedules is not None else f"{task.algorithm} has no schedule"
 
     def meet(self) -> None:
         """Find ways into each other's memory. A collective call; raises CollectiveTimeout."""
         # Another process may still compile what this one has found in its cache: all have come to `init` by now.
         waits = Waits(self._timeout + (COMPILING if self._link.mpi is not None else 0), foreign=self._link.foreign)
-        waits.run(self._near.meet(self._wire), "the first call over shared memory")
-        self._fence = make_fence(self._link.mpi is None)
+        near = self._near
+        waits.run(near.meet(self._wire), "the first call over shared memory")
         self._has_met = True
-        if self._near.maps and self._near.all_able and len(self._near.all) == self._size:
-            self.slots = make_slots(self._near, self._progress)
+        if near.maps and near.all_able:
+            looks = CROWDED if len(near.all) > len(os.sched_getaffinity(0)) else (SPINS, YIELDS)
+            heads, keys, processes = (
+                tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
+                for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
+            self.engine = library().Engine(self, GpucollError, near.rank, near.processes[near.rank], *looks, near.copies,
+                                           near.first, SMALL, heads, keys, processes)
+            self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
 
     def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
-        """Raise if another rank has failed in a call, or the awaited one, or one is in another call; tell the others of
-        an error of this rank's.
+        """Raise if another rank has failed in a call, or the awaited one; tell the others of an error of this rank's.
         """
+        words = self._near.words
         if error is not None and not is_settled(error):
             culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else self._near.rank
-            self._mark[FAILURE] = (LATE if isinstance(error, CollectiveTimeout) else
-                             ASTRAY if isinstance(error, MismatchError) else FAILED - culprit)
+            words[self._near.rank][FAILURE] = (LATE if isinstance(error, CollectiveTimeout) else
+                                               ASTRAY if isinstance(error, MismatchError | PeerError) else
+                                               FAILED - culprit)
         looked_at = () if error is not None else self._near.all if awaited is None else (awaited,)
-        for failure in [self._near.mark(rank)[FAILURE] for rank in looked_at]:
+        for failure in [words[rank][FAILURE] for rank in looked_at]:
             if failure == LATE:
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
                                         "every rank in the same call, with the same shape, dtype and algorithm?")
             if failure == ASTRAY:
-                raise MismatchError(DIFFERS, code="GC-CALL")
+                self.differ()
             if failure <= FAILED:
                 raise RankFailedError(f"rank {FAILED - failure} has failed, or has left the communicator",
                                       ranks=(FAILED - failure,))
-        if error is None:
-            self._compare_calls()
 
-    def _compare_calls(self) -> None:
-        """Raise MismatchError where a rank is in another call, by slots while this one walks or the other way round."""
-        number, mine = self._numbers[1], self._mark
-        which = CALLS + number % 2
-        for other in [self._near.controls[rank].words[which] for rank in self._near.all]:
-            if other >> 1 == number and other != mine[which]:
-                raise MismatchError(DIFFERS, code="GC-CALL")
+    def differ(self) -> None:
+        """Raise MismatchError, or PeerError, which says what each rank of this node has called."""
+        number, words = self.engine.walks, self._near.words
+        deadline = time.monotonic() + TOLD
+        while any(words[rank][MARK] >> ROUNDS < number for rank in self._near.all) and time.monotonic() < deadline:
+            os.sched_yield()
+        shown = {rank: self.engine.words(rank, number % 2) for rank in sorted(self._near.all)
+                 if words[rank][MARK] >> ROUNDS in (number, number + 1)}
+        fewest = min(refusals for _, _, refusals in shown.values())
+        refused = tuple(rank for rank, (_, _, refusals) in shown.items() if refusals > fewest)
+        groups = collections.defaultdict(list)
+        for rank, (text, _, _) in shown.items():
+            groups[text].append(rank)
+        calls = "; ".join(f"ranks {_listed(ranks)}: {text}" for text, ranks in groups.items())
+        if refused:
+            raise PeerError(f"ranks {_listed(refused)} refused a call that others have made, and are in a later one: "
+                            f"{calls}", ranks=refused)
+        first, *others = groups.values()
+        raise MismatchError(f"ranks of this node make different calls, or one has refused a call that others have made; "
+                            f"{calls}", code="GC-CALL", ranks=tuple(sorted(rank for ranks in others for rank in ranks)))
+
+    def out_of_reach(self, number: int) -> None:
+        """Raise BackendError for the system's error of that number."""
+        raise BackendError(f"another rank's memory is out of reach: {os.strerror(number)}")
 
     def refuse(self) -> None:
         """Note that this rank has refused a call: it must not meet the others in its next one."""
-        self._calls.refusals += 1
-        if self.slots is not None:
-            self.slots.refuse()
+        if self.engine is not None:
+            self.engine.refuse()
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
-        """Let slots read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
-        if self.slots is not None:
-            self.slots.reach(slab.nbytes, tuple(
-                slab.start if rank == self._near.rank else address(self._near.attached(rank, keys[rank]))
-                for rank in sorted(self._near.all)))
+        """Read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
+        if self.engine is not None:
+            for rank in self._near.all - {self._near.rank}:
+                self.attach(rank, keys[rank])
+            self.engine.symmetric(slab.key, slab.start, slab.nbytes)
 
-    def takes(self, task: Task) -> bool:
-        """Return whether slots do such calls by some algorithm."""
-        return self.slots is not None and self._size > 1 and slots.takes(task)
+    def attach(self, rank: int, key: int) -> None:
+        """Map a segment of another rank's for the engine; raise OSError where the system forbids it."""
+        row = self._near.attached(rank, key)
+        self.engine.attach(rank, key, address(row), row.nbytes)
 
-    def step(self, task: Task) -> Step | None:
-        """Return what slots do for calls like `task`, None where they are not for them; a rank alone copies."""
-        if self.slots is None:
-            return None
-        if self._size == 1:
-            return slots.alone(task)
-        return slots.step_of(task)
-
-    def walk(self, task: Task) -> Any:
-        """Return what the engine walks for calls like `task`, None where Python does."""
-        if self.slots is None or self._size == 1 or task.plan is None or task.plan.schedules is None:
-            return None
-        return self._calls.walk(task)
+    def plan(self, task: Task) -> Any:
+        """Return what the engine does for calls like `task`."""
+        return self._plans.of(task)
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
-        if self._size == 1:
-            if task.output is not None and not task.in_place:
-                copy_blocks(task.output, task.input)
-            return
-        step = self.step(task)
         try:
-            yield from self._run(task) if step is None else exchange(self.slots, task, step, self.watch)
+            self.engine.begin(self.plan(task), task.input, task.output)
+            if not self.engine.go_on():
+                yield self.engine.go_on
         except BaseException as error:
             if is_settled(error):
                 raise
             self.watch(error)
-            keep_for_ever((task, self._messages, self._calls))  # one that has begun may still do so, and so may MPI
+            keep_for_ever((task, self._requests, self._plans))  # one that has begun may still do so, and so may MPI
             if isinstance(error, OSError):
                 raise BackendError(f"{task.collective}: another rank's memory is out of reach: {error}") from error
             raise
 
-    def _run(self, task: Task) -> Operation:
-        numbers = self._numbers
-        numbers[0] += 1
-        numbers[1] += 1
-        self._mark[CALLS + numbers[1] % 2] = 2 * numbers[1] + 1
-        base, half = numbers[0] << ROUNDS, numbers[0] & 1
-        unread = 2 + half * self._size
-        for rank in self._near.all:  # of the call before the last one, whose workspace this call takes
-            mark = self._near.mark(rank)
-            if mark[0] < numbers[unread + rank]:
-                yield from self._reached(mark, numbers[unread + rank])
-        call = self._calls.of(task)
-        laid = self._calls.lay(task, call, half)
-        self._calls.show(task, call, laid, half)
-        if self._fence:
-            self._fence()
-        self._show(base)
-        for mark in call.sources:
-            if mark[0] < base:
-                yield from self._reached(mark, base)
-        if self._fence:
-            self._fence()
-        for board in call.boards[half]:
-            if board[SIGNATURE] != call.signature + self._calls.refusals:
-                raise MismatchError(DIFFERS, code="GC-CALL")
-        yield from self._execute(self._calls.program(task, call, laid, half), base)
-        for rank, number in call.readers.items():
-            numbers[unread + rank] = base + number
-        if laid.result is not None:
-            copy_blocks(task.output, laid.result)
+    def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
+        """Begin a message to or from memory at `place`, in pieces that MPI can count."""
+        row, tag = at(place, nbytes), FIRST_TAG + self.engine.walks % (TAGS - FIRST_TAG)
+        begin = self._wire.Isend if sends else self._wire.Irecv
+        self._requests[number] = [begin([row[start:start + PIECE], "B"], peer, tag)
+                                  for start in range(0, nbytes, PIECE) or [0]]
 
-    def _execute(self, program: Program, base: int) -> Operation:
-        """Do the steps of a program."""
-        fence = self._fence
-        messages = self._messages = []
-        for do, what, number in program:
-            if do == CALL:
-                what()
-            elif do == WAIT:
-                if what[0] < base + number:
-                    yield from self._reached(what, base + number, messages)
-                if fence:
-                    fence()
-            elif do == TELL:
-                if fence:
-                    fence()
-                self._show(base + number)
-            else:
-                yield from self._message(messages, do, what, number)
+    def _has_come(self, number: int) -> bool:
+        return all(request.Test() for request in self._requests[number])
 
-    def _show(self, mark: int) -> None:
-        self._mark[0] = mark
-        if self._mark[SLEEPERS]:
-            self.slots.wake()
-
-    def _message(self, messages: list[list[Any]], do: int, what: Any, number: int) -> Operation:
-        """Begin a message, in pieces that MPI can count, or see one to its end."""
-        if do == END:
-            for request in messages[number]:
-                while not request.Test():
-                    yield request.Test
-        else:
-            tag = FIRST_TAG + self._numbers[0] % (TAGS - FIRST_TAG)
-            begin = self._wire.Isend if do == SEND else self._wire.Irecv
-            messages.append([begin([what[start:start + PIECE], "B"], number, tag)
-                             for start in range(0, len(what), PIECE) or [0]])
-
-    def _reached(self, mark: Any, number: int, messages: Sequence[Sequence[Any]] = ()) -> Operation:
-        """Wait until `mark` shows `number`: first by yielding the processor to the rank that it is waited for.
-
-        Messages go on meanwhile: MPI moves them only when it is asked for them.
-        """
-        for _ in range(YIELDS):
-            os.sched_yield()
-            if mark[0] >= number:
-                return
-
-        polls = itertools.count(1)
-
-        def shows_it() -> bool:
-            if mark[FAILURE] and mark[0] < number:
-                self.watch()
-            if next(polls) % POLLS == 0:
-                self._compare_calls()
-            for requests in messages:
-                for request in requests:
-                    request.Test()
-            return mark[0] >= number
-
-        yield shows_it
+    def _go_on(self) -> None:
+        """Let messages go on: MPI moves them only when it is asked for them."""
+        for requests in self._requests.values():
+            for request in requests:
+                request.Test()
 
     def close(self) -> None:
         """Let go of all memory."""
-        if self.slots is not None:
-            self.slots.close()
-        self._calls.close()
+        if self.engine is not None:
+            self.engine.close()
+            self._plans.close()
+        self.engine = self._plans = None  # they hold each other
         self._near.close()
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

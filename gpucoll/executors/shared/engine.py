@@ -1,70 +1,48 @@
-"""Orders bound for the engine (kernels/engine.h), which walks them without a step in Python.
+"""The engine: C++ that carries out plans (kernels/engine.h), where it can be compiled.
 
-Buffers are in the ranks' control segments, at the same places on all of them, so that a plan serves calls like the one
-it was made for whatever their arrays.
+It takes a compiler, and Python's and NumPy's headers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+import sysconfig
 from typing import Any
 
 import numpy
 
-from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import at
-from gpucoll.executors import Layouts, Task
-from gpucoll.executors.shared import slots
-from gpucoll.executors.shared.neighbours import BUFFERS, Neighbours, Spot
-from gpucoll.executors.shared.order import Order
-from gpucoll.executors.shared.program import TELL, WAIT, Binder, Bindings
-
-AWAIT, SIGNAL, FORM = range(3)  # as kernels/engine.h has them
-
-Instruction = tuple[int, int, int, int, tuple[int, ...]]
+from gpucoll.device.gxx import compile_shared, recipe
+from gpucoll.device.sources import inlined
+from gpucoll.device.store import user_store
+from gpucoll.errors import BackendError
 
 
-def make_walk(near: Neighbours, task: Task, order: Order, layouts: Layouts, signature: int, kinds: tuple[int, int],
-              boards: Sequence[tuple[int, ...]], spots: Sequence[Sequence[Spot]], places: Sequence[tuple[int, int]],
-              readers: dict[int, int]) -> Any:
-    """Return the engine's plan for calls like `task`.
-
-    For each half `boards` has the words of this rank's board, `spots` where the buffers are, and `places` where the
-    input goes and the output comes from, or 0. `kinds` are the places of dtype and op in the engine's tables.
-    """
-    kept: list[Array] = []
-    programs = tuple((*ends, board, (*_instructions(near, task, order, layouts, some, kept),))
-                     for board, some, ends in zip(boards, spots, places, strict=True))
-    kind, op = kinds
-    parts = 0
-    if slots.OPS[op] == "avg" and task.output is not None:  # there is no mean of a prefix
-        parts = near.size
-    given, taken = (0 if row is None else row.nbytes for row in (task.input, task.output))
-    return slots.library().Walk(near.size, signature, given, taken, kind, 0 if slots.OPS[op] == "avg" else op, parts,
-                          task.collective == "broadcast", task.root, order.sources, (*readers.items(),), programs, kept)
+@functools.cache
+def library() -> Any:
+    """Return the compiled module, None where there is no compiler, or one that cannot."""
+    try:
+        return built()
+    except (BackendError, ImportError, OSError):
+        return None
 
 
-def _instructions(near: Neighbours, task: Task, order: Order, layouts: Layouts, spots: Sequence[Spot],
-                  kept: list[Array]) -> Iterator[Instruction]:
-    def workspace(name: str, nbytes: int) -> Array:
-        kept.append(numpy.empty(nbytes, numpy.uint8))
-        return kept[-1]
+def built() -> Any:
+    """Return the compiled module; raise BackendError, ImportError or OSError, which say what is lacking."""
+    source = inlined("engine.cc", set())
+    options = ["-O3", *(f"-I{folder}" for folder in (sysconfig.get_paths()["include"], numpy.get_include()))]
+    made_by = "\n".join([recipe(), *options, sys.version, numpy.__version__])
+    build = functools.partial(compile_shared, source, *options)
+    return imported(user_store().loadable(source, ".so", build, flags=made_by))
 
-    def theirs(peer: int, buffer: str) -> Array:
-        return near.controls[peer].row[spots[BUFFERS.index(buffer)].offset:]
 
-    some = task.output if task.output is not None else task.input
-    own = {name: at(spot.address, spot.nbytes) for name, spot in zip(BUFFERS, spots, strict=True)}
-    binder = Binder(Bindings(own, theirs, lambda rank: layouts, near.rank,
-                             numpy.dtype(numpy.uint8) if some is None else some.dtype, None, True, lambda rank: rank,
-                             workspace))
-    for do, what, number in binder.steps(order.instructions):
-        if do == WAIT:
-            yield AWAIT, what, number, 0, ()
-        elif do == TELL:
-            yield SIGNAL, 0, number, 0, ()
-        else:
-            operands, copies = number
-            yield FORM, address(what), 0, what.nbytes, tuple(map(address, operands))
-            for copy in copies:
-                yield FORM, address(copy), 0, what.nbytes, (address(what),)
+def imported(path: str) -> Any:
+    """Return the compiled module at `path`."""
+    loader = importlib.machinery.ExtensionFileLoader("engine", path)
+    spec = importlib.util.spec_from_loader("engine", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module

@@ -1,0 +1,449 @@
+// The table of calls: one that looks like a call that Python has checked and planned before, by its options and by the
+// shapes and dtypes of its arrays, is done here from its beginning to its end; all others are Python's.
+#pragma once
+#include <cstddef>
+
+#include "plans.h"
+
+static const int MOST_AXES = 6;
+static const uint64_t SETS = 64, WAYS = 4;  // of the table
+static const uint64_t LAST = 32;            // times kept of each kind of call
+
+// An array as far as a call depends on it, beside where it is; without a dtype None stands for it.
+struct Look {
+    PyArray_Descr* dtype;
+    int axes;
+    npy_intp shape[MOST_AXES];
+
+    bool is_of(PyObject* object) const {
+        if (!is_array(object)) return dtype == nullptr && object == Py_None;
+        PyArrayObject* array = array_of(object);
+        return PyArray_DESCR(array) == dtype && PyArray_NDIM(array) == axes
+               && std::equal(shape, shape + axes, PyArray_DIMS(array))
+               && PyArray_CHKFLAGS(array, NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
+    }
+};
+
+// A call that was planned.
+struct Entry {
+    PyObject* options[4];  // what is called, op, root, algorithm
+    Look x, out;
+    int memory;              // whether it is in place, and whether all arrays are in symmetric memory; ANY where no matter
+    PlanObject* plan;        // null where there is no entry
+    PyObject* telling;       // or null: a plan by which the root tells of the call, what it told, and a row for the next
+    PyArrayObject* seconds;  // how many were noted, and the last LAST of them
+};
+
+static const int IN_PLACE = 1, SYMMETRIC = 2, ANY = -1;
+
+struct Engine {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Node node;
+    Walker walker;
+    PlanObject* current;                          // the plan of the call under way, or null
+    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.waits`
+    PyObject* executor;                           // whose engine it is
+    PyObject* errors;                             // the class of what that raises
+    bool closed;
+    int under_way;  // calls of threads: what they use stays
+    uint64_t refusals;
+    uint64_t turn;  // which way of a set is overwritten next
+    Entry entries[SETS * WAYS];
+};
+
+static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *watch_name, *attach_name, *differ_name,
+    *out_of_reach_name;
+
+static bool is_same(PyObject* kept, PyObject* given) {
+    if (kept == given) return true;
+    if (PyUnicode_CheckExact(kept) && PyUnicode_CheckExact(given)) return PyUnicode_Compare(kept, given) == 0;
+    return PyLong_CheckExact(kept) && PyLong_CheckExact(given) && PyObject_RichCompareBool(kept, given, Py_EQ) > 0;
+}
+
+static uint64_t hash_of(PyObject* option) {
+    if (!PyUnicode_CheckExact(option) && !PyLong_CheckExact(option)) return reinterpret_cast<uintptr_t>(option) >> 4;
+    return static_cast<uint64_t>(PyObject_Hash(option));
+}
+
+// Returns the entries of which one may be that of a call.
+static Entry* set_of(Engine* self, PyObject* const* options, PyObject* x) {
+    const uint64_t mix = 0x9e3779b97f4a7c15u;
+    uint64_t hash = 0;
+    for (int axis = 0; is_array(x) && axis < PyArray_NDIM(array_of(x)); axis++)
+        hash = (hash ^ static_cast<uint64_t>(PyArray_DIM(array_of(x), axis))) * mix;
+    for (int i = 0; i < 4; i++) hash = (hash ^ hash_of(options[i])) * mix;
+    if (is_array(x)) hash = (hash ^ (reinterpret_cast<uintptr_t>(PyArray_DESCR(array_of(x))) >> 4)) * mix;
+    return self->entries + (hash >> 32) % SETS * WAYS;
+}
+
+// Whether a call is in place, and whether all its arrays are in symmetric memory.
+static int memory_of(const Engine* self, PyObject* x, PyObject* out) {
+    const bool in_place = is_array(x) && is_array(out) && data_of(x) == data_of(out);
+    bool symmetric = !self->node.symmetric.empty();
+    for (PyObject* array : {x, out})
+        symmetric = symmetric && (!is_array(array) || self->node.find(data_of(array), static_cast<uint64_t>(PyArray_NBYTES(array_of(array)))));
+    return in_place * IN_PLACE + symmetric * SYMMETRIC;
+}
+
+static bool is_of(const Entry* entry, PyObject* const* options, PyObject* x, int memory) {
+    return entry->plan != nullptr && is_same(entry->options[0], options[0]) && is_same(entry->options[1], options[1])
+           && is_same(entry->options[2], options[2]) && is_same(entry->options[3], options[3]) && entry->x.is_of(x)
+           && (entry->memory == ANY || entry->memory == memory);
+}
+
+// Returns the entry of a call, null where there is none.
+static Entry* find(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
+    Entry* set = set_of(self, options, x);
+    const int memory = memory_of(self, x, out);
+    for (Entry* entry = set; entry < set + WAYS; entry++)
+        if (is_of(entry, options, x, memory)) return entry;
+    return nullptr;
+}
+
+static double now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+static void note(PyArrayObject* seconds, double elapsed) {
+    double* kept = static_cast<double*>(PyArray_DATA(seconds));
+    kept[1 + static_cast<uint64_t>(kept[0]) % LAST] = elapsed;
+    kept[0] += 1;
+}
+
+// Whether nothing is under way that a call must follow, and nothing has failed; -1 with an error set.
+static int is_free(Engine* self) {
+    const Py_ssize_t waiting = PyObject_Size(self->queue);
+    if (waiting != 0) return waiting < 0 ? -1 : 0;
+    PyObject* failure = PyObject_GetAttr(self->waits, failure_name);
+    if (failure == nullptr) return -1;
+    Py_DECREF(failure);
+    return failure == Py_None;
+}
+
+// Tells Python, and the other ranks, that a call has broken down, whose error is set and stays.
+static void spoil(Engine* self, PyObject* name) {
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, broken_name, error, name, nullptr));
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(self->waits);
+    Py_XDECREF(PyObject_CallMethodObjArgs(self->executor, watch_name, error, nullptr));
+    if (PyErr_Occurred()) PyErr_WriteUnraisable(self->executor);
+    PyErr_Restore(kind, error, trace);
+}
+
+// Waits on in Python, which looks at the deadline; whatever a signal does there meanwhile. False: an error.
+static bool linger(Engine* self, PyObject* name) {
+    PyObject* thread = PyLong_FromUnsignedLong(PyThread_get_thread_ident());
+    const bool owned = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
+    PyObject* found = owned ? PyObject_CallMethodObjArgs(self->waits, linger_name, self, name, nullptr) : nullptr;
+    Py_XDECREF(thread);
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyObject_SetAttr(self->waits, owner_name, Py_None);
+    PyErr_Restore(kind, error, trace);
+    Py_XDECREF(found);
+    return found != nullptr;
+}
+
+// Lets Python call what a plan says, or what it calls while it waits; 1 where it is done, 0 where not yet, -1: an error.
+static int call_python(PyObject* called, const std::vector<const char*>& rows, uint32_t count) {
+    std::vector<PyObject*> arguments(count);
+    for (uint32_t i = 0; i < count; i++) arguments[i] = PyLong_FromVoidPtr(const_cast<char*>(rows[i]));
+    PyObject* found = PyErr_Occurred() ? nullptr : PyObject_Vectorcall(called, arguments.data(), count, nullptr);
+    for (uint32_t i = 0; i < count; i++) Py_XDECREF(arguments[i]);
+    Py_XDECREF(found);
+    return found == nullptr ? -1 : found != Py_False;
+}
+
+// Calls a method of the executor's; false with an error set.
+static bool ask(Engine* self, PyObject* name, PyObject* first = nullptr, PyObject* second = nullptr) {
+    PyObject* found = PyErr_Occurred() ? nullptr
+                                       : PyObject_CallMethodObjArgs(self->executor, name, first, second, nullptr);
+    Py_XDECREF(first);
+    Py_XDECREF(second);
+    Py_XDECREF(found);
+    return found != nullptr;
+}
+
+// Goes on with the call under way: 1 where it has ended, 0 where it waits, -1 with an error set.
+static int advance(Engine* self, bool patient) {
+    Walker& walker = self->walker;
+    PyObject* calls = self->current->calls;  // the plan stays: who lets go of it is in no call
+    for (;;) {
+        Walker::Outcome outcome;
+        try {
+            Py_BEGIN_ALLOW_THREADS
+            outcome = walker.go_on(self->node, patient);
+            Py_END_ALLOW_THREADS
+        } catch (const std::bad_alloc&) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        int done;
+        switch (outcome) {
+            case Walker::DONE: return 1;
+            case Walker::WAITING:
+                return PyTuple_GET_SIZE(calls) == 0 ? 0 : std::min(0, call_python(PyTuple_GET_ITEM(calls, 0), {}, 0));
+            case Walker::UNKNOWN:
+                if (!ask(self, attach_name, PyLong_FromUnsignedLong(walker.awaited), PyLong_FromLongLong(walker.unknown)))
+                    return -1;
+                break;
+            case Walker::CALLING: {
+                const Instruction& one = walker.plan->instructions[walker.at];
+                const uint32_t count = walker.find_rows(self->node, one);
+                done = call_python(PyTuple_GET_ITEM(calls, one.mark), walker.rows, count);
+                if (done <= 0) return done;
+                walker.at++;
+                break;
+            }
+            case Walker::DIFFERS:
+                self->node.heads[self->node.rank]->failure.store(ASTRAY, std::memory_order_release);
+                return ask(self, differ_name) ? 0 : -1;
+            case Walker::BROKEN: return ask(self, out_of_reach_name, PyLong_FromLong(walker.error)) ? 0 : -1;
+        }
+    }
+}
+
+// Whether the rank that is waited for has failed, with the error set; or whatever else Python raises.
+static bool has_failed(Engine* self) {
+    PyObject* rank = PyLong_FromUnsignedLong(self->walker.awaited);
+    return !ask(self, watch_name, Py_NewRef(Py_None), rank);
+}
+
+// The same as `advance`, looking after the rank that is waited for. What it has shown before it failed counts.
+static int go_on(Engine* self, bool patient) {
+    const int done = advance(self, patient);
+    if (done != 0 || !has_failed(self)) return done;
+    if (!PyErr_ExceptionMatches(self->errors)) return -1;
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    const int after = advance(self, false);
+    if (after == 0) {
+        PyErr_Restore(kind, error, trace);
+        return -1;
+    }
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return after;
+}
+
+static void begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out) {
+    Py_XSETREF(self->current, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
+    self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), self->refusals);
+}
+
+// Does a planned call from its beginning to its end; false with an error set.
+static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject* x, PyObject* out) {
+    begin(self, planned, x, out);
+    const int done = advance(self, true);
+    const bool well = done > 0 || (done == 0 && linger(self, name));
+    if (!well) spoil(self, name);
+    self->walker.plan = nullptr;
+    return well;
+}
+
+// Whether a result may be written: arrays that share memory otherwise than as one are Python's.
+static bool may_write(const Entry* entry, PyObject* x, PyObject* out) {
+    if (!entry->out.is_of(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
+    if (!is_array(x)) return true;
+    const char *from = data_of(x), *to = data_of(out);
+    const npy_intp given = PyArray_NBYTES(array_of(x)), taken = PyArray_NBYTES(array_of(out));
+    return (from == to && given == taken) || from + given <= to || to + taken <= from;
+}
+
+// Returns the array for the result, which is given or new, null with an error set; None where the call is Python's, and
+// the engine itself where there is no result.
+static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObject* out) {
+    if (entry->out.dtype == nullptr) return Py_NewRef(out == Py_None ? reinterpret_cast<PyObject*>(self) : Py_None);
+    const Plan* plan = entry->plan->plan;
+    if (plan->overwrites) {
+        const bool given = out == Py_None || out == x;
+        const bool ready = given && (plan->root == self->node.rank || PyArray_ISWRITEABLE(array_of(x)));
+        return Py_NewRef(ready ? x : Py_None);
+    }
+    if (out == Py_None) {
+        Py_INCREF(entry->out.dtype);
+        return PyArray_Empty(entry->out.axes, entry->out.shape, entry->out.dtype, 0);
+    }
+    return Py_NewRef(may_write(entry, x, out) ? out : Py_None);
+}
+
+// Does what the root tells of a call before it: whether it is what it told before, on the root always; -1 with an error
+// set.
+static int hear(Engine* self, PyObject* name, PyObject* telling) {
+    PlanObject* planned = reinterpret_cast<PlanObject*>(PyTuple_GET_ITEM(telling, 0));
+    const bool is_root = planned->plan->root == self->node.rank;
+    PyObject *told = PyTuple_GET_ITEM(telling, 1), *heard = PyTuple_GET_ITEM(telling, 2);
+    PyObject* row = is_root ? told : heard;
+    if (!perform(self, name, planned, row, row)) return -1;
+    return is_root || std::memcmp(data_of(told), data_of(heard), planned->plan->taken) == 0;
+}
+
+// Does a known call unless another thread is in one; returns `out`, which it takes, None, or null with an error set;
+// what the root has told, where that is another call.
+static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObject* x, PyObject* out) {
+    PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
+    if (mine != Py_True) {
+        Py_DECREF(out);
+        if (mine == nullptr) return nullptr;
+        Py_DECREF(mine);
+        Py_RETURN_NONE;
+    }
+    Py_DECREF(mine);
+    const double started = now();
+    self->under_way++;
+    const int same = self->closed || known.telling == nullptr ? 1 : hear(self, name, known.telling);
+    if (self->closed) {
+        Py_SETREF(out, Py_NewRef(Py_None));
+    } else if (same < 0) {
+        Py_CLEAR(out);
+    } else if (same == 0) {
+        Py_SETREF(out, Py_NewRef(PyTuple_GET_ITEM(known.telling, 2)));
+    } else if (perform(self, name, known.plan, x, out)) {
+        note(known.seconds, now() - started);
+    } else {
+        Py_CLEAR(out);
+    }
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    Py_XDECREF(PyObject_CallNoArgs(self->release));
+    PyErr_Restore(kind, value, trace);
+    self->under_way--;
+    return out;
+}
+
+// (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
+static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    if (PyVectorcall_NARGS(count) != 6 || names != nullptr || (self->waits == nullptr && !self->closed)) {
+        PyErr_SetString(PyExc_TypeError, "the engine takes six arguments, once it has a gate");
+        return nullptr;
+    }
+    if (self->closed) Py_RETURN_NONE;
+    PyObject* x = given[4];
+    const Entry* entry = find(self, given, x, given[5]);
+    if (entry == nullptr) Py_RETURN_NONE;
+    const int free = is_free(self);
+    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
+    Entry known = *entry;  // what follows may run Python, and that may close the communicator
+    PyObject* const kept[] = {reinterpret_cast<PyObject*>(known.plan), known.telling,
+                              reinterpret_cast<PyObject*>(known.seconds)};
+    for (PyObject* one : kept) Py_XINCREF(one);
+    PyObject* out = result_of(self, entry, x, given[5]);
+    if (out != nullptr && out != Py_None) out = do_call(self, known, given[0], x, out);
+    for (PyObject* one : kept) Py_XDECREF(one);
+    return out;
+}
+
+static void look_at(Look* look, PyObject* object) {
+    if (!is_array(object)) {
+        Py_CLEAR(look->dtype);
+        return;
+    }
+    PyArrayObject* array = array_of(object);
+    Py_INCREF(PyArray_DESCR(array));
+    Py_XSETREF(look->dtype, PyArray_DESCR(array));
+    look->axes = PyArray_NDIM(array);
+    std::copy_n(PyArray_DIMS(array), look->axes, look->shape);
+}
+
+static void forget_entry(Entry* entry) {
+    for (PyObject*& option : entry->options) Py_CLEAR(option);
+    Py_CLEAR(entry->x.dtype);
+    Py_CLEAR(entry->out.dtype);
+    Py_CLEAR(entry->plan);
+    Py_CLEAR(entry->telling);
+    Py_CLEAR(entry->seconds);
+}
+
+// Returns an entry for a call: that which it has, or another one, which is overwritten.
+static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, int memory) {
+    Entry *set = set_of(self, options, x), *unused = nullptr;
+    for (Entry* entry = set; entry < set + WAYS; entry++) {
+        if (is_of(entry, options, x, memory)) return entry;
+        if (entry->plan == nullptr && unused == nullptr) unused = entry;
+    }
+    return unused != nullptr ? unused : set + self->turn++ % WAYS;
+}
+
+// Whether entries tell such arrays, or None.
+static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
+
+// Whether a plan is for such arrays.
+static bool fits(const Plan* plan, PyObject* x, PyObject* out) {
+    const bool gives = is_array(x) && static_cast<uint64_t>(PyArray_NBYTES(array_of(x))) == plan->given;
+    const bool takes = is_array(out) && static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) == plan->taken;
+    return (plan->given == 0 || gives) && (plan->taken == 0 || takes);
+}
+
+static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PlanObject* planned,
+                 PyObject* telling, PyObject* seconds) {
+    const int memory = planned->plan->in_control ? ANY : memory_of(self, x, out);
+    Entry* entry = entry_for(self, options, x, memory);
+    for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
+    look_at(&entry->x, x);
+    look_at(&entry->out, out);
+    entry->memory = memory;
+    Py_XSETREF(entry->plan, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
+    Py_XSETREF(entry->telling, Py_XNewRef(telling));
+    Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));
+}
+
+// learn(what is called, op, root, algorithm, x, out, a plan, seconds): such calls are done here from now on.
+static PyObject* learn(PyObject* object, PyObject* given) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    PyObject *options[4], *x, *out, *planned, *seconds;
+    if (!PyArg_ParseTuple(given, "OOOOOOO!O!", options, options + 1, options + 2, options + 3, &x, &out, &plan_type,
+                          &planned, &PyArray_Type, &seconds))
+        return nullptr;
+    if (!has_look(x) || !has_look(out) || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST)) Py_RETURN_NONE;
+    if (!fits(reinterpret_cast<PlanObject*>(planned)->plan, x, out)) {
+        PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
+        return nullptr;
+    }
+    keep(self, options, x, out, reinterpret_cast<PlanObject*>(planned), nullptr, seconds);
+    Py_RETURN_NONE;
+}
+
+// Whether rows of bytes are as long as a plan by which a root tells of a call writes them.
+static bool may_tell(PyObject* telling) {
+    if (PyTuple_GET_SIZE(telling) != 3 || Py_TYPE(PyTuple_GET_ITEM(telling, 0)) != &plan_type) return false;
+    const Plan* plan = reinterpret_cast<PlanObject*>(PyTuple_GET_ITEM(telling, 0))->plan;
+    for (Py_ssize_t i = 1; i < 3; i++) {
+        PyObject* row = PyTuple_GET_ITEM(telling, i);
+        if (!is_array(row) || static_cast<uint64_t>(PyArray_NBYTES(array_of(row))) < std::max(plan->given, plan->taken)
+            || !PyArray_CHKFLAGS(array_of(row), NPY_ARRAY_CARRAY))
+            return false;
+    }
+    return plan->overwrites;
+}
+
+// tell(another name, what is called, op, root, algorithm, x, out, (plan, what the root told, a row for what it will
+// tell)): by the other name such a call begins with what the root tells of it.
+static PyObject* tell(PyObject* object, PyObject* given) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    PyObject *name, *options[4], *x, *out, *telling;
+    if (!PyArg_ParseTuple(given, "OOOOOOOO!", &name, options, options + 1, options + 2, options + 3, &x, &out,
+                          &PyTuple_Type, &telling))
+        return nullptr;
+    if (!may_tell(telling)) {
+        PyErr_SetString(PyExc_ValueError, "nothing that a root can tell");
+        return nullptr;
+    }
+    const Entry* known = find(self, options, x, out);
+    if (known == nullptr || !known->out.is_of(out)) Py_RETURN_FALSE;
+    PlanObject* planned = known->plan;
+    PyObject* seconds = reinterpret_cast<PyObject*>(known->seconds);
+    options[0] = name;
+    Py_INCREF(planned);
+    Py_INCREF(seconds);
+    keep(self, options, x, out, planned, telling, seconds);
+    Py_DECREF(planned);
+    Py_DECREF(seconds);
+    Py_RETURN_TRUE;
+}

@@ -1,0 +1,194 @@
+// How the engine combines arrays on the host: every op on every dtype, as the kernels do on a GPU (functions.h).
+//
+// float16, bfloat16 and float8 are combined in float and rounded once; all else step by step, which is the same.
+#pragma once
+#include <cstdint>
+
+#define GC_PLAIN
+#include "functions.h"
+
+static const uint64_t BLOCK = 16384;  // bytes of a result under way, which stay in the nearest cache
+
+struct Add {
+    template <class W> GC_DEV W operator()(W a, W b) const { return add(a, b); }
+};
+struct Multiply {
+    template <class W> GC_DEV W operator()(W a, W b) const { return multiply(a, b); }
+};
+struct Minimum {
+    template <class W> GC_DEV W operator()(W a, W b) const { return minimum(a, b); }
+};
+struct Maximum {
+    template <class W> GC_DEV W operator()(W a, W b) const { return maximum(a, b); }
+};
+struct BitAnd {
+    template <class W> GC_DEV W operator()(W a, W b) const { return bitwise_and(a, b); }
+};
+struct BitOr {
+    template <class W> GC_DEV W operator()(W a, W b) const { return bitwise_or(a, b); }
+};
+struct BitXor {
+    template <class W> GC_DEV W operator()(W a, W b) const { return bitwise_xor(a, b); }
+};
+struct And {
+    template <class W> GC_DEV W operator()(W a, W b) const { return W(a && b); }
+};
+struct Or {
+    template <class W> GC_DEV W operator()(W a, W b) const { return W(a || b); }
+};
+struct Xor {
+    template <class W> GC_DEV W operator()(W a, W b) const { return W(!a != !b); }
+};
+
+// Elements may begin at any byte.
+template <class T> GC_DEV Wide<T> read(const char* row, uint64_t index) {
+    T stored;
+    __builtin_memcpy(&stored, row + index * sizeof(T), sizeof(T));
+    return up(stored);
+}
+template <class T> GC_DEV void write(char* row, uint64_t index, Wide<T> value) {
+    T stored;
+    down(stored, value);
+    __builtin_memcpy(row + index * sizeof(T), &stored, sizeof(T));
+}
+
+template <class T, class Op> static void apply(const char* a, const char* b, char* to, uint64_t count) {
+#pragma GCC ivdep
+    for (uint64_t i = 0; i < count; i++) write<T>(to, i, Op()(read<T>(a, i), read<T>(b, i)));
+}
+
+// A block of a dtype that is rounded: `sum` is wide.
+template <class T, class Op>
+static void apply_rounded(const char* const* rows, uint64_t ranks, uint64_t start, char* to, uint64_t count) {
+    Wide<T> sum[BLOCK / sizeof(Wide<T>)];
+    for (uint64_t i = 0; i < count; i++) sum[i] = read<T>(rows[0] + start, i);
+    for (uint64_t rank = 1; rank < ranks; rank++) {
+        const char* row = rows[rank] + start;
+        for (uint64_t i = 0; i < count; i++) sum[i] = Op()(sum[i], read<T>(row, i));
+    }
+    for (uint64_t i = 0; i < count; i++) write<T>(to, i, sum[i]);
+}
+
+template <class A, class B> struct Same {
+    static constexpr bool value = false;
+};
+template <class A> struct Same<A, A> {
+    static constexpr bool value = true;
+};
+
+// Leaves rows[0] op rows[1] op ... at `to`, which may be one of them.
+template <class T, class Op> static void combine(const char* const* rows, uint64_t ranks, char* to, uint64_t nbytes) {
+    constexpr bool exact = Same<T, Wide<T>>::value;
+    alignas(64) char sum[BLOCK];
+    const uint64_t most = exact && ranks == 2 ? nbytes : BLOCK / sizeof(Wide<T>) * sizeof(T);  // two go by at once
+    for (uint64_t start = 0; start < nbytes; start += most) {
+        const uint64_t count = (nbytes - start < most ? nbytes - start : most) / sizeof(T);
+        if constexpr (!exact) {
+            apply_rounded<T, Op>(rows, ranks, start, to + start, count);
+        } else {
+            const char* left = rows[0] + start;
+            for (uint64_t rank = 1; rank < ranks; rank++) {
+                char* here = rank + 1 == ranks ? to + start : sum;
+                apply<T, Op>(left, rows[rank] + start, here, count);
+                left = sum;
+            }
+        }
+    }
+}
+
+// What an op does once, at the end.
+template <class T> static void divide_all(char* row, uint64_t nbytes, uint64_t contributions) {
+    const Wide<T> parts = Wide<T>(contributions);
+    for (uint64_t i = 0; i < nbytes / sizeof(T); i++) write<T>(row, i, divide(read<T>(row, i), parts));
+}
+template <class T> static void make_truth(char* row, uint64_t nbytes, uint64_t) {
+    for (uint64_t i = 0; i < nbytes / sizeof(T); i++) write<T>(row, i, Wide<T>(read<T>(row, i) != Wide<T>(0)));
+}
+
+using Combine = void (*)(const char* const*, uint64_t, char*, uint64_t);
+using Finish = void (*)(char*, uint64_t, uint64_t);
+
+// Ops by their places in Python's table, and dtypes likewise (executors/shared/plans.py).
+enum OpPlace { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, LAND, LOR, LXOR };
+
+template <class T> static Combine arithmetic(long op) {
+    return op == SUM || op == AVG ? combine<T, Add> : op == PROD ? combine<T, Multiply> : nullptr;
+}
+
+template <class T> static Combine real(long op) {
+    switch (op) {
+        case MIN: return combine<T, Minimum>;
+        case MAX: return combine<T, Maximum>;
+        case LAND: return combine<T, And>;
+        case LOR: return combine<T, Or>;
+        case LXOR: return combine<T, Xor>;
+    }
+    return arithmetic<T>(op);
+}
+
+template <class T> static Combine integer(long op) {
+    switch (op) {
+        case BAND: return combine<T, BitAnd>;
+        case BOR: return combine<T, BitOr>;
+        case BXOR: return combine<T, BitXor>;
+    }
+    return real<T>(op);
+}
+
+static Combine combine_of(long dtype, long op) {
+    switch (dtype) {
+        case 0: return integer<Bool>(op);
+        case 1: return integer<i8>(op);
+        case 2: return integer<i16>(op);
+        case 3: return integer<i32>(op);
+        case 4: return integer<i64>(op);
+        case 5: return integer<u8>(op);
+        case 6: return integer<u16>(op);
+        case 7: return integer<u32>(op);
+        case 8: return integer<u64>(op);
+        case 9: return real<Float16>(op);
+        case 10: return real<Bfloat16>(op);
+        case 11: return real<float>(op);
+        case 12: return real<double>(op);
+        case 13: return arithmetic<Complex<float>>(op);
+        case 14: return arithmetic<Complex<double>>(op);
+        case 15: return real<Float8E4m3fn>(op);
+        case 16: return real<Float8E5m2>(op);
+    }
+    return nullptr;
+}
+
+static Finish mean_of(long dtype) {
+    switch (dtype) {
+        case 9: return divide_all<Float16>;
+        case 10: return divide_all<Bfloat16>;
+        case 11: return divide_all<float>;
+        case 12: return divide_all<double>;
+        case 13: return divide_all<Complex<float>>;
+        case 14: return divide_all<Complex<double>>;
+        case 15: return divide_all<Float8E4m3fn>;
+        case 16: return divide_all<Float8E5m2>;
+    }
+    return nullptr;
+}
+
+static Finish truth_of(long dtype) {
+    switch (dtype) {
+        case 0: return make_truth<Bool>;
+        case 1: return make_truth<i8>;
+        case 2: return make_truth<i16>;
+        case 3: return make_truth<i32>;
+        case 4: return make_truth<i64>;
+        case 5: return make_truth<u8>;
+        case 6: return make_truth<u16>;
+        case 7: return make_truth<u32>;
+        case 8: return make_truth<u64>;
+        case 9: return make_truth<Float16>;
+        case 10: return make_truth<Bfloat16>;
+        case 11: return make_truth<float>;
+        case 12: return make_truth<double>;
+        case 15: return make_truth<Float8E4m3fn>;
+        case 16: return make_truth<Float8E5m2>;
+    }
+    return nullptr;
+}

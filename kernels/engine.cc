@@ -1,0 +1,256 @@
+// The Python type of a rank's engine: made by the executor `shared`, called by the communicator (calls.h).
+#include "calls.h"
+
+static const size_t MOST_SEGMENTS = 4096;
+
+// plan(...): see `take_plan`.
+static PyObject* plan_method(PyObject* object, PyObject* given) {
+    return make_plan(reinterpret_cast<Engine*>(object)->node, given);
+}
+
+// begin(plan, x, out): this rank has come to its next call, as an operation; the arrays stay.
+static PyObject* begin_method(PyObject* object, PyObject* given) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    PyObject *planned, *x, *out;
+    if (!PyArg_ParseTuple(given, "O!OO", &plan_type, &planned, &x, &out)) return nullptr;
+    if (!fits(reinterpret_cast<PlanObject*>(planned)->plan, x, out)) {
+        PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
+        return nullptr;
+    }
+    begin(self, reinterpret_cast<PlanObject*>(planned), x, out);
+    Py_RETURN_NONE;
+}
+
+static PyObject* go_on_as(Engine* self, bool patient) {
+    const int done = self->walker.plan == nullptr ? 1 : go_on(self, patient);
+    return done < 0 ? nullptr : PyBool_FromLong(done);
+}
+
+// go_on(): returns whether the call under way is done; never waits.
+static PyObject* go_on_method(PyObject* object, PyObject*) { return go_on_as(reinterpret_cast<Engine*>(object), false); }
+
+// ends(): the same after a short wait.
+static PyObject* ends_method(PyObject* object, PyObject*) { return go_on_as(reinterpret_cast<Engine*>(object), true); }
+
+// symmetric(key, address, bytes): a slab of this rank's symmetric memory.
+static PyObject* symmetric_method(PyObject* object, PyObject* given) {
+    Node& node = reinterpret_cast<Engine*>(object)->node;
+    long long key;
+    unsigned long long start, nbytes;
+    if (!PyArg_ParseTuple(given, "LKK", &key, &start, &nbytes)) return nullptr;
+    if (node.symmetric.size() == MOST_SEGMENTS) Py_RETURN_NONE;  // what lies in it is read by the system
+    node.symmetric.push_back({node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes});
+    Py_RETURN_NONE;
+}
+
+// attach(rank, key, address, bytes): a segment of another rank's, which is mapped here.
+static PyObject* attach_method(PyObject* object, PyObject* given) {
+    Node& node = reinterpret_cast<Engine*>(object)->node;
+    unsigned long rank;
+    long long key;
+    unsigned long long start, nbytes;
+    if (!PyArg_ParseTuple(given, "kLKK", &rank, &key, &start, &nbytes)) return nullptr;
+    if (node.others.size() == MOST_SEGMENTS) node.others.erase(node.others.begin());
+    if (node.attached(static_cast<uint32_t>(rank), key) == nullptr)
+        node.others.push_back({static_cast<uint32_t>(rank), key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)),
+                               nbytes});
+    Py_RETURN_NONE;
+}
+
+// room(buffer, key, address, bytes): memory of this rank's for what others could not read where it is.
+static PyObject* room_method(PyObject* object, PyObject* given) {
+    Node& node = reinterpret_cast<Engine*>(object)->node;
+    unsigned long buffer;
+    long long key;
+    unsigned long long start, nbytes;
+    if (!PyArg_ParseTuple(given, "kLKK", &buffer, &key, &start, &nbytes)) return nullptr;
+    if (buffer >= SHOWN) return PyErr_Format(PyExc_ValueError, "no buffer %lu", buffer);
+    node.rooms[buffer] = {node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes};
+    Py_RETURN_NONE;
+}
+
+// words(rank, half): what a rank has shown of its call in that half: in words, its signature, and how many calls it has
+// refused before.
+static PyObject* words_method(PyObject* object, PyObject* given) {
+    const Node& node = reinterpret_cast<Engine*>(object)->node;
+    unsigned long rank;
+    int half;
+    if (!PyArg_ParseTuple(given, "ki", &rank, &half)) return nullptr;
+    if (rank >= node.ranks || node.heads[rank] == nullptr || (half & ~1) != 0)
+        return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
+    const Board& board = node.heads[rank]->boards[half];
+    return Py_BuildValue("s#LL", board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)),
+                         static_cast<long long>(node.heads[rank]->signatures[half].load(std::memory_order_relaxed)),
+                         static_cast<long long>(board.refusals));
+}
+
+// refuse(): this rank has refused a call: others that made it are not in its next one.
+static PyObject* refuse(PyObject* object, PyObject*) {
+    reinterpret_cast<Engine*>(object)->refusals++;
+    Py_RETURN_NONE;
+}
+
+// follow(acquire, release, queue, waits, errors): what calls here must keep to (see `Waits.gate`), and the class of what
+// the executor raises.
+static PyObject* follow(PyObject* object, PyObject* given) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    PyObject *acquire, *release, *queue, *waits, *errors;
+    if (!PyArg_ParseTuple(given, "OOOOO", &acquire, &release, &queue, &waits, &errors)) return nullptr;
+    Py_XSETREF(self->acquire, Py_NewRef(acquire));
+    Py_XSETREF(self->release, Py_NewRef(release));
+    Py_XSETREF(self->queue, Py_NewRef(queue));
+    Py_XSETREF(self->waits, Py_NewRef(waits));
+    Py_XSETREF(self->errors, Py_NewRef(errors));
+    Py_RETURN_NONE;
+}
+
+// Engine(executor, errors, rank, process, spins, yields, whether the system copies, where workspaces begin, bytes of
+// each, addresses of all control segments (0 for ranks of other nodes), their keys, processes): a rank's part in the
+// calls of its communicator.
+static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
+    PyObject *executor, *errors, *heads, *keys, *processes;
+    unsigned long rank;
+    int process, copies;
+    unsigned long long spins, yields, first, room;
+    if (!PyArg_ParseTuple(given, "OOkiKKpKKO!O!O!", &executor, &errors, &rank, &process, &spins, &yields, &copies, &first,
+                          &room, &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes))
+        return nullptr;
+    Engine* self = reinterpret_cast<Engine*>(type->tp_alloc(type, 0));
+    if (self == nullptr) return nullptr;
+    self->vectorcall = call;
+    new (&self->walker) Walker();
+    Node& node = *new (&self->node) Node();
+    node.rank = static_cast<uint32_t>(rank);
+    node.ranks = static_cast<uint32_t>(PyTuple_GET_SIZE(heads));
+    node.process = process;
+    node.spins = spins;
+    node.yields = yields;
+    node.copies = copies != 0;
+    node.first = first;
+    node.room = room;
+    self->executor = Py_NewRef(executor);
+    self->errors = Py_NewRef(errors);
+    for (std::vector<int64_t>& marks : node.unread) marks.resize(node.ranks);
+    node.symmetric.reserve(MOST_SEGMENTS);  // another thread may be in a call while there is one more
+    node.others.reserve(MOST_SEGMENTS);
+    for_each(heads, [&](PyObject* one) {
+        node.heads.push_back(static_cast<Head*>(PyLong_AsVoidPtr(one)));
+        return !PyErr_Occurred();
+    }) && take_numbers(keys, &node.keys) && take_numbers(processes, &node.processes);
+    if (!PyErr_Occurred() && (rank >= node.ranks || node.keys.size() != node.ranks || node.processes.size() != node.ranks))
+        PyErr_SetString(PyExc_ValueError, "an engine of ranks that are not there");
+    if (!PyErr_Occurred()) return reinterpret_cast<PyObject*>(self);
+    Py_DECREF(self);
+    return nullptr;
+}
+
+// For Python's collector: these objects, the executor and the communicator hold each other.
+static int traverse(PyObject* object, visitproc visit, void* arg) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    for (Entry& entry : self->entries) {
+        for (PyObject* option : entry.options) Py_VISIT(option);
+        Py_VISIT(entry.x.dtype);
+        Py_VISIT(entry.out.dtype);
+        Py_VISIT(entry.seconds);
+        Py_VISIT(entry.plan);
+        Py_VISIT(entry.telling);
+    }
+    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->executor, self->errors,
+                               reinterpret_cast<PyObject*>(self->current)};
+    for (PyObject* one : owned) Py_VISIT(one);
+    return 0;
+}
+
+static int forget(PyObject* object) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    for (Entry& entry : self->entries) forget_entry(&entry);
+    if (self->under_way > 0) return 0;
+    Py_CLEAR(self->acquire);
+    Py_CLEAR(self->release);
+    Py_CLEAR(self->queue);
+    Py_CLEAR(self->waits);
+    Py_CLEAR(self->executor);
+    Py_CLEAR(self->errors);
+    Py_CLEAR(self->current);
+    self->walker.plan = nullptr;
+    return 0;
+}
+
+// close(): no call is known here any more; one that is under way may still be brought to its end.
+static PyObject* close_method(PyObject* object, PyObject*) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    self->closed = true;
+    for (Entry& entry : self->entries) forget_entry(&entry);
+    Py_RETURN_NONE;
+}
+
+static void unmake(PyObject* object) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    PyObject_GC_UnTrack(object);
+    forget(object);
+    self->walker.~Walker();
+    self->node.~Node();
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyObject* walks(PyObject* object, void*) {
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<Engine*>(object)->node.walks);
+}
+
+static PyObject* is_busy(PyObject* object, PyObject*) {
+    return PyBool_FromLong(reinterpret_cast<Engine*>(object)->under_way);
+}
+
+static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr},
+                                {"begin", begin_method, METH_VARARGS, nullptr},
+                                {"close", close_method, METH_NOARGS, nullptr},
+                                {"ends", ends_method, METH_NOARGS, nullptr},
+                                {"follow", follow, METH_VARARGS, nullptr},
+                                {"go_on", go_on_method, METH_NOARGS, nullptr},
+                                {"is_busy", is_busy, METH_NOARGS, nullptr},
+                                {"learn", learn, METH_VARARGS, nullptr},
+                                {"plan", plan_method, METH_VARARGS, nullptr},
+                                {"refuse", refuse, METH_NOARGS, nullptr},
+                                {"room", room_method, METH_VARARGS, nullptr},
+                                {"symmetric", symmetric_method, METH_VARARGS, nullptr},
+                                {"tell", tell, METH_VARARGS, nullptr},
+                                {"words", words_method, METH_VARARGS, nullptr},
+                                {nullptr, nullptr, 0, nullptr}};
+static PyGetSetDef members[] = {{"walks", walks, nullptr, nullptr, nullptr},
+                                {nullptr, nullptr, nullptr, nullptr, nullptr}};
+static PyTypeObject engine_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+PyMODINIT_FUNC PyInit_engine() {
+    import_array();
+    failure_name = PyUnicode_InternFromString("failure");
+    owner_name = PyUnicode_InternFromString("_owner");
+    linger_name = PyUnicode_InternFromString("linger");
+    broken_name = PyUnicode_InternFromString("broken");
+    watch_name = PyUnicode_InternFromString("watch");
+    attach_name = PyUnicode_InternFromString("attach");
+    differ_name = PyUnicode_InternFromString("differ");
+    out_of_reach_name = PyUnicode_InternFromString("out_of_reach");
+    engine_type.tp_name = "engine.Engine";
+    engine_type.tp_basicsize = sizeof(Engine);
+    engine_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
+    engine_type.tp_vectorcall_offset = offsetof(Engine, vectorcall);
+    engine_type.tp_call = PyVectorcall_Call;
+    engine_type.tp_new = make;
+    engine_type.tp_dealloc = unmake;
+    engine_type.tp_traverse = traverse;
+    engine_type.tp_clear = forget;
+    engine_type.tp_methods = methods;
+    engine_type.tp_getset = members;
+    plan_type.tp_name = "engine.Plan";
+    plan_type.tp_basicsize = sizeof(PlanObject);
+    plan_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
+    plan_type.tp_dealloc = unmake_plan;
+    plan_type.tp_traverse = traverse_plan;
+    plan_type.tp_clear = forget_plan;
+    PyObject* made = PyModule_Create(&module);
+    if (made == nullptr || PyType_Ready(&engine_type) < 0 || PyType_Ready(&plan_type) < 0) return nullptr;
+    Py_INCREF(&engine_type);
+    PyModule_AddObject(made, "Engine", reinterpret_cast<PyObject*>(&engine_type));
+    return made;
+}
