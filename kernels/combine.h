@@ -52,21 +52,35 @@ template <class T> GC_DEV void write(char* row, uint64_t index, Wide<T> value) {
     __builtin_memcpy(row + index * sizeof(T), &stored, sizeof(T));
 }
 
-template <class T, class Op> static void apply(const char* a, const char* b, char* to, uint64_t count) {
+// Two versions of a function where the processor may have wider registers: the same arithmetic, bit for bit.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(GC_ONE_VERSION)
+#define GC_VERSIONS __attribute__((target_clones("default", "avx2")))
+#else
+#define GC_VERSIONS
+#endif
+
+template <class T, class Op> GC_VERSIONS void apply(const char* a, const char* b, char* to, uint64_t count) {
 #pragma GCC ivdep
     for (uint64_t i = 0; i < count; i++) write<T>(to, i, Op()(read<T>(a, i), read<T>(b, i)));
 }
 
-// A block of a dtype that is rounded: `sum` is wide.
+static const uint64_t TILE = 64;  // elements whose wide sums stay in registers, or near them
+
+// A tile of a dtype that is rounded, from element `first` on.
 template <class T, class Op>
-static void apply_rounded(const char* const* rows, uint64_t ranks, uint64_t start, char* to, uint64_t count) {
-    Wide<T> sum[BLOCK / sizeof(Wide<T>)];
-    for (uint64_t i = 0; i < count; i++) sum[i] = read<T>(rows[0] + start, i);
-    for (uint64_t rank = 1; rank < ranks; rank++) {
-        const char* row = rows[rank] + start;
-        for (uint64_t i = 0; i < count; i++) sum[i] = Op()(sum[i], read<T>(row, i));
-    }
-    for (uint64_t i = 0; i < count; i++) write<T>(to, i, sum[i]);
+GC_DEV void apply_tile(const char* const* rows, uint64_t ranks, char* to, uint64_t first, uint64_t count) {
+    Wide<T> sum[TILE];
+    for (uint64_t i = 0; i < count; i++) sum[i] = read<T>(rows[0], first + i);
+    for (uint64_t rank = 1; rank < ranks; rank++)
+        for (uint64_t i = 0; i < count; i++) sum[i] = Op()(sum[i], read<T>(rows[rank], first + i));
+    for (uint64_t i = 0; i < count; i++) write<T>(to, first + i, sum[i]);
+}
+
+template <class T, class Op>
+GC_VERSIONS void apply_rounded(const char* const* rows, uint64_t ranks, char* to, uint64_t count) {
+    uint64_t first = 0;
+    for (; first + TILE <= count; first += TILE) apply_tile<T, Op>(rows, ranks, to, first, TILE);
+    apply_tile<T, Op>(rows, ranks, to, first, count - first);
 }
 
 template <class A, class B> struct Same {
@@ -78,14 +92,13 @@ template <class A> struct Same<A, A> {
 
 // Leaves rows[0] op rows[1] op ... at `to`, which may be one of them.
 template <class T, class Op> static void combine(const char* const* rows, uint64_t ranks, char* to, uint64_t nbytes) {
-    constexpr bool exact = Same<T, Wide<T>>::value;
-    alignas(64) char sum[BLOCK];
-    const uint64_t most = exact && ranks == 2 ? nbytes : BLOCK / sizeof(Wide<T>) * sizeof(T);  // two go by at once
-    for (uint64_t start = 0; start < nbytes; start += most) {
-        const uint64_t count = (nbytes - start < most ? nbytes - start : most) / sizeof(T);
-        if constexpr (!exact) {
-            apply_rounded<T, Op>(rows, ranks, start, to + start, count);
-        } else {
+    if constexpr (!Same<T, Wide<T>>::value) {
+        apply_rounded<T, Op>(rows, ranks, to, nbytes / sizeof(T));
+    } else {
+        alignas(64) char sum[BLOCK];
+        const uint64_t most = ranks == 2 ? nbytes : BLOCK;  // two go by at once
+        for (uint64_t start = 0; start < nbytes; start += most) {
+            const uint64_t count = (nbytes - start < most ? nbytes - start : most) / sizeof(T);
             const char* left = rows[0] + start;
             for (uint64_t rank = 1; rank < ranks; rank++) {
                 char* here = rank + 1 == ranks ? to + start : sum;

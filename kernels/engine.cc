@@ -219,9 +219,10 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
 static PyGetSetDef members[] = {{"walks", walks, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
 static PyTypeObject engine_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-static PyModuleDef module = {PyModuleDef_HEAD_INIT, "engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 
-PyMODINIT_FUNC PyInit_engine() {
+// The attribute `sources` is the digest of what it was built from.
+PyMODINIT_FUNC PyInit__engine() {
     import_array();
     failure_name = PyUnicode_InternFromString("failure");
     owner_name = PyUnicode_InternFromString("_owner");
@@ -231,7 +232,7 @@ PyMODINIT_FUNC PyInit_engine() {
     attach_name = PyUnicode_InternFromString("attach");
     differ_name = PyUnicode_InternFromString("differ");
     out_of_reach_name = PyUnicode_InternFromString("out_of_reach");
-    engine_type.tp_name = "engine.Engine";
+    engine_type.tp_name = "gpucoll._engine.Engine";
     engine_type.tp_basicsize = sizeof(Engine);
     engine_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
     engine_type.tp_vectorcall_offset = offsetof(Engine, vectorcall);
@@ -242,7 +243,7 @@ PyMODINIT_FUNC PyInit_engine() {
     engine_type.tp_clear = forget;
     engine_type.tp_methods = methods;
     engine_type.tp_getset = members;
-    plan_type.tp_name = "engine.Plan";
+    plan_type.tp_name = "gpucoll._engine.Plan";
     plan_type.tp_basicsize = sizeof(PlanObject);
     plan_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
     plan_type.tp_dealloc = unmake_plan;
@@ -250,6 +251,7 @@ PyMODINIT_FUNC PyInit_engine() {
     plan_type.tp_clear = forget_plan;
     PyObject* made = PyModule_Create(&module);
     if (made == nullptr || PyType_Ready(&engine_type) < 0 || PyType_Ready(&plan_type) < 0) return nullptr;
+    if (PyModule_AddStringConstant(made, "sources", GC_SOURCES) < 0) return nullptr;
     Py_INCREF(&engine_type);
     PyModule_AddObject(made, "Engine", reinterpret_cast<PyObject*>(&engine_type));
     return made;

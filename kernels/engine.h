@@ -25,6 +25,7 @@ static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, o
 static const int ROUNDS = 20;              // bits of a mark below the number of the call
 static const int64_t ASTRAY = -2;          // the failure of a rank that has met another call
 static const int64_t HERE = -1;            // in place of a segment's key: what follows is an address
+static const uint64_t PAGE = 4096;
 static const int TEXT = 192;               // bytes that say in words what a call is
 
 enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE };  // the last is for this rank alone
@@ -76,11 +77,14 @@ struct Node {
     std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
     std::vector<char> aside, fetched;
 
-    char* workspace(uint32_t of, int64_t half, uint32_t buffer) const {
-        return reinterpret_cast<char*>(heads[of]) + first + (static_cast<uint64_t>(half) * SHOWN + buffer) * room;
+    // Where a workspace is in the control segment of a rank. What is read and written together begins at unlike places
+    // of a page: a processor takes a load for one of a store before it that has the same place.
+    uint64_t offset(uint32_t of, int64_t half, uint32_t buffer) const {
+        const uint64_t which = static_cast<uint64_t>(half) * SHOWN + buffer;
+        return first + which * (room + PAGE) + (of * SHOWN + buffer) % 8 * (PAGE / 8);
     }
-    int64_t offset(int64_t half, uint32_t buffer) const {
-        return static_cast<int64_t>(first + (static_cast<uint64_t>(half) * SHOWN + buffer) * room);
+    char* workspace(uint32_t of, int64_t half, uint32_t buffer) const {
+        return reinterpret_cast<char*>(heads[of]) + offset(of, half, buffer);
     }
     // Where blocks start, of input and then of output.
     int64_t* starts(uint32_t of, int64_t half) const {
@@ -196,6 +200,7 @@ struct Plan {
     uint64_t copied;                        // up to so many bytes of input are copied to mapped memory, if not there
     bool keeps_output;                      // it is there already: of a broadcast's root
     bool overwrites;                        // a call of it has no `out`
+    bool read[SHOWN];                       // whether others read these buffers
     uint32_t root;
     std::vector<uint32_t> peers;            // whose memory is read, or written to
     std::vector<Reader> readers;
@@ -342,10 +347,12 @@ struct Walker {
         const Segment* slab = nullptr;
         if (nbytes == 0) {
             mine.start = nullptr;
+        } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT && (from == to || plan->copies_input))) {
+            // only this rank needs it
         } else if (plan->small && nbytes <= node.room) {
             mine.start = node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
-            offset = node.offset(half, buffer);
+            offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));
         } else if (row != nullptr && !(buffer == INPUT && plan->copies_input)
                    && (slab = node.find(row, nbytes)) != nullptr) {
             key = slab->key;

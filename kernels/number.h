@@ -60,28 +60,32 @@ template <class T> using Wide = typename Number<T>::Wide;
 
 // By arithmetic on the bits: everywhere on a CPU, on a GPU where it has no instruction for the format.
 
+// The first where `which`, else the second.
+GC_DEV u32 either(bool which, u32 first, u32 second) { return second ^ ((first ^ second) & (0 - u32(which))); }
+
 template <class Small> GC_DEV float up_by_bits(Small x) {
     const u32 magnitude = x.bits & (Small::SIGN - 1);
     // The product, which is exact, puts the bias of the exponent right, and serves subnormal numbers as well.
     u32 bits = bits_of(float_of(magnitude << Small::SHIFT) * float_of((254 - Small::BIAS) << 23));
-    if (magnitude >= Small::TOO_LARGE) bits |= 0x7F800000;
-    return float_of(bits | (x.bits & Small::SIGN ? 0x80000000 : 0));
+    bits |= either(i32(magnitude) >= i32(Small::TOO_LARGE), 0x7F800000, 0);
+    return float_of(bits | either((x.bits & Small::SIGN) != 0, 0x80000000, 0));
 }
 
-// The code of a float that is not negative.
+// The code of a float that is not negative. Without branches, and by signed comparisons, so that compilers vectorise it.
 template <class Small> GC_DEV u32 rounded(u32 magnitude) {
     // A subnormal number is rounded by an addition whose sum has the same step.
-    if (magnitude < Small::NORMAL) return bits_of(float_of(magnitude) + float_of(Small::STEP)) - Small::STEP;
+    const u32 small = bits_of(float_of(magnitude) + float_of(Small::STEP)) - Small::STEP;
     const u32 half = (1u << (Small::SHIFT - 1)) - 1 + (magnitude >> Small::SHIFT & 1);
     const u32 code = (magnitude - ((127 - Small::BIAS) << 23) + half) >> Small::SHIFT;
-    return code < Small::TOO_LARGE ? code : Small::TOO_LARGE;
+    const u32 normal = either(i32(code) < i32(Small::TOO_LARGE), code, Small::TOO_LARGE);
+    return either(i32(magnitude) < i32(Small::NORMAL), small, normal);
 }
 
 template <class Small> GC_DEV Small down_by_bits(float x) {
     const u32 magnitude = bits_of(x) & 0x7FFFFFFF;
-    const u32 code = magnitude > 0x7F800000 ? Small::NOT_A_NUMBER : rounded<Small>(magnitude);
+    const u32 code = either(i32(magnitude) > 0x7F800000, Small::NOT_A_NUMBER, rounded<Small>(magnitude));
     Small small;
-    small.bits = code | (bits_of(x) >> 31 ? Small::SIGN : 0);
+    small.bits = code | (Small::SIGN & (0 - (bits_of(x) >> 31)));
     return small;
 }
 

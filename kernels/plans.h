@@ -110,8 +110,10 @@ struct Reading {
         unsigned long long buffer, peer;
         long long mark;
         if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKL", &buffer, &peer, &mark)) return whole(false);
+        if (!whole(buffer < SHOWN && is_near(peer) && is_mark(mark))) return false;
         plan->readers.push_back({static_cast<uint32_t>(buffer), static_cast<uint32_t>(peer), mark});
-        return whole(buffer < SHOWN && is_near(peer) && is_mark(mark));
+        plan->read[buffer] = true;
+        return true;
     }
 
     bool is_near(uint64_t rank) const { return rank < node->ranks && node->heads[rank] != nullptr; }

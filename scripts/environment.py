@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import pathlib
 import re
 import runpy
 import shutil
@@ -25,7 +26,9 @@ from processes import ROOT, output_of, quietly, say
 OUR_MPIS = {"mpich", "openmpi"}  # extras of the same names
 # Where mpi4py finds a site's MPI, in its own order, leaving out the environment itself, where ours may lie.
 SITE_LIBRARIES = os.pathsep.join([f"{sys.base_exec_prefix}/lib", "libmpi.so", "libmpi.so.12", "libmpi.so.40"])
-launchers = types.SimpleNamespace(**runpy.run_path(f"{ROOT}/gpucoll/launchers.py"))  # by its path: nothing is installed
+# By their paths: nothing is installed.
+launchers, engine = (types.SimpleNamespace(**runpy.run_path(f"{ROOT}/gpucoll/{name}.py"))
+                     for name in ("launchers", "executors/shared/sources"))
 
 
 def cores() -> int:
@@ -68,8 +71,10 @@ def origin(python: str) -> "list[str]":
 
 
 def digest() -> str:
-    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
+    """What the installation follows from: how it is described, and the engine that it builds."""
+    root = pathlib.Path(ROOT)
+    parts = [root.joinpath(name).read_bytes() for name in ("pyproject.toml", "setup.py")]
+    return hashlib.sha256(b"".join([engine.digest(root / "kernels").encode(), *parts])).hexdigest()
 
 
 def ensure(extras: "set[str]", name: str = ".venv") -> str:
@@ -93,7 +98,7 @@ def ensure(extras: "set[str]", name: str = ".venv") -> str:
 
 
 def update(python: str, extras: "set[str]") -> None:
-    """Bring an environment in step with pyproject.toml, the machine and the extras, and stamp it, last of all."""
+    """Bring an environment in step with the checkout, the machine and the extras, and stamp it, last of all."""
     folder, stamp = os.path.dirname(os.path.dirname(python)), stamp_of(python)
     uv = bool(output_of(["uv", "--version"]))  # a name on PATH proves nothing
     if not os.access(python, os.X_OK) or stamp.get("origin", origin(python)) != origin(python):

@@ -25,7 +25,9 @@ ROOT = Path(__file__).parents[1]
 for folder in ("tests/kernels", "tests"):
     sys.path.insert(0, str(ROOT / folder))
 
-import reporting  # noqa: E402 (the path comes first)
+import extension  # noqa: E402 (the path comes first)
+import reporting  # noqa: E402
+from gpucoll.device.compilers import CompileError  # noqa: E402
 from planted import PLANTED  # noqa: E402
 
 SHARE = 0.9
@@ -43,7 +45,7 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
     "training": ["tests/unit/test_buckets.py",
                  *(f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint"))],
-    "slots": ["tests/contract", "tests/multirank/test_slots.py", "tests/multirank/test_engine.py"],
+    "engine": ["tests/contract", "tests/multirank/test_one_pass.py", "tests/multirank/test_engine.py"],
 }
 UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly
 
@@ -66,7 +68,7 @@ class Verdict(NamedTuple):
 
 def faults():
     """All of the repository's own: schedules and product here, kernels where their checks are tested on them."""
-    import slots_mutants
+    import engine_mutants
     from peer import mutants as peer_mutants
 
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
@@ -74,9 +76,8 @@ def faults():
     yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in PLANTED)
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
-    for name, mutant in (slots_mutants.MUTANTS | slots_mutants.WALKS).items():
-        yield Fault("slots", name, tuple(change for change in mutant.changes
-                                         if change not in slots_mutants.LATE + slots_mutants.LATE_WALKS))
+    for name, mutant in engine_mutants.MUTANTS.items():
+        yield Fault("engine", name, tuple(change for change in mutant.changes if change not in engine_mutants.LATE))
 
 
 def plant(fault, tree):
@@ -111,7 +112,8 @@ def judge(fault):
         copy_tree(tree)
         try:
             plant(fault, tree)
-        except LookupError as error:
+            extension.install(tree)
+        except (LookupError, CompileError) as error:
             return Verdict(fault, str(error), 0, planted=False)
         likely = [str(path.relative_to(tree)) for pattern in LIKELY.get(fault.kind, []) for path in tree.glob(pattern)]
         for selection in ([likely] if likely else []) + [["tests", *(f"--ignore={path}" for path in likely)]]:

@@ -7,7 +7,6 @@ import errno
 import itertools
 import mmap
 import os
-from typing import Any
 
 import numpy
 

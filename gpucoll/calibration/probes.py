@@ -62,7 +62,7 @@ def _gathered(comm: Communicator, value: Any) -> list[Any]:
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
     """Return the constants of an executor, and for `shared` those of what it does in one pass."""
     with Communicator.from_mpi(part.mpi, executor=executor) as comm:
-        kinds = (PROBES,) if comm._engine is None or device != "cpu" else (PROBES, ONE_PASS_PROBES)
+        kinds = (PROBES, ONE_PASS_PROBES) if (executor, device) == ("shared", "cpu") else (PROBES,)
         return [fit([*_probes(comm, device, kind)]) for kind in kinds]
 
 

@@ -13,7 +13,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import numpy
 
@@ -65,8 +65,8 @@ class Core:
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
         self._times = Times()
         self._repeats = Repeats()
-        self._engine: Any = None if options.emulated else self._host.engine(self._waits)
-        self._express: Callable[..., Any] = _unknown if self._engine is None else self._engine
+        self._engine: Any = None  # which does calls that came before, once there is one
+        self._express: Callable[..., Any] = _unknown
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
         self._is_forked = False  # whether this process is a fork's child: what joins the ranks is its parent's
@@ -146,18 +146,16 @@ class Core:
     def _learn(self, same: Key, x: Any, out: Any, found: Repeat) -> None:
         """Let the engine know a call that it can do."""
         if found.plan is not None and not self.options.emulated:
-            assert found.seconds is not None
-            if self._engine is None:  # as of threads, which have met meanwhile
+            if self._engine is None:
                 self._engine = self._express = self._host.engine(self._waits)
-            self._engine.learn(*same, x, out, found.plan, found.seconds.ring)
+            self._engine.learn(*same, x, out, found.plan, cast("Seconds", found.seconds).ring)
 
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
                   seconds: Seconds | None) -> None:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
         overwrites = task.collective == "broadcast"
         key = key_of(same, x, out) if same[0] == task.collective else ()  # not of what is part of another call
-        plan = plan_of(executor, task)
-        found = repeat_of(x, call.result, executor, task, seconds, plan) if key or plan else None
+        found = repeat_of(x, call.result, executor, task, seconds, plan_of(executor, task))
         if found is not None and key and task.output is not None and (task.input is not None or overwrites):
             self._repeats.keep(key, found)
         if found is not None and (call.result is not x or out is x or overwrites):
@@ -220,7 +218,7 @@ class Core:
     def _resolve(self, row: Collective, call: Prepared, how: How, allowed: str | None, op: Op | None = None,
                  root: int = 0) -> tuple[Executor, Task]:
         """Return the executor and the task of a call; `allowed` is the executor asked for, or None."""
-        space, backend = call.space, self._backend(call.space)
+        space, backend = call.space, call.space.gpu if isinstance(call.space, DeviceSpace) else self._host
         source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
         task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
                     op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
@@ -243,9 +241,6 @@ class Core:
         if choice.algorithm != "native":
             task.plan = make_plan(task.collective, choice, self._link.place, task.root, call.cut, task.in_place)
         return chosen(backend, task, choice.executor)
-
-    def _backend(self, space: Space) -> Backend:
-        return space.gpu if isinstance(space, DeviceSpace) else self._host
 
     def _operation(self, executor: Executor, task: Task, space: Space, call: Prepared = NOTHING) -> Operation:
         """Run `task` in `space`; `call` has what is still to be delivered, and what must live as long."""
@@ -307,9 +302,7 @@ class Core:
         if self.closed or self._is_forked:
             return
         self.closed = True
-        self._express = _unknown
-        if self._engine is not None:
-            self._engine.close()
+        self._forget_calls()
         if isinstance(self._link, LocalLink):
             ended = self._has_ended()
             self._waits.close()
@@ -318,6 +311,12 @@ class Core:
             together = self._say_farewell()
             self._waits.close()
             self._release(not together)
+
+    def _forget_calls(self) -> None:
+        """Let every call come through here from now on."""
+        self._express = _unknown
+        if self._engine is not None:
+            self._engine.close()
 
     def _has_ended(self) -> bool:
         """Return whether all that this rank has under way has come to a good end, on its devices too."""
@@ -379,9 +378,8 @@ _alive: weakref.WeakSet[Core] = weakref.WeakSet()
 def _after_fork() -> None:
     """In a fork's child: no call, no wait at exit, no farewell of the parent's communicators."""
     for comm in _alive:
-        comm._is_forked, comm._express = True, _unknown
-        if comm._engine is not None:
-            comm._engine.close()
+        comm._is_forked = True
+        comm._forget_calls()
         comm._waits.forget()
         comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
 

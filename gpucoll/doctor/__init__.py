@@ -1,6 +1,6 @@
 """`gpucoll doctor`: is this machine, and this job, fit for collectives? What it finds, and what to do, in plain words.
 
-    facts       versions, MPI and launcher, GPUs, shared memory, compiler; for what is missing the reason
+    facts       versions, MPI and launcher, GPUs, shared memory, engine; for what is missing the reason
     probes      messages between all pairs of ranks; every collective on small exact data
     report      what is wrong, by a table of rules from the report alone; the report for people
 
@@ -106,7 +106,7 @@ def assemble(told: Sequence[Report], mpi: facts.Findings) -> Report:
               **told[members[0]]["host"].facts, "missing": told[members[0]]["host"].missing}
              for name, members in ranks.items()]
     versions, missing = told[0]["versions"]
-    return {"schema": 2, "ranks": len(told), "versions": versions, "mpi": mpi.facts, "hosts": hosts, "links": None,
+    return {"schema": 3, "ranks": len(told), "versions": versions, "mpi": mpi.facts, "hosts": hosts, "links": None,
             "self_test": {}, "missing": {**missing, **mpi.missing}}
 
 

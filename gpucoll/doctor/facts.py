@@ -1,4 +1,4 @@
-"""What there is: versions, MPI and its launcher, and of this host GPUs, shared memory, compiler; MPI is not started."""
+"""What there is: versions, MPI and its launcher, and of this host GPUs, shared memory, engine; MPI is not started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.device import gxx, nvrtc
+from gpucoll.device import nvrtc
 from gpucoll.errors import GpucollError
 from gpucoll.executors.shared import engine
 from gpucoll.launchers import find_mpiexec, started, vendor_of
@@ -141,14 +141,14 @@ READ, BY_NVLINK = 0, 2  # NVML's; pynvml's own NVML_P2P_CAPS_INDEX_READ is, by a
 
 
 def host() -> Findings:
-    """Find this host's free bytes of shared memory, the compiler of its engine, and the GPUs by NVML."""
-    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, compiler=_compiler, gpus=_gpus)
+    """Find this host's free bytes of shared memory, its engine, and the GPUs by NVML."""
+    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=_engine, gpus=_gpus)
 
 
-def _compiler() -> str:
-    """Return the compiler once it has made what short calls on the host need; raise what says why it cannot."""
+def _engine() -> str:
+    """Return that there is what makes short calls on the host fast; raise what says why it is not there."""
     engine.built()
-    return gxx.recipe().splitlines()[0]
+    return "installed"
 
 
 def _gpus() -> list[dict[str, Any]]:

@@ -108,9 +108,10 @@ RULES = (
         "{name} has no shared memory: {missing[shm_free]}; mount a tmpfs on /dev/shm"),
     Verdict("GC-SHM", WRONG, _memory(0, SHM_NEEDED), SHM),
     Verdict("GC-SHM", ADVICE, _memory(SHM_NEEDED, SHM_WANTED), SHM),
-    Verdict("GC-COMPILER", ADVICE, _hosts(lambda host: host["compiler"] is None),
-        "{name} cannot compile what makes short calls on the host fast: {missing[compiler]}; install g++ and Python's "
-        "headers (python3-dev), or name a compiler in CXX"),
+    Verdict("GC-ENGINE", ADVICE, _hosts(lambda host: host["engine"] is None),
+        "{name} lacks the engine that makes short calls on the host fast: {missing[engine]}; with g++ and Python's "
+        "headers (python3-dev) install again: pip install --force-reinstall --no-deps --no-cache-dir, and gpucoll or "
+        "its folder"),
     Verdict("GC-CORES", ADVICE, _hosts(lambda host: len(host["ranks"]) > host["cores"]),
         "{who} share {cores} cores of {name}: they wait for each other more than for messages"),
     Verdict("GC-NVLINK", ADVICE, _gpus(lambda gpu: gpu["nvlinks"] and gpu["nvlinks"]["down"]),
@@ -139,7 +140,7 @@ def facts(report: Report) -> Iterator[str]:
     yield from paragraph("MPI", f"{mpi['library']}; {launcher}{match}")
     for host in report["hosts"]:
         yield from paragraph("host", f"{host['name']}: {named(host['ranks'])}; {host['cores']} cores; /dev/shm has "
-                                     f"{(host['shm_free'] or 0) / GIB:.1f} GiB free; compiler: {host['compiler']}")
+                                     f"{(host['shm_free'] or 0) / GIB:.1f} GiB free; engine: {host['engine']}")
         for index, gpu in enumerate(host["gpus"] or ()):
             links = "{up} NVLinks up, {down} down".format(**gpu["nvlinks"]) if gpu["nvlinks"] else "NVLinks unknown"
             free = f"{(gpu['free_bytes'] or 0) / GIB:.1f} GiB free"

@@ -12,26 +12,20 @@ from jobs import launch, run_job
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # they compile everything anew
 BUILT_IN = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 PROGRAMS = Path(__file__).parents[1] / "mixture.py"
-# Runs the programs on kernels in which one text is another.
-PLANT = """
+# Runs the programs on an engine that is built here, in which one text is another.
+ENGINE = """
 import runpy, sys
-from gpucoll.device import sources
-from gpucoll.executors.shared import slots
-path, old, new, *sys.argv[1:] = sys.argv[1:]
-def changed(read):
-    def text(*given):
-        found = read(*given)
-        return found if "runpy" in found else found.replace(old, new)
-    return text
-slots.inlined, sources.text = changed(slots.inlined), changed(sources.text)
-sys.argv[0] = path
-runpy.run_path(path, run_name="__main__")
+import extension
+old, new, path = sys.argv[1:4]
+del sys.argv[:3]
+with extension.serving(extension.built(extension.text().replace(old, new), "-O3")):
+    runpy.run_path(path, run_name="__main__")
 """
 
 
 @pytest.fixture(scope="module")
 def environment():
-    """Variables of a process in which both sanitizers look at all that is compiled; its kernels are kept apart."""
+    """Variables of a process in which both sanitizers look at all that it compiles; its kernels are kept apart."""
     compiler = os.environ.get("CXX", "g++")
     asked = [subprocess.run([compiler, f"-print-file-name={name}.so"], capture_output=True, text=True)
              for name in ("libasan", "libubsan")]
@@ -56,7 +50,8 @@ def assert_clean(job):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_extension(environment, ranks):
-    assert_clean(sanitized(environment, ranks, PROGRAMS, "--calls", "6000", "--executors", "shared,any"))
+    assert_clean(sanitized(environment, ranks, "-c", ENGINE, "", "", PROGRAMS, "--calls", "6000", "--executors",
+                           "shared,any"))
 
 
 def test_the_emulated_device(environment):
@@ -67,7 +62,7 @@ def test_the_emulated_device(environment):
 @pytest.mark.parametrize(("old", "new", "said"), [("sum[BLOCK]", "sum[LINE]", "AddressSanitizer"), (
     "nbytes / sizeof(T)", "nbytes / (sizeof(T) - sizeof(T))", "division by zero")])
 def test_what_is_wrong_is_seen(environment, old, new, said):
-    job = sanitized(environment, 4, "-c", PLANT, PROGRAMS, old, new, "--calls", "2000", "--executors", "shared",
+    job = sanitized(environment, 4, "-c", ENGINE, old, new, PROGRAMS, "--calls", "2000", "--executors", "shared",
                     "--seed", "1")
     assert job.returncode != 0
     assert said in job.stderr + job.stdout

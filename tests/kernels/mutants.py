@@ -31,11 +31,11 @@ MUTANTS = {
         "first < count; first += gridDim.x * threads)", "first < count && !tiled; first += gridDim.x * threads)"),
     "bfloat16 is cut off": Mutant("((127 - Small::BIAS) << 23) + half)", "((127 - Small::BIAS) << 23))"),
     "ties away from even": Mutant("- 1 + (magnitude >> Small::SHIFT & 1)", ""),
-    "float8 saturates": Mutant("code : Small::TOO_LARGE;", "code : Small::TOO_LARGE - 1;"),
+    "float8 saturates": Mutant("code, Small::TOO_LARGE);", "code, Small::TOO_LARGE - 1);"),
     "subnormal numbers are flushed": Mutant(
-        "return bits_of(float_of(magnitude) + float_of(Small::STEP)) - Small::STEP;", "return 0;"),
+        "small = bits_of(float_of(magnitude) + float_of(Small::STEP)) - Small::STEP;", "small = 0;"),
     "NaN becomes infinity": Mutant("NOT_A_NUMBER = SIGN - 1", "NOT_A_NUMBER = TOO_LARGE"),
-    "infinity is a number": Mutant("if (magnitude >= Small::TOO_LARGE) bits |= 0x7F800000;", ""),
+    "infinity is a number": Mutant("bits |= either(i32(magnitude) >= i32(Small::TOO_LARGE), 0x7F800000, 0);", ""),
     "the sign of a product": Mutant("a.re * b.re - a.im * b.im", "a.re * b.re + a.im * b.im"),
     "a gap is written": Mutant(
         "batch.write(a.dst, units, to);",

@@ -1,4 +1,4 @@
-"""The engine: schedules of up to 512 KiB between processes of a node, walked in C++ from the second call on."""
+"""The engine: schedules between processes of a node, carried out in C++."""
 
 import contextlib
 import functools
@@ -9,18 +9,25 @@ import signal
 import numpy
 import pytest
 
+import engine_mutants
 import gpucoll as gc
 import oracle
 import programs
-import slots_mutants
-from gpucoll.executors.shared.engine import AWAIT, FORM, SIGNAL
-from gpucoll.executors.shared.neighbours import FAILURE, SLEEPERS, TINY
-from gpucoll.executors.shared.slots import KINDS, WHATS, library
-from multirank.test_slots import on_shared, ranks  # noqa: F401 (a fixture)
+from gpucoll.executors.shared.engine import library
+from gpucoll.executors.shared.neighbours import FAILURE, TINY, head_bytes
+from gpucoll.executors.shared.plans import AWAIT, CALL, FORM, KINDS, PLACES, SIGNAL
+from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants are planted into)
+    long_arrays,
+    memory_changes_at_once,
+    movements,
+    on_shared,
+    ranks,
+)
 from multirank.test_told import scattered  # noqa: F401 (mutants are planted into it)
 from pace import seconds
 from ranks import RankError
 
+SLEEPERS = 3  # the word of a control segment, as kernels/engine.h has it
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "all_to_all", "reduce_scatter", "scan",
                "barrier")
 
@@ -83,11 +90,9 @@ class Case:
 
 
 def cases(comm, collectives=COLLECTIVES):
-    """Everything that is not done by slots."""
     for collective in collectives:
         for place, algorithm in enumerate((*gc.algorithms(collective, size=comm.size), "auto")):
-            if (collective, algorithm) not in WHATS:
-                yield collective, algorithm, place % comm.size
+            yield collective, algorithm, place % comm.size
 
 
 @on_shared
@@ -100,21 +105,20 @@ def fresh_data(comm):
                 case.turn(turn)
             for turn in range(6, 9):  # arrays of other addresses
                 case.turn(turn, numpy.empty_like(case.x))
-    assert comm._slots.walks > 1000
+    assert comm._engine.walks > 1000
 
 
 @on_shared
 def every_kind(comm):
-    """Every dtype and op that the engine combines, bit for bit; a mean is divided."""
-    for algorithm, name, op in itertools.product(("ring", "tree", "recursive_doubling"), KINDS,
-                                                 ("sum", "prod", "min", "max", "avg", "band", "bxor", "bor")):
+    """Every dtype and op, bit for bit; a mean is divided."""
+    for algorithm, name, op in itertools.product(("ring", "tree", "recursive_doubling"), KINDS, PLACES):
         if oracle.legal(op, name):
             everyone = programs.inputs(op, name, comm.size, (37,))
-            before, expected = comm._slots.walks, oracle.reduced(op, name, everyone)
+            before, expected = comm._engine.walks, oracle.reduced(op, name, everyone)
             for _ in range(3):
                 found = comm.all_reduce(everyone[comm.rank].copy(), op=op, algorithm=algorithm)
                 assert oracle.same_bits(found, expected), (algorithm, name, op)
-            assert comm._slots.walks == before + 2
+            assert comm._engine.walks == before + 3
 
 
 @on_shared
@@ -162,7 +166,7 @@ def differing(mpi, change):
         if comm.rank == 1:
             call = {"op": functools.partial(ring, op="max"), "tree": functools.partial(ring, algorithm="tree"),
                     "scan": comm.scan, "short": lambda x, out: ring(x[:6], out[:6]),
-                    "slots": functools.partial(ring, algorithm="one_shot"),
+                    "one_shot": functools.partial(ring, algorithm="one_shot"),
                     "not contiguous": lambda x, out: ring(
                         numpy.zeros(24)[::2], out, op="max")}[change]
         with pytest.raises(gc.MismatchError):
@@ -196,7 +200,7 @@ def one_fails_later(mpi):
             comm.broadcast(x, 0, algorithm="chain")
         x[:] = comm.rank + 7
         if comm.rank == 1:  # late: until then rank 2 waits for it, sleeps, looks at what others do, and sleeps again
-            failed, mine, waiting = (comm._host.executors[0]._near.mark(rank) for rank in range(3))
+            failed, mine, waiting = (comm._host.executors[0]._near.words[rank] for rank in range(3))
             while not failed[FAILURE]:
                 os.sched_yield()
             for sleeps in (True, False) * 3:
@@ -263,7 +267,7 @@ def one_is_missing(mpi):
 CASES = [(fresh_data, (), (3, 2, 8)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
          (the_bits_of_messages, (), (3,)), (one_is_missing, (), (2,)), (one_fails_later, (), (3,)),
          (roots_return, (), (3,)), (interrupted, (), (2,)),
-         *((differing, (change,), (3,)) for change in ("op", "tree", "scan", "short", "slots", "not contiguous"))]
+         *((differing, (change,), (3,)) for change in ("op", "tree", "scan", "short", "one_shot", "not contiguous"))]
 
 
 @pytest.mark.parametrize(("body", "arguments", "size"), [
@@ -274,55 +278,62 @@ def test_engine(ranks, body, arguments, size):  # noqa: F811 (the fixture)
     ranks(body, size, *arguments)
 
 
-def no_plan(**changes):
-    """Make a plan of one rank of two that copies 8 bytes; raise what the engine says of it."""
-    memory = numpy.zeros(64, numpy.uint8)
-    start = memory.ctypes.data
-    steps = changes.pop("steps", ((AWAIT, 1, 2, 0, ()), (FORM, start, 0, 8, (start + 8,)), (SIGNAL, 0, 2, 0, ())))
-    given = {"ranks": 2, "signature": 5 << 16, "given": 8, "taken": 8, "kind": 0, "op": 0, "parts": 0,
-             "overwrites": False, "root": 0, "peers": (1,), "readers": ((1, 2),), "board": (0,) * 7, "programs": None,
-             "kept": memory}
-    given |= changes
-    programs_ = given.pop("programs") or ((start, start, given["board"], steps),) * 2
-    del given["board"]
-    kept = given.pop("kept")
-    return library().Walk(*given.values(), programs_, kept)
+def plan(**changes):
+    """Make a plan of rank 0 of two that copies 8 bytes of rank 1's; raise what the engine says of it."""
+    heads = [numpy.zeros(head_bytes(2) + 6 * 8192, numpy.uint8) for _ in range(2)]
+    engine = library().Engine(None, gc.GpucollError, 0, os.getpid(), 0, 0, True, head_bytes(2), 4096,
+                              tuple(head.ctypes.data for head in heads), (1, 2), (os.getpid(), os.getpid() + 1))
+    mine, theirs = (0, 1, 0), (1, 0, 0)
+    given = {"text": "a copy", "signature": 5, "sizes": (8, 8, 0, 0, 8, 0), "kinds": (4, -1, 0),
+             "flags": (True, True, False, False, False), "root": 0, "peers": (1,), "readers": ((0, 1, 2),),
+             "starts": (), "steps": ((AWAIT, 1, 2, None, 0, (), ()), (FORM, 0, 0, mine, 8, (theirs,), ()),
+                                     (SIGNAL, 0, 2, None, 0, (), ())), "calls": ()}
+    assert set(changes) <= set(given)
+    return engine.plan(*(given | changes).values())
 
 
-@pytest.mark.skipif(library() is None, reason="the engine is compiled: it needs a C++ compiler")
+def step(opcode, peer=0, mark=0, to=None, nbytes=0, sources=(), copies=()):
+    return {"steps": ((opcode, peer, mark, to, nbytes, sources, copies),)}
+
+
+@pytest.mark.skipif(library() is None, reason="no engine that fits is installed")
 def test_plans_that_are_not_whole_are_refused():
-    no_plan()
-    start = numpy.zeros(64, numpy.uint8)
-    at = start.ctypes.data
-    for changes in ({"steps": ((AWAIT, 2, 2, 0, ()),)}, {"steps": ((AWAIT, 1, -1, 0, ()),)},
-                    {"steps": ((7, 0, 0, 0, ()),)}, {"steps": ((SIGNAL, 0, 1 << 20, 0, ()),)},
-                    {"steps": ((FORM, at, 0, 8, ()),)}, {"steps": ((FORM, 0, 0, 8, (at,)),)},
-                    {"steps": ((FORM, at, 0, 0, (at,)),)}, {"steps": ((FORM, at, 0, 8, (0,)),)},
-                    {"steps": ((FORM, at, 0, 8, (at, at)),), "op": 9},
-                    {"steps": (5,)}, {"board": (0,) * 6}, {"peers": (2,)}, {"readers": ((2, 2),)}, {"readers": (3,)},
-                    {"root": 2}, {"parts": 2, "kind": 2}, {"programs": (1, 2)}):
+    plan()
+    mine, theirs = (0, 1, 0), (1, 0, 0)
+    for changes in (step(AWAIT, 2, 2), step(AWAIT, 1, -1), step(7), step(SIGNAL, 0, 1 << 20),
+                    step(FORM, 0, 0, mine, 8), step(FORM, 0, 0, theirs, 8, (mine,)),
+                    step(FORM, 0, 0, mine, 0, (theirs,)), step(FORM, 0, 0, mine, 8, (0,)),
+                    step(FORM, 0, 0, mine, 16, (theirs,)),
+                    step(FORM, 0, 0, (0, 1, 4), 8, (theirs,)), step(FORM, 0, 0, (0, 1, 1 << 63), 8, (theirs,)),
+                    step(FORM, 0, 0, mine, 8, ((1, 0, 4090),)), step(FORM, 0, 0, mine, 8, ((1, 3, 0),)),
+                    step(FORM, 0, 0, mine, 8, ((2, 0, 0),)), step(FORM, 0, 0, mine, 8, (theirs, theirs)),
+                    step(FORM, 0, 0, mine, 7, (theirs,)), step(FORM, 0, 0, mine, 8, (theirs,), ((2, 1, 0),)),
+                    step(CALL, 0, 1), {**step(CALL, 0, 0), "calls": (print, print)}, {"steps": (5,)}, {"peers": (2,)},
+                    {"peers": (0,)}, {"peers": ()}, {"readers": ((0, 2, 2),)}, {"readers": ((3, 1, 2),)},
+                    {"readers": (3,)}, {"root": 2}, {"starts": (0, 1)}, {"kinds": (4, 4, 2)},
+                    {"sizes": (8, 8, 0, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8, 0)}):
         with pytest.raises((ValueError, TypeError, SystemError)) as refusal:
-            no_plan(**changes)
+            plan(**changes)
         assert refusal.type is not SystemError, changes
 
 
 def on_mutant(mpi, changes, body, arguments=()):
-    with slots_mutants.planted(changes):
+    with engine_mutants.planted(changes):
         return globals()[body](mpi, *arguments)
 
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", slots_mutants.WALKS)
+@pytest.mark.parametrize("name", engine_mutants.MUTANTS)
 def test_mutants_are_caught(ranks, name):  # noqa: F811 (the fixture)
-    slots_mutants.changed(slots_mutants.WALKS[name].changes)  # can be planted
+    engine_mutants.changed(engine_mutants.MUTANTS[name].changes)  # can be planted
     with pytest.raises(RankError):
-        ranks(on_mutant, 3, *slots_mutants.WALKS[name])
+        ranks(on_mutant, 3, *engine_mutants.MUTANTS[name])
 
 
 @pytest.mark.nightly
 def test_late_ranks_are_harmless(ranks):  # noqa: F811 (the fixture)
-    ranks(on_mutant, 3, slots_mutants.LATE_WALKS, "fresh_data")
+    ranks(on_mutant, 3, engine_mutants.LATE, "fresh_data")
 
 
 @pytest.mark.nightly

@@ -8,7 +8,7 @@ import pytest
 
 import gpucoll as gc
 import oracle
-from multirank.test_slots import on_shared, ranks  # noqa: F401 (a fixture)
+from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
 
 
@@ -29,9 +29,9 @@ def scattered(comm):
         assert oracle.same_bits(numpy.asarray(found), everything[comm.rank]), turn
     x = numpy.arange(comm.size * 4).reshape(comm.size, 4)
     for turn in range(4):
-        before = comm._slots.walks
+        before = comm._engine.walks
         assert (comm.scatter(x + turn if comm.rank == 0 else None) == x[comm.rank] + turn).all()
-    assert comm._slots.walks == before + 2  # what the root tells, and the blocks
+    assert comm._engine.walks == before + 2  # what the root tells, and the blocks
     for out in (numpy.empty(5, x.dtype), numpy.empty((2, 2), x.dtype), numpy.empty(4, "f4")):
         with pytest.raises((gc.ArgumentError, gc.DtypeError)):
             comm.scatter(x if comm.rank == 0 else None, out)

@@ -120,8 +120,8 @@ def examined(size=4, links=None, **changes):
         "versions": {"numpy": "2.4.6", "cupy": None, "nccl": None, "cuda_runtime": None, "cuda_driver": None},
         "mpi": {"library": "MPICH 5.0.2", "launcher": "MPICH's mpiexec", "launched": size, "mpiexec": None,
                 "mismatch": None, "match": True},
-        "host": {"name": "a", "ranks": list(range(size)), "cores": 8, "shm_free": 60 * GIB, "compiler": "g++",
-                 "gpus": None, "missing": {"gpus": "no pynvml", "shm_free": "no folder", "compiler": "there is none"}},
+        "host": {"name": "a", "ranks": list(range(size)), "cores": 8, "shm_free": 60 * GIB, "engine": "installed",
+                 "gpus": None, "missing": {"gpus": "no pynvml", "shm_free": "no folder", "engine": "there is none"}},
         "test": {"calls": 100, "collectives": 16, "seconds": 2.0, "faults": []}, "missing": {}}
     for name, value in changes.items():
         place, _, key = name.partition(".")
@@ -147,7 +147,7 @@ def test_where_all_is_well_nothing_is_said():
     ({"missing.mpiexec": "no mpiexec"}, "GC-LAUNCHER", False, "cannot be launched: no mpiexec"),
     ({"host.shm_free": 1 << 20}, "GC-SHM", True, "1,048,576 bytes free for ranks 0, 1, 2, 3"),
     ({"host.shm_free": 60 << 20}, "GC-SHM", False, "--shm-size=1g"),
-    ({"host.compiler": None}, "GC-COMPILER", False, "there is none; install g++"),
+    ({"host.engine": None}, "GC-ENGINE", False, "there is none; with g++"),
     ({"host.cores": 2}, "GC-CORES", False, "ranks 0, 1, 2, 3 share 2 cores of a"),
     ({"test.faults": [FAULT]}, "GC-RESULT", True, "self-test on cpu: scan, ring: 1 elements are wrong on rank 2"),
     ({**CUDA, "versions.cuda_driver": "12.9"}, "GC-DRIVER", True, "CUDA 12.9, older than CuPy's 13.4"),

@@ -8,13 +8,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 
 import pytest
 
 import environment
+import packages
 import processes
+from gpucoll.executors.shared import engine
+from jobs import run_job
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -36,19 +40,68 @@ def test_only_the_command_imports_the_benchmarks():
             assert not [name for name in names if "bench" in name.split(".")], path
 
 
+def test_the_engine_is_there_wherever_it_can_be_built():
+    if shutil.which("g++") and os.path.exists(f"{sysconfig.get_paths()['include']}/Python.h"):
+        engine.built()  # or says why not
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A copy of what the package is built from: a build leaves its own files there."""
+    for name in ("gpucoll", "bench", "kernels"):
+        shutil.copytree(ROOT / name, tmp_path / "source" / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "setup.py", "LICENSE", "README.md"):
+        shutil.copy(ROOT / name, tmp_path / "source")
+    return tmp_path / "source"
+
+
 @pytest.mark.nightly
-def test_wheel_holds_everything(tmp_path):
-    for name in ("gpucoll", "bench", "kernels"):  # a build would leave its own files in the checkout
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "LICENSE", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    wheel = ["uv", "build", "--wheel", "--out-dir"] if shutil.which("uv") else \
+def test_wheel_holds_everything(source, tmp_path):
+    """By uv it is built of the archive of the sources, so that this has everything too."""
+    wheel = ["uv", "build", "--out-dir"] if shutil.which("uv") else \
         [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir"]
-    subprocess.run([*wheel, tmp_path / "made", tmp_path], check=True)
+    subprocess.run([*wheel, tmp_path / "made", source], check=True)
     names = set(zipfile.ZipFile(*(tmp_path / "made").glob("*.whl")).namelist())
-    kernels = {f"gpucoll/kernels/{path.name}" for path in (ROOT / "kernels").iterdir() if path.suffix in (".cu", ".h")}
-    assert {*kernels, "gpucoll/py.typed", "gpucoll/bench/__init__.py"} <= names
+    kernels = {f"gpucoll/kernels/{path.name}" for path in (ROOT / "kernels").iterdir()
+               if path.suffix in (".cc", ".cu", ".h")}
+    engine = f"gpucoll/_engine{sysconfig.get_config_var('EXT_SUFFIX')}"
+    assert {*kernels, engine, "gpucoll/py.typed", "gpucoll/bench/__init__.py"} <= names
     assert {name.split("/")[0].split("-")[0] for name in names} == {"gpucoll"}
+
+
+# Without what finds an editable installation, and there what this one lacks.
+ALONE = """
+import sys
+sys.meta_path = [one for one in sys.meta_path if not getattr(one, "__module__", "").startswith("__editable__")]
+"""
+SUMS = ALONE + """
+import numpy, gpucoll
+from gpucoll.executors.shared.engine import library
+assert gpucoll.__file__.startswith(sys.argv[1])
+for executor in ("shared", "mpi", None) if sys.argv[2] == "with" else ("mpi", None):
+    with gpucoll.init(executor=executor) as comm:
+        for _ in range(3):
+            assert (comm.all_reduce(numpy.full(1000, comm.rank + 1.0)) == 3).all()
+        assert (comm._engine is not None) == (executor != "mpi" and sys.argv[2] == "with")
+assert (library() is not None) == (sys.argv[2] == "with")
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("compiler", [None, "/bin/false"])
+def test_an_installation_serves_with_the_engine_and_without(source, tmp_path, monkeypatch, mpiexec, compiler):
+    for name in ("CC", "CXX") if compiler else ():
+        monkeypatch.setenv(name, compiler)
+    try:
+        packages.install("--no-deps", "--target", tmp_path / "made", source)
+    except packages.NoNetwork as error:
+        pytest.skip(str(error))
+    made, engine = {"PYTHONPATH": str(tmp_path / "made")}, "without" if compiler else "with"
+    job = mpiexec(2, sys.executable, "-c", SUMS, tmp_path / "made", engine, timeout=120, env=made, cwd=tmp_path)
+    assert job.returncode == 0, job.stdout + job.stderr
+    doctor = f"{ALONE}from gpucoll.cli import main; main(['doctor'])"
+    told = run_job([sys.executable, "-c", doctor], 120, made, tmp_path).stdout
+    assert ("engine: installed" in told, "[GC-ENGINE]" in told) == (not compiler, bool(compiler)), told
 
 
 @pytest.mark.parametrize("name", ["train", "test", "bench", "environment.py"])
@@ -90,7 +143,10 @@ def place(tmp_path, monkeypatch):
                        (tmp_path / "mpiexec", "#!/bin/sh\necho 'mpiexec (Open MPI) 5.0.11'")):
         path.write_text(text)
         path.chmod(0o755)
-    (tmp_path / "pyproject.toml").write_text("[project]")
+    (tmp_path / "kernels").mkdir()
+    for name, text in (("pyproject.toml", "[project]"), ("setup.py", ""), ("kernels/engine.cc", '#include "calls.h"'),
+                       ("kernels/calls.h", "")):
+        (tmp_path / name).write_text(text)
     asked = []
     monkeypatch.setattr(environment, "ROOT", str(tmp_path))
     monkeypatch.setattr(environment, "quietly", lambda *words: asked.append(words))
@@ -110,8 +166,11 @@ def test_an_environment_is_made_once_and_whatever_changes_is_noticed(place):
     assert not is_made()
     assert is_made(["plot"])
     assert asked[-1][-1] == f"{folder}[mpich,plot,train]"
-    (folder / "pyproject.toml").write_text("[project]\nname = 'other'")
-    assert is_made()
+    for name in ("pyproject.toml", "setup.py", "kernels/calls.h"):
+        with open(folder / name, "a") as file:
+            file.write("\n")
+        assert is_made()
+        assert not is_made()
     (folder / ".venv" / "gpucoll-stamp.json").write_text('{"root": ')  # interrupted
     assert is_made()
 

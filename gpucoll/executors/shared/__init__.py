@@ -6,7 +6,7 @@ nodes the same executor, then named `hybrid`, sends messages.
 
     order        what waits for what
     plans        the same in bytes of the ranks' buffers, for the engine
-    engine       C++ that carries it out
+    engine       C++ that carries it out, and sources, what that is built from
     neighbours   the ranks of the node, and ways into their memory
 
 Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
@@ -34,7 +34,6 @@ from gpucoll.waits import Waits, is_settled, keep_for_ever
 from gpucoll.work import Operation
 
 ROUNDS = 20  # bits of a mark below the number of the call
-COMPILING = 120.0  # seconds beyond the deadline for a rank that compiles
 SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
 CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
@@ -71,14 +70,12 @@ class SharedExecutor:
         if not self._near.maps:
             return "the system does not let these ranks map each other's memory"
         if self.engine is None:
-            return "not every rank has the engine, which takes a C++ compiler"
+            return "not every rank's gpucoll was installed with the engine"
         return None if task.plan is None or task.plan.schedules is not None else f"{task.algorithm} has no schedule"
 
     def meet(self) -> None:
         """Find ways into each other's memory. A collective call; raises CollectiveTimeout."""
-        # Another process may still compile what this one has found in its cache: all have come to `init` by now.
-        waits = Waits(self._timeout + (COMPILING if self._link.mpi is not None else 0), foreign=self._link.foreign)
-        near = self._near
+        waits, near = Waits(self._timeout, foreign=self._link.foreign), self._near
         waits.run(near.meet(self._wire), "the first call over shared memory")
         self._has_met = True
         if near.maps and near.all_able:
@@ -86,8 +83,8 @@ class SharedExecutor:
             heads, keys, processes = (
                 tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
-            self.engine = library().Engine(self, GpucollError, near.rank, near.processes[near.rank], *looks, near.copies,
-                                           near.first, SMALL, heads, keys, processes)
+            self.engine = library().Engine(self, GpucollError, near.rank, os.getpid(), *looks, near.copies, near.first,
+                                           SMALL, heads, keys, processes)
             self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
 
     def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
@@ -127,9 +124,9 @@ class SharedExecutor:
         if refused:
             raise PeerError(f"ranks {_listed(refused)} refused a call that others have made, and are in a later one: "
                             f"{calls}", ranks=refused)
-        first, *others = groups.values()
-        raise MismatchError(f"ranks of this node make different calls, or one has refused a call that others have made; "
-                            f"{calls}", code="GC-CALL", ranks=tuple(sorted(rank for ranks in others for rank in ranks)))
+        _, *others = groups.values()
+        raise MismatchError(f"ranks of this node make different calls: {calls}", code="GC-CALL",
+                            ranks=tuple(sorted(rank for ranks in others for rank in ranks)))
 
     def out_of_reach(self, number: int) -> None:
         """Raise BackendError for the system's error of that number."""

@@ -44,7 +44,7 @@ class Neighbours:
         self.first = head_bytes(self.size)  # where the workspaces begin
         self._refused = 0  # why the system gives this rank no memory, as an error number
         try:
-            self._segment = Segment(self.first + 2 * len(BUFFERS) * SMALL)
+            self._segment = Segment(self.first + 2 * len(BUFFERS) * (SMALL + _PAGE))
         except OSError as error:  # which the others learn when they meet
             self._segment, self._refused = Segment.private(self.first), error.errno or errno.ENOMEM
         self.keys = {self.rank: self._segment.key}

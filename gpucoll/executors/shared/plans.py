@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpucoll.arrays import address, combiner
 from gpucoll.arrays.segments import Segment, at
@@ -12,7 +12,7 @@ from gpucoll.arrays.symmetric import Heap
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import Layouts, Task
 from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
-from gpucoll.executors.shared.order import Arranger, Form, Instruction, Land, Message, Order, Post, Source, Tell, Wait
+from gpucoll.executors.shared.order import Arranger, Form, Instruction, Land, Message, Post, Source, Tell, Wait
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.schedule import Slice
 
@@ -85,7 +85,8 @@ class Plans:
         in_control = small and task.nbytes <= TINY and sizes[2] <= SMALL and task.lengths is None and \
             len(near.all) == near.size
         text = words_of(task)
-        place = NOTHING if task.op is None or task.op.expression else PLACES.index(OPS_IN.get(task.op.name, task.op.name))
+        place = NOTHING if task.op is None or task.op.expression else PLACES.index(
+            "sum" if task.op.factor is not None else task.op.name)
         copied = COPIED if "input" in order.shared else 0
         flags = (in_control, small, plan.copy_input,
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast")
@@ -127,9 +128,6 @@ class Plans:
         self._rooms.clear()
         self._outgrown.clear()
         self._kept.clear()
-
-
-OPS_IN = {"premul_sum": "sum"}  # what the engine does for ops of the user's own
 
 
 def words_of(task: Task) -> str:

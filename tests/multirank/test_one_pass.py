@@ -1,4 +1,4 @@
-"""The shortest way between processes of a node: its results and bits, whoever comes when and changes what."""
+"""Algorithms of one or two rounds between processes of a node: whoever comes when and changes what."""
 
 import functools
 import itertools
@@ -10,19 +10,19 @@ import pytest
 import gpucoll as gc
 import oracle
 import programs
-import slots_mutants
-from gpucoll.executors.shared.slots import KINDS, SLOT, library
+from gpucoll.executors.shared.engine import library
+from gpucoll.executors.shared.neighbours import SMALL, TINY
+from gpucoll.executors.shared.plans import KINDS, PLACES
 from pace import seconds
-from ranks import RankError
 
 SHOTS = ("one_shot", "two_shot")
-LONG, MAPPED = 1 << 14, 1 << 22  # bytes from which on arrays are not copied, and of symmetric ones that go by at once
+SEGMENT, LONG = 1 << 18, 1 << 14  # bytes
 
 
 @pytest.fixture
 def ranks(rank_pool):
     if library() is None:
-        pytest.skip("slots are compiled: they need g++, or another compiler that CXX names")
+        pytest.skip("no engine that fits is installed")
     return functools.partial(rank_pool.run, timeout=seconds(120))
 
 
@@ -38,24 +38,24 @@ def on_shared(test):
 @on_shared
 def every_op_and_dtype(comm, algorithm):
     """Each twice: as an operation, then at once."""
-    for name, op in itertools.product((*KINDS, "float16"), ("sum", "prod", "min", "max", "avg", "band", "bxor", "bor")):
-        for count in (1, 3, 17, SLOT // numpy.dtype(name).itemsize) if oracle.legal(op, name) else ():
+    for name, op in itertools.product(KINDS, PLACES):
+        for count in (1, 3, 17, 1000) if oracle.legal(op, name) else ():
             everyone = programs.inputs(op, name, comm.size, (count,))
             x, out = everyone[comm.rank], numpy.empty_like(everyone[0])
             for _ in range(2):
                 found = comm.all_reduce(x, out, op=op, algorithm=algorithm)
                 assert oracle.same_bits(found, oracle.reduced(op, name, everyone)), (name, op, count)
-    assert comm._slots.calls  # which did these
+    assert comm._engine.walks  # which did these
 
 
 @on_shared
 def long_arrays(comm, algorithm):
-    """In segments, of ordinary and symmetric memory, in place and not, alike on all ranks or not."""
+    """Of ordinary and symmetric memory, in place and not, alike on all ranks or not, of all lengths that matter."""
     def memory(kind, alone):
         room = (numpy if kind == "ordinary" else comm).zeros(count, numpy.int64)
         return numpy.zeros_like(room) if kind == "mixed" and alone else room
 
-    for count in (LONG // 8 - 1, LONG // 8, SLOT // 8 + 1, 3 * SLOT // 8 + 7, MAPPED // 8 + 9):
+    for count in (LONG // 8 - 1, TINY // 8, TINY // 8 + 1, SMALL // 8, SMALL // 8 + 9):
         everyone = [numpy.arange(count, dtype=numpy.int64) * (other + 1) + other for other in range(comm.size)]
         expected = sum(everyone)
         for here, there in itertools.product(("ordinary", "symmetric", "mixed"), repeat=2):
@@ -72,10 +72,10 @@ def long_arrays(comm, algorithm):
 
 @on_shared
 def movements(comm):
-    """Every collective with blocks or a root, of any dtype, in segments, in place and not."""
+    """Every collective with blocks or a root, of any dtype, in place and not."""
     rank, size = comm.rank, comm.size
     for count, name, memory in itertools.product(
-            (1, 7, LONG // 2, SLOT + 3), ("int16", "complex128"), (numpy.zeros, comm.zeros)):
+            (1, 7, LONG // 2, SEGMENT + 3), ("int16", "complex128"), (numpy.zeros, comm.zeros)):
         def values(*key, count=count, name=name):
             return (numpy.arange(count) * 3 + sum(1000 ** place * one for place, one in enumerate(key))).astype(name)
 
@@ -98,15 +98,16 @@ def movements(comm):
 def memory_changes_at_once(comm):
     """Whoever is first overwrites its results or inputs, or makes its next call, while others still read."""
     everyone = numpy.arange(comm.size)[:, None]
-    for count, memory in itertools.product((3, LONG), (numpy.zeros, comm.zeros)):
-        x, out, blocks = (memory(shape, numpy.int64) for shape in (count, count, (comm.size, count)))
+    for count, memory in itertools.product((3, LONG, TINY // 4), (numpy.zeros, comm.zeros)):
+        x, out, blocks, into = (memory(shape, numpy.int64)
+                                for shape in (count, count, (comm.size, count), (comm.size, count)))
         for turn in range(50):
             x[:], blocks[:] = comm.rank + turn, comm.rank - turn
             total = (everyone + turn).sum()
             for algorithm in SHOTS:
                 assert (comm.all_reduce(x, out, algorithm=algorithm) == total).all(), (count, turn)
                 out[:] = -turn
-            gathered = comm.all_gather(x, algorithm="direct")
+            gathered = comm.all_gather(x, into, algorithm="direct")
             x[:] = -1
             assert (gathered == everyone + turn).all(), (count, turn)
             swapped = comm.all_to_all(blocks, algorithm="direct")
@@ -124,7 +125,7 @@ def the_bits_of_messages(comm):
             for op, algorithm in itertools.product(("sum", "prod", "min", "max"), SHOTS):
                 expected = messages.all_reduce(x.astype(name), op=op, algorithm=algorithm)
                 assert oracle.same_bits(comm.all_reduce(x.astype(name), op=op, algorithm=algorithm), expected)
-        for count, memory, op in itertools.product((1, 1000, SLOT // 3), (numpy.zeros, comm.zeros), ("sum", "avg")):
+        for count, memory, op in itertools.product((1, 1000, SEGMENT // 3), (numpy.zeros, comm.zeros), ("sum", "avg")):
             blocks = memory((size, count), "float32")
             blocks[:] = random.standard_normal(blocks.shape) * 1000
             expected = messages.reduce_scatter(blocks, op=op, algorithm="direct")
@@ -209,25 +210,5 @@ CASES = [  # a program, its arguments, and numbers of ranks: the first always, t
 @pytest.mark.parametrize(("body", "arguments", "size"), [
     pytest.param(body, arguments, size, marks=pytest.mark.slow if number else (), id=f"{body.__name__}-{place}-{size}")
     for place, (body, arguments, sizes) in enumerate(CASES) for number, size in enumerate(sizes)])
-def test_slots(ranks, body, arguments, size):
+def test_one_pass(ranks, body, arguments, size):
     ranks(body, size, *arguments)
-
-
-def on_mutant(mpi, changes, body, arguments):
-    with slots_mutants.planted(changes):
-        return globals()[body](mpi, *arguments)
-
-
-@pytest.mark.nightly
-@pytest.mark.mutant
-@pytest.mark.parametrize("name", slots_mutants.MUTANTS)
-def test_mutants_are_caught(ranks, name):
-    changes, body, arguments = slots_mutants.MUTANTS[name]
-    slots_mutants.changed(changes)  # can be planted
-    with pytest.raises(RankError):
-        ranks(on_mutant, 3, changes, body, arguments)
-
-
-@pytest.mark.nightly
-def test_late_ranks_are_harmless(ranks):
-    ranks(on_mutant, 3, slots_mutants.LATE, "memory_changes_at_once", ())

@@ -1,0 +1,126 @@
+"""The engine where ranks disagree, are interrupted, stay away or cannot have it: nobody waits for ever."""
+
+import contextlib
+import itertools
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.executors.shared.engine import built, library
+from gpucoll.executors.shared.sources import MODULE
+from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+from pace import seconds
+
+
+class Rung(Exception):
+    """What a signal's handler raises."""
+
+
+@on_shared
+def interrupted(comm, raises):
+    """A rank that a signal takes out of a call cannot go on, and the others hear of it before their deadline.
+
+    A signal that comes while the engine waits is handled where Python is next: at the first line of `linger`.
+    """
+    x, out = numpy.ones(4), numpy.empty(4)
+
+    def rings(*_):
+        if raises:
+            raise Rung
+        call()
+
+    def call(times=1):
+        for _ in range(times):
+            comm.all_reduce(x, out, algorithm="one_shot")
+
+    call(3)
+    if comm.rank == 0:
+        comm._waits.linger = rings
+        for errors in ((Rung, gc.UsageError), gc.RevokedError):
+            with pytest.raises(errors):
+                call()
+        comm.mpi.Send(numpy.ones(1), 1)
+    else:
+        if comm.rank == 1:  # who lets the others wait
+            comm.mpi.Recv(numpy.empty(1), 0)
+        with pytest.raises(gc.RankFailedError):
+            call(2)  # the first may still be complete
+    comm.mpi.Barrier()
+
+
+def different_calls(mpi):
+    """Ranks that disagree are told so, all of them, and what each has called; nothing is written."""
+    x, out = numpy.full(8, mpi.rank), numpy.full(8, -1)
+    blocks = numpy.zeros((mpi.size, 8), numpy.int64)
+    last = mpi.rank == mpi.size - 1
+    for times, (wrong, words) in itertools.product((0, 2), (
+            (lambda comm: comm.all_reduce(x[:8 - last].copy(), out[:8 - last], algorithm="one_shot"), "56 bytes"),
+            (lambda comm: comm.all_reduce(x, out, op="max" if last else "sum", algorithm="one_shot"), "op max"),
+            (lambda comm: comm.all_reduce(*(one.view("u8" if last else "i8") for one in (x, out)),
+                                          algorithm="one_shot"), "uint64"),
+            (lambda comm: comm.all_gather(x, algorithm="ring" if last else "direct"), "all_gather by ring"),
+            (lambda comm: comm.all_to_all(blocks, algorithm="direct") if last
+             else comm.all_reduce(x, out, algorithm="two_shot"), "all_to_all"))):
+        with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
+            for _ in range(times):  # by Python, or at once
+                comm.all_reduce(x, algorithm="one_shot")
+                comm.all_gather(x, algorithm="direct")
+            with pytest.raises(gc.MismatchError, match=words) as differ:
+                wrong(comm)
+            assert differ.value.ranks == (comm.size - 1,)
+            with pytest.raises(gc.RevokedError):
+                comm.barrier()
+        mpi.Barrier()
+    assert (out.tolist(), x.tolist()) == ([-1] * 8, [mpi.rank] * 8)
+
+
+@on_shared
+def somebody_stays_away(comm):
+    """Who waits for one that never comes ends at the deadline, which is short only then."""
+    x, out = numpy.ones(4), numpy.empty(4)
+    for _ in range(3):
+        comm.all_reduce(x, out, algorithm="one_shot")
+    if comm.rank:
+        comm._waits.timeout = 0.2
+        for error in (gc.CollectiveTimeout, gc.RevokedError):
+            with pytest.raises(error):
+                comm.all_reduce(x, out, algorithm="one_shot")
+    comm.mpi.Barrier()
+
+
+def one_cannot(mpi, what):
+    """All take another way where one rank has no engine, or can map no other's memory."""
+    name, lacking = {"engine": ("library", lambda: None), "memory": ("neighbours.attach", refuse)}[what]
+    patch = mock.patch(f"gpucoll.executors.shared.{name}", lacking) if mpi.rank == 1 else contextlib.nullcontext()
+    with patch, gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        total = comm.size * (comm.size + 1) // 2
+        assert comm.all_reduce(numpy.full(3, comm.rank + 1)).tolist() == [total] * 3
+
+
+def refuse(*_):
+    raise PermissionError("not yours")
+
+
+@pytest.mark.parametrize(("body", "arguments"), [
+    (interrupted, (True,)), (interrupted, (False,)), (one_cannot, ("engine",)), (one_cannot, ("memory",)),
+    (different_calls, ()), (somebody_stays_away, ())])
+def test_failures(ranks, body, arguments):  # noqa: F811 (the fixture)
+    ranks(body, 3, *arguments)
+
+
+@pytest.mark.parametrize(("lacking", "said"), [
+    (None, "it was not built when gpucoll was installed"),
+    (SimpleNamespace(sources="others"), "it was built from other sources than these")])
+def test_an_engine_that_is_missing_or_does_not_fit_is_none(monkeypatch, lacking, said):
+    monkeypatch.setitem(sys.modules, MODULE, lacking)
+    library.cache_clear()
+    try:
+        assert library() is None
+        with pytest.raises(ImportError, match=said):
+            built()
+    finally:
+        library.cache_clear()
