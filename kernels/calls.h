@@ -208,10 +208,10 @@ static int advance(Engine* self, bool patient) {
     }
 }
 
-// Whether the rank that is waited for has failed, with the error set; or whatever else Python raises.
+// Whether a rank that is waited for has failed, with the error set; or whatever else Python raises.
 static bool has_failed(Engine* self) {
-    PyObject* rank = PyLong_FromUnsignedLong(self->walker.awaited);
-    return !ask(self, watch_name, Py_NewRef(Py_None), rank);
+    const int64_t culprit = self->walker.culprit(self->node);
+    return culprit >= 0 && !ask(self, watch_name, Py_NewRef(Py_None), PyLong_FromLongLong(culprit));
 }
 
 // The same as `advance`, looking after the rank that is waited for. What it has shown before it failed counts.

@@ -201,6 +201,7 @@ struct Plan {
     bool keeps_output;                      // it is there already: of a broadcast's root
     bool overwrites;                        // a call of it has no `out`
     bool read[SHOWN];                       // whether others read these buffers
+    bool writes;                            // whether it writes to other ranks' buffers
     uint32_t root;
     std::vector<uint32_t> peers;            // whose memory is read, or written to
     std::vector<Reader> readers;
@@ -258,7 +259,7 @@ struct Walker {
                 [[fallthrough]];
             case MEETING:
                 for (; at < plan->peers.size(); at++)
-                    if (!sees(node, plan->peers[at], base, patient)) return WAITING;
+                    if (!sees(node, plan->peers[at], base, patient) || is_left(node, plan->peers[at])) return WAITING;
                 for (uint32_t peer : plan->peers)
                     if (signature_of(node, peer) != own_signature()) return DIFFERS;
                 enter(FINDING);
@@ -289,6 +290,17 @@ struct Walker {
         return DONE;
     }
 
+    // Returns a rank that keeps this one from going on, since it has failed; -1 where there is none.
+    int64_t culprit(const Node& node) const {
+        const auto failed = [&](uint32_t rank) { return node.heads[rank]->failure.load(std::memory_order_acquire) != 0; };
+        if (failed(awaited)) return awaited;
+        for (size_t i = at; stage == MEETING && i < plan->peers.size(); i++) {
+            const uint32_t peer = plan->peers[i];
+            if (failed(peer) && node.heads[peer]->mark.load(std::memory_order_acquire) < base) return peer;
+        }
+        return -1;
+    }
+
     // Leaves the addresses of what a CALL is about in `rows`, the first that of `to`; returns how many.
     uint32_t find_rows(const Node& node, const Instruction& one) {
         rows.resize(one.count + 2);
@@ -308,6 +320,11 @@ struct Walker {
     bool sees(const Node& node, size_t rank, int64_t mark, bool patient) {
         awaited = static_cast<uint32_t>(rank);
         return has_shown(node, node.heads[rank], mark, patient);
+    }
+
+    // Whether a rank has gone on without this call, whose memory would be written to.
+    bool is_left(const Node& node, uint32_t rank) const {
+        return plan->writes && node.heads[rank]->failure.load(std::memory_order_acquire) != 0;
     }
 
     int64_t signature_of(const Node& node, uint32_t rank) const {

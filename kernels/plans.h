@@ -95,6 +95,7 @@ struct Reading {
         if (has_place && !take_part(to, nbytes, &one.to)) return false;
         if (!take_parts(sources, nbytes) || !take_parts(copies, nbytes)) return false;
         plan->instructions.push_back(one);
+        plan->writes |= one.copies > 0;
         switch (opcode) {
             case Instruction::AWAIT: return whole(is_near(peer) && is_mark(mark));
             case Instruction::SIGNAL: return whole(is_mark(mark));

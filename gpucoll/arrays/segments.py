@@ -7,6 +7,7 @@ import errno
 import itertools
 import mmap
 import os
+import weakref
 
 import numpy
 
@@ -15,6 +16,7 @@ from gpucoll.arrays.memory import Array, address
 _SERIALS = itertools.count(1)
 _FILES = 1 << 20  # more than a process may have open
 _WRITABLE = 0x200  # PyBUF_WRITE
+_OWN: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # of this process, by key
 _NOTHING = numpy.empty(0, numpy.uint8)
 
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
@@ -38,6 +40,7 @@ class Segment:
             raise
         self.key = next(_SERIALS) * _FILES + max(0, self._file)
         self.start, self.nbytes = address(self.row), nbytes
+        _OWN[self.key] = self
 
     @classmethod
     def private(cls, nbytes: int) -> Segment:
@@ -58,6 +61,9 @@ def _physical() -> int:
 
 def attach(process: int, key: int) -> Array:
     """Return the bytes of the segment `key` of `process`; raise OSError where the system forbids it."""
+    own = _OWN.get(key) if process == os.getpid() else None
+    if own is not None:
+        return own.row
     file = os.open(f"/proc/{process}/fd/{key % _FILES}", os.O_RDWR)
     try:
         return _mapped(file, os.fstat(file).st_size)

@@ -24,7 +24,7 @@ def way(name):
     with contextlib.ExitStack() as stack:
         if name != "small":
             for size in ("TINY", "SMALL"):
-                stack.enter_context(mock.patch.object(plans, size, -1))
+                stack.enter_context(mock.patch.object(plans, size, 0))
         if name == "copied":
             stack.enter_context(mock.patch.object(plans, "COPIED", 0))
         if name == "mapped":

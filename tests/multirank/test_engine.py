@@ -114,11 +114,10 @@ def every_kind(comm):
     for algorithm, name, op in itertools.product(("ring", "tree", "recursive_doubling"), KINDS, PLACES):
         if oracle.legal(op, name):
             everyone = programs.inputs(op, name, comm.size, (37,))
-            before, expected = comm._engine.walks, oracle.reduced(op, name, everyone)
+            expected = oracle.reduced(op, name, everyone)
             for _ in range(3):
                 found = comm.all_reduce(everyone[comm.rank].copy(), op=op, algorithm=algorithm)
                 assert oracle.same_bits(found, expected), (algorithm, name, op)
-            assert comm._engine.walks == before + 3
 
 
 @on_shared

@@ -14,7 +14,7 @@ import mixture
 import oracle
 import programs
 from gpucoll.arrays.segments import Copier
-from gpucoll.executors.shared import SharedExecutor, calls, neighbours
+from gpucoll.executors.shared import SharedExecutor, plans
 from gpucoll.links import MpiLink
 from grids import generator
 from pace import seconds
@@ -66,21 +66,16 @@ def large(*, mapped):
     """Every call as a large one, whose arrays the system copies, or where it forbids that, which are mapped."""
     with contextlib.ExitStack() as stack:
         for size in ("TINY", "SMALL", "COPIED"):
-            stack.enter_context(mock.patch.object(calls, size, -1))
+            stack.enter_context(mock.patch.object(plans, size, 0))
         if mapped:
             stack.enter_context(mock.patch.object(Copier, "read", side_effect=PermissionError("not permitted")))
         yield
 
 
 def over_memory(mpi, mapped):
-    """The bits of messages, by memory of other processes; symmetric memory is read where it is.
-
-    Where it is mapped, as on another processor too: by MPI's own fence.
-    """
-    machine = mock.patch.object(neighbours.platform, "machine", return_value="aarch64" if mapped else "x86_64")
-    with machine, large(mapped=mapped), gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="shared") as here, \
+    """The bits of messages, by memory of other processes; symmetric memory is read where it is."""
+    with large(mapped=mapped), gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="shared") as here, \
             gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="mpi") as there:
-        assert (neighbours.make_fence(threads=False) is not None) == mapped
         assert programs.rounded(here, "float32") == programs.rounded(there, "float32")
         here.barrier()
         with mock.patch.object(Copier, "read", side_effect=AssertionError):
@@ -109,8 +104,8 @@ def several_nodes(mpi):
     with on_two_nodes(mpi, "shared") as comm, pytest.raises(gc.ArgumentError) as refused:
         comm.all_reduce(numpy.ones(3), algorithm="ring")
     assert refused.value.code == "GC-EXECUTOR"
-    for size in (calls.TINY, -1):
-        with mock.patch.object(calls, "TINY", size), on_two_nodes(mpi, None) as here, \
+    for size in (plans.TINY, 0):
+        with mock.patch.object(plans, "TINY", size), on_two_nodes(mpi, None) as here, \
                 on_two_nodes(mpi, "mpi") as there:
             for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "scan", "broadcast"):
                 for algorithm in gc.algorithms(collective, size=mpi.size):
