@@ -317,6 +317,82 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     return out;
 }
 
+// Whether a plan is for such arrays.
+static bool fits(const Plan* plan, PyObject* x, PyObject* out) {
+    const bool gives = is_array(x) && static_cast<uint64_t>(PyArray_NBYTES(array_of(x))) == plan->given;
+    const bool takes = is_array(out) && static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) == plan->taken;
+    return (plan->given == 0 || gives) && (plan->taken == 0 || takes);
+}
+
+// A call on given arrays.
+struct Bound {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Engine* engine;
+    PyObject *name, *x, *out;
+    Entry known;  // its plan and where its times are noted
+};
+
+static PyTypeObject bound_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+// Does it once more and returns the result, None where it is Python's.
+static PyObject* call_bound(PyObject* object, PyObject* const*, size_t, PyObject*) {
+    Bound* self = reinterpret_cast<Bound*>(object);
+    Engine* engine = self->engine;
+    if (engine == nullptr || engine->closed) Py_RETURN_NONE;
+    const int free = is_free(engine);
+    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
+    return do_call(engine, self->known, self->name, self->x, Py_NewRef(self->out));
+}
+
+// bind(name, x, out, a plan, seconds): a callable that does this call, of no arguments.
+static PyObject* bind(PyObject* object, PyObject* given) {
+    PyObject *name, *x, *out, *planned, *seconds;
+    if (!PyArg_ParseTuple(given, "OOOO!O!", &name, &x, &out, &plan_type, &planned, &PyArray_Type, &seconds)) return nullptr;
+    Bound* self = reinterpret_cast<Bound*>(bound_type.tp_alloc(&bound_type, 0));
+    if (self == nullptr) return nullptr;
+    self->vectorcall = call_bound;
+    self->engine = reinterpret_cast<Engine*>(Py_NewRef(object));
+    self->name = Py_NewRef(name);
+    self->x = Py_NewRef(x);
+    self->out = Py_NewRef(out);
+    self->known.plan = reinterpret_cast<PlanObject*>(Py_NewRef(planned));
+    self->known.seconds = reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds));
+    if (fits(self->known.plan->plan, x, out) && PyArray_SIZE(self->known.seconds) > static_cast<npy_intp>(LAST))
+        return reinterpret_cast<PyObject*>(self);
+    Py_DECREF(self);
+    PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
+    return nullptr;
+}
+
+static int traverse_bound(PyObject* object, visitproc visit, void* arg) {
+    Bound* self = reinterpret_cast<Bound*>(object);
+    Py_VISIT(self->engine);
+    Py_VISIT(self->name);
+    Py_VISIT(self->x);
+    Py_VISIT(self->out);
+    Py_VISIT(self->known.plan);
+    Py_VISIT(self->known.seconds);
+    return 0;
+}
+
+static int forget_bound(PyObject* object) {
+    Bound* self = reinterpret_cast<Bound*>(object);
+    Py_CLEAR(self->engine);
+    Py_CLEAR(self->name);
+    Py_CLEAR(self->x);
+    Py_CLEAR(self->out);
+    Py_CLEAR(self->known.plan);
+    Py_CLEAR(self->known.seconds);
+    return 0;
+}
+
+static void unmake_bound(PyObject* object) {
+    PyObject_GC_UnTrack(object);
+    forget_bound(object);
+    Py_TYPE(object)->tp_free(object);
+}
+
 // (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
 static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
     Engine* self = reinterpret_cast<Engine*>(object);
@@ -373,13 +449,6 @@ static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, int
 
 // Whether entries tell such arrays, or None.
 static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
-
-// Whether a plan is for such arrays.
-static bool fits(const Plan* plan, PyObject* x, PyObject* out) {
-    const bool gives = is_array(x) && static_cast<uint64_t>(PyArray_NBYTES(array_of(x))) == plan->given;
-    const bool takes = is_array(out) && static_cast<uint64_t>(PyArray_NBYTES(array_of(out))) == plan->taken;
-    return (plan->given == 0 || gives) && (plan->taken == 0 || takes);
-}
 
 static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PlanObject* planned,
                  PyObject* telling, PyObject* seconds) {

@@ -202,6 +202,7 @@ static PyObject* is_busy(PyObject* object, PyObject*) {
 }
 
 static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr},
+                                {"bind", bind, METH_VARARGS, nullptr},
                                 {"begin", begin_method, METH_VARARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
                                 {"ends", ends_method, METH_NOARGS, nullptr},
@@ -249,8 +250,18 @@ PyMODINIT_FUNC PyInit__engine() {
     plan_type.tp_dealloc = unmake_plan;
     plan_type.tp_traverse = traverse_plan;
     plan_type.tp_clear = forget_plan;
+    bound_type.tp_name = "gpucoll._engine.Bound";
+    bound_type.tp_basicsize = sizeof(Bound);
+    bound_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
+    bound_type.tp_vectorcall_offset = offsetof(Bound, vectorcall);
+    bound_type.tp_call = PyVectorcall_Call;
+    bound_type.tp_dealloc = unmake_bound;
+    bound_type.tp_traverse = traverse_bound;
+    bound_type.tp_clear = forget_bound;
     PyObject* made = PyModule_Create(&module);
-    if (made == nullptr || PyType_Ready(&engine_type) < 0 || PyType_Ready(&plan_type) < 0) return nullptr;
+    if (made == nullptr || PyType_Ready(&engine_type) < 0 || PyType_Ready(&plan_type) < 0
+        || PyType_Ready(&bound_type) < 0)
+        return nullptr;
     if (PyModule_AddStringConstant(made, "sources", GC_SOURCES) < 0) return nullptr;
     Py_INCREF(&engine_type);
     PyModule_AddObject(made, "Engine", reinterpret_cast<PyObject*>(&engine_type));

@@ -145,10 +145,15 @@ class Core:
 
     def _learn(self, same: Key, x: Any, out: Any, found: Repeat) -> None:
         """Let the engine know a call that it can do."""
-        if found.plan is not None and not self.options.emulated:
-            if self._engine is None:
-                self._engine = self._express = self._host.engine(self._waits)
+        if found.plan is not None and self._host_engine() is not None:
             self._engine.learn(*same, x, out, found.plan, cast("Seconds", found.seconds).ring)
+
+    def _host_engine(self) -> Any:
+        """Return what does calls that came before, once there is one; None for ever on the emulated device."""
+        if self._engine is None and not self.options.emulated:
+            self._engine = self._host.engine(self._waits)
+            self._express = self._engine or self._express
+        return self._engine
 
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
                   seconds: Seconds | None) -> None:

@@ -16,6 +16,10 @@ from gpucoll.communicator.repeats import plan_of, repeat_of
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
 
 
+def _nothing() -> None:
+    """Do nothing: the call is done otherwise."""
+
+
 class PersistentCall:
     """A collective on the same arrays: calling it does it once more, and returns the result, always the same object.
 
@@ -24,13 +28,13 @@ class PersistentCall:
     """
 
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
-                 express: Callable[[], Any] | None = None, *, keep: object = None) -> None:
+                 express: Callable[[], Any] = _nothing, *, keep: object = None) -> None:
         self._call, self._express, self._kept = call, express, keep
         self.result, self.executor, self.algorithm = result, executor, algorithm
 
     def __call__(self) -> Any:
         """Do the collective; a collective call."""
-        if self._express is not None and self._express() is not None:
+        if self._express() is not None:
             return self.result
         found = self._call()
         return self.result if self.executor else found
@@ -73,11 +77,9 @@ class Persistent(Collectives):
             return PersistentCall(again, None, None, None)
         rows = (task.input, task.output) if task.device == "cpu" else (found.task.input, found.task.output)
         again = functools.partial(self._repeat, found, *rows, stream)
-        express = None
-        if found.plan is not None:
-            same = (row.name, op, who.root, algorithm)
-            self._learn(same, x, call.result, found)
-            express = functools.partial(self._express, *same, x, call.result)
+        express: Callable[[], Any] = _nothing
+        if found.plan is not None and self._host_engine() is not None:
+            express = self._engine.bind(row.name, x, call.result, found.plan, found.seconds.ring)
         return PersistentCall(again, call.result, executor.name, task.algorithm, express, keep=x)
 
 
