@@ -335,14 +335,15 @@ struct Bound {
 
 static PyTypeObject bound_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Does it once more and returns the result, None where it is Python's.
+// Does it once more and returns the result, the engine where there is none, and None where the call is Python's.
 static PyObject* call_bound(PyObject* object, PyObject* const*, size_t, PyObject*) {
     Bound* self = reinterpret_cast<Bound*>(object);
     Engine* engine = self->engine;
     if (engine == nullptr || engine->closed) Py_RETURN_NONE;
     const int free = is_free(engine);
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
-    return do_call(engine, self->known, self->name, self->x, Py_NewRef(self->out));
+    PyObject* out = self->out == Py_None ? reinterpret_cast<PyObject*>(engine) : self->out;
+    return do_call(engine, self->known, self->name, self->x, Py_NewRef(out));
 }
 
 // bind(name, x, out, a plan, seconds): a callable that does this call, of no arguments.
