@@ -151,12 +151,13 @@ class Waits:
         finally:
             self._owner = None
 
-    def gate(self) -> tuple[Callable[..., bool], Callable[[], None], Sized]:
+    def gate(self) -> tuple[Callable[..., bool], Callable[[], None], Sized, Sized]:
         """Return what who does a call without `run` must keep to.
 
-        What to acquire, without blocking, and to release; and a queue, which must be empty. `failure` must be None.
+        What to acquire, without blocking, and to release; and two queues: the first must be empty for a collective, the
+        second for a message between two ranks. `failure` must be None.
         """
-        return self._stepping.acquire, self._stepping.release, self._queue
+        return self._stepping.acquire, self._stepping.release, self._queue, self._alone
 
     def linger(self, call: Lasting, name: str) -> None:
         """Wait for the end of such a call that takes longer; raise CollectiveTimeout at its deadline."""

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 
+#include "mail.h"
 #include "plans.h"
 
 static const int MOST_AXES = 6;
@@ -41,8 +42,10 @@ struct Engine {
     vectorcallfunc vectorcall;
     Node node;
     Walker walker;
+    Mail mail;
     PlanObject* current;                          // the plan of the call under way, or null
     PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.waits`
+    PyObject* alone;                              // messages under way, which none may overtake
     PyObject* executor;                           // whose engine it is
     PyObject* errors;                             // the class of what that raises
     bool closed;

@@ -1,5 +1,5 @@
 // The Python type of a rank's engine: made by the executor `shared`, called by the communicator (calls.h).
-#include "calls.h"
+#include "messages.h"
 
 static const size_t MOST_SEGMENTS = 4096;
 
@@ -90,12 +90,13 @@ static PyObject* refuse(PyObject* object, PyObject*) {
     Py_RETURN_NONE;
 }
 
-// follow(acquire, release, queue, waits, errors): what calls here must keep to (see `Waits.gate`), and the class of what
+// follow(acquire, release, queue, messages under way, waits, errors): what calls here must keep to (see `Waits.gate`), and the class of what
 // the executor raises.
 static PyObject* follow(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
-    PyObject *acquire, *release, *queue, *waits, *errors;
-    if (!PyArg_ParseTuple(given, "OOOOO", &acquire, &release, &queue, &waits, &errors)) return nullptr;
+    PyObject *acquire, *release, *queue, *alone, *waits, *errors;
+    if (!PyArg_ParseTuple(given, "OOOOOO", &acquire, &release, &queue, &alone, &waits, &errors)) return nullptr;
+    Py_XSETREF(self->alone, Py_NewRef(alone));
     Py_XSETREF(self->acquire, Py_NewRef(acquire));
     Py_XSETREF(self->release, Py_NewRef(release));
     Py_XSETREF(self->queue, Py_NewRef(queue));
@@ -105,20 +106,21 @@ static PyObject* follow(PyObject* object, PyObject* given) {
 }
 
 // Engine(executor, errors, rank, process, spins, yields, whether the system copies, where workspaces begin, bytes of
-// each, addresses of all control segments (0 for ranks of other nodes), their keys, processes): a rank's part in the
+// each, where boxes begin, addresses of all control segments (0 for ranks of other nodes), their keys, processes): a rank's part in the
 // calls of its communicator.
 static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     PyObject *executor, *errors, *heads, *keys, *processes;
     unsigned long rank;
     int process, copies;
-    unsigned long long spins, yields, first, room;
-    if (!PyArg_ParseTuple(given, "OOkiKKpKKO!O!O!", &executor, &errors, &rank, &process, &spins, &yields, &copies, &first,
-                          &room, &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes))
+    unsigned long long spins, yields, first, room, boxes;
+    if (!PyArg_ParseTuple(given, "OOkiKKpKKKO!O!O!", &executor, &errors, &rank, &process, &spins, &yields, &copies, &first,
+                          &room, &boxes, &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes))
         return nullptr;
     Engine* self = reinterpret_cast<Engine*>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
     self->vectorcall = call;
     new (&self->walker) Walker();
+    new (&self->mail) Mail();
     Node& node = *new (&self->node) Node();
     node.rank = static_cast<uint32_t>(rank);
     node.ranks = static_cast<uint32_t>(PyTuple_GET_SIZE(heads));
@@ -139,7 +141,10 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     }) && take_numbers(keys, &node.keys) && take_numbers(processes, &node.processes);
     if (!PyErr_Occurred() && (rank >= node.ranks || node.keys.size() != node.ranks || node.processes.size() != node.ranks))
         PyErr_SetString(PyExc_ValueError, "an engine of ranks that are not there");
-    if (!PyErr_Occurred()) return reinterpret_cast<PyObject*>(self);
+    if (!PyErr_Occurred()) {
+        self->mail.open(node, boxes);
+        return reinterpret_cast<PyObject*>(self);
+    }
     Py_DECREF(self);
     return nullptr;
 }
@@ -155,7 +160,7 @@ static int traverse(PyObject* object, visitproc visit, void* arg) {
         Py_VISIT(entry.plan);
         Py_VISIT(entry.telling);
     }
-    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->executor, self->errors,
+    PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->alone, self->executor, self->errors,
                                reinterpret_cast<PyObject*>(self->current)};
     for (PyObject* one : owned) Py_VISIT(one);
     return 0;
@@ -169,6 +174,7 @@ static int forget(PyObject* object) {
     Py_CLEAR(self->release);
     Py_CLEAR(self->queue);
     Py_CLEAR(self->waits);
+    Py_CLEAR(self->alone);
     Py_CLEAR(self->executor);
     Py_CLEAR(self->errors);
     Py_CLEAR(self->current);
@@ -189,6 +195,7 @@ static void unmake(PyObject* object) {
     PyObject_GC_UnTrack(object);
     forget(object);
     self->walker.~Walker();
+    self->mail.~Mail();
     self->node.~Node();
     Py_TYPE(object)->tp_free(object);
 }
@@ -206,11 +213,14 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"begin", begin_method, METH_VARARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
                                 {"ends", ends_method, METH_NOARGS, nullptr},
+                                {"exchange", reinterpret_cast<PyCFunction>(exchange), METH_FASTCALL, nullptr},
                                 {"follow", follow, METH_VARARGS, nullptr},
                                 {"go_on", go_on_method, METH_NOARGS, nullptr},
                                 {"is_busy", is_busy, METH_NOARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
+                                {"message", message, METH_VARARGS, nullptr},
                                 {"plan", plan_method, METH_VARARGS, nullptr},
+                                {"probe", probe, METH_O, nullptr},
                                 {"refuse", refuse, METH_NOARGS, nullptr},
                                 {"room", room_method, METH_VARARGS, nullptr},
                                 {"symmetric", symmetric_method, METH_VARARGS, nullptr},
@@ -260,10 +270,11 @@ PyMODINIT_FUNC PyInit__engine() {
     bound_type.tp_clear = forget_bound;
     PyObject* made = PyModule_Create(&module);
     if (made == nullptr || PyType_Ready(&engine_type) < 0 || PyType_Ready(&plan_type) < 0
-        || PyType_Ready(&bound_type) < 0)
+        || PyType_Ready(&bound_type) < 0 || !make_request_type())
         return nullptr;
     if (PyModule_AddStringConstant(made, "sources", GC_SOURCES) < 0) return nullptr;
     Py_INCREF(&engine_type);
     PyModule_AddObject(made, "Engine", reinterpret_cast<PyObject*>(&engine_type));
+    PyModule_AddIntConstant(made, "BOX", sizeof(Box));
     return made;
 }

@@ -95,6 +95,11 @@ struct Node {
             if (from >= slab.start && from + nbytes <= slab.start + slab.nbytes) return &slab;
         return nullptr;
     }
+    const Segment* own(int64_t key) const {
+        for (const Segment& slab : symmetric)
+            if (slab.key == key) return &slab;
+        return nullptr;
+    }
     const Segment* attached(uint32_t of, int64_t key) const {
         for (const Segment& one : others)
             if (one.rank == of && one.key == key) return &one;

@@ -92,6 +92,11 @@ class HostBackend:
         waits.is_busy = shared.engine.is_busy
         return shared.engine
 
+    def points(self, link: Link) -> Any:
+        """Return what carries messages between two ranks, with mpi4py's `Isend` and `Irecv`."""
+        shared = self._shared
+        return shared if shared is not None and link.mpi is not None and shared.carries else link.points
+
     @property
     def reads_memory(self) -> bool:
         """Whether ranks read each other's memory, if the system lets them; the same on all ranks, before they meet too.

@@ -66,7 +66,7 @@ class Core:
         self._times = Times()
         self._repeats = Repeats()
         self._engine: Any = None  # which does calls that came before, once there is one
-        self._express: Callable[..., Any] = _unknown
+        self._express: Callable[..., Any] = nothing
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
         self._is_forked = False  # whether this process is a fork's child: what joins the ranks is its parent's
@@ -319,7 +319,7 @@ class Core:
 
     def _forget_calls(self) -> None:
         """Let every call come through here from now on."""
-        self._express = _unknown
+        self._express = nothing
         if self._engine is not None:
             self._engine.close()
 
@@ -373,8 +373,8 @@ class Core:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
 
 
-def _unknown(*_: Any) -> None:
-    """The short way where there is none."""
+def nothing(*_: Any) -> None:
+    """Do nothing: what stands for the engine where there is none."""
 
 
 _alive: weakref.WeakSet[Core] = weakref.WeakSet()

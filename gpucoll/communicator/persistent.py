@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from gpucoll.arrays import prepare
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.collectives import Collectives
-from gpucoll.communicator.core import How
+from gpucoll.communicator.core import How, nothing
+from gpucoll.communicator.times import Seconds
 from gpucoll.communicator.repeats import plan_of, repeat_of
 
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
-
-
-def _nothing() -> None:
-    """Do nothing: the call is done otherwise."""
 
 
 class PersistentCall:
@@ -28,7 +25,7 @@ class PersistentCall:
     """
 
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
-                 express: Callable[[], Any] = _nothing, *, keep: object = None) -> None:
+                 express: Callable[[], Any] = nothing, *, keep: object = None) -> None:
         self._call, self._express, self._kept = call, express, keep
         self.result, self.executor, self.algorithm = result, executor, algorithm
 
@@ -77,9 +74,9 @@ class Persistent(Collectives):
             return PersistentCall(again, None, None, None)
         rows = (task.input, task.output) if task.device == "cpu" else (found.task.input, found.task.output)
         again = functools.partial(self._repeat, found, *rows, stream)
-        express: Callable[[], Any] = _nothing
+        express: Callable[[], Any] = nothing
         if found.plan is not None and self._host_engine() is not None:
-            express = self._engine.bind(row.name, x, call.result, found.plan, found.seconds.ring)
+            express = self._engine.bind(row.name, x, call.result, found.plan, cast("Seconds", found.seconds).ring)
         return PersistentCall(again, call.result, executor.name, task.algorithm, express, keep=x)
 
 

@@ -3,38 +3,70 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+import functools
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy
 
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
 from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.communicator.core import nothing
 from gpucoll.communicator.headers import Headers
 from gpucoll.device import NO_CAPTURE, Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
-from gpucoll.executors.mpi import BYTES, TAGS, abandon
+from gpucoll.executors.mpi import BYTES, TAGS, abandon, sender_by_mpi
 from gpucoll.work import Operation, Pending, Work
 
 
 class Points(Headers):
     """Methods of `Communicator`. NCCL has no tags: messages between two ranks' GPU arrays meet in their order."""
 
+    @functools.cached_property
+    def _points(self) -> Any:
+        """What carries messages between two ranks."""
+        return self._host.points(self._link)
+
+    @functools.cached_property
+    def _exchange_here(self) -> Callable[..., Any]:
+        """What does blocking messages between ranks of a node; it returns None for those that are not for it."""
+        is_here = self._points is not self._link.points and self._host_engine() is not None
+        return self._engine.exchange if is_here else nothing  # type: ignore[no-any-return] # the engine is not typed
+
+    def _sender(self, tag: int) -> int | None:
+        """Return a rank whose message with `tag` could be received now, None where there is none."""
+        if self._points is not self._link.points:
+            found: int | None = self._points.sender(tag)
+            return found
+        return sender_by_mpi(self._link.points, tag)
+
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2."""
+        if not async_op and self._group is None:
+            begun = self._exchange_here(x, dst, None, -1, tag)
+            if begun is not None:
+                return self._rest("send", begun, x, None, -1)
         if not async_op and self._is_plain(x, dst, tag):
             return self._soon("send", x, dst, None, -1, tag)
         return self._point(self._message("send", tag, x, dst), async_op)
 
     def recv(self, out: Any, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Receive into `out` (shape s) from `src` and return it; MismatchError for another length. MPI-5.0, 3.2."""
+        if not async_op and self._group is None:
+            begun = self._exchange_here(None, -1, out, src, tag)
+            if begun is not None:
+                return self._rest("recv", begun, None, out, src)
         if not async_op and self._is_plain(out, src, tag) and out.flags.writeable:
             return self._soon("recv", None, -1, out, src, tag)
         return self._point(self._message("recv", tag, out=out, src=src), async_op)
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
+        if not async_op and self._group is None:
+            begun = self._exchange_here(x, dst, out, src, tag)
+            if begun is not None:
+                return self._rest("sendrecv", begun, x, out, src)
         if not async_op and self._is_plain(x, dst, tag) and self._is_plain(out, src, tag) and out.flags.writeable \
                 and not numpy.may_share_memory(x, out):
             return self._soon("sendrecv", x, dst, out, src, tag)
@@ -50,6 +82,14 @@ class Points(Headers):
             and array.nbytes <= PIECE and self._link.mpi is not None and self._group is None \
             and not self.options.emulated and not self._waits.has_messages
 
+    def _rest(self, name: str, begun: Any, x: Any, out: Any, src: int) -> Any:
+        """Return `out` once a message that the engine has begun has ended; True stands for one that has."""
+        if begun is True:
+            return out
+        came, sent = begun
+        work = self._waits.soon(_ends(came, sent, x, out, src), name, out)
+        return out if work is None else work.wait()
+
     def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
         """Send `x` and receive `out`, unless they are None; return `out`. Only what takes long runs behind a `Work`."""
         self._check_usable()
@@ -60,17 +100,13 @@ class Points(Headers):
         came = sent = None
         try:
             if out is not None:
-                came = Counted(self._link.points.Irecv([out, BYTES], src, tag))
+                came = self._points.Irecv([out, BYTES], src, tag)
             if x is not None:
-                sent = self._link.points.Isend([x, BYTES], dst, tag)
-            if came is not None:
-                yield came
-                came.check(src, out.nbytes)
-            if sent is not None:
-                yield sent.Test
+                sent = self._points.Isend([x, BYTES], dst, tag)
         except BaseException:
-            abandon([] if came is None else [came.request], (x, out, came, sent))
+            abandon([] if came is None else [came], (x, out, sent))
             raise
+        yield from _ends(came, sent, x, out, src)
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None) -> PointMessage:
@@ -138,7 +174,7 @@ class Points(Headers):
 
     def _send(self, x: Array, dst: int, tag: int) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy, where x is strided, that must live as long as this generator
-        requests = [self._link.points.Isend([piece, BYTES], dst, tag) for piece in _pieces(row)]
+        requests = [self._points.Isend([piece, BYTES], dst, tag) for piece in _pieces(row)]
         try:
             yield lambda: all(request.Test() for request in requests)
         except BaseException:
@@ -148,7 +184,7 @@ class Points(Headers):
     def _recv(self, out: Array, src: int, tag: int) -> Generator[Pending, None, None]:
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
         pieces = _pieces(row)
-        ended = [Counted(self._link.points.Irecv([piece, BYTES], src, tag)) for piece in pieces]
+        ended = [Counted(self._points.Irecv([piece, BYTES], src, tag)) for piece in pieces]
         try:
             for piece, count in zip(pieces, ended, strict=True):
                 yield count
@@ -260,6 +296,20 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
         return ArgumentError(f"split: color {color} is negative; pass None on the ranks that join nobody",
                              code="GC-SPLIT")
     return None
+
+
+def _ends(came: Any, sent: Any, x: Any, out: Any, src: int) -> Generator[Pending, None, None]:
+    """Wait for the requests of a message, unless they are None, and check the length of what came."""
+    try:
+        if came is not None:
+            count = Counted(came)
+            yield count
+            count.check(src, out.nbytes)
+        if sent is not None:
+            yield sent.Test
+    except BaseException:
+        abandon([] if came is None else [came], (x, out, sent))
+        raise
 
 
 def _end_of(work: Work) -> Operation:

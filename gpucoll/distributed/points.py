@@ -70,12 +70,10 @@ class _FromAny(_Receive):
 
     def is_completed(self) -> bool:
         """Return whether the message has come; never waits."""
-        from mpi4py import MPI
-
-        status = MPI.Status()
-        if self._work is None and self._found.communicator.mpi.Iprobe(MPI.ANY_SOURCE, self._tag, status):
-            work = self._found.communicator.recv(self._tensor, status.source, self._tag, async_op=True)
-            super().__init__(self._found, self._tensor, work, status.source)
+        sender = self._found.communicator._sender(self._tag) if self._work is None else None
+        if sender is not None:
+            work = self._found.communicator.recv(self._tensor, sender, self._tag, async_op=True)
+            super().__init__(self._found, self._tensor, work, sender)
         if self._work is None and time.monotonic() > self._late:
             raise CollectiveTimeout(f"recv: no rank sent a message within {self._found.communicator.timeout:g} s")
         return super().is_completed()

@@ -27,6 +27,7 @@ from gpucoll.arrays.segments import at
 from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
 from gpucoll.executors import Task
+from gpucoll.executors.mpi import sender_by_mpi
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import Messages, Plans
@@ -55,7 +56,8 @@ class SharedExecutor:
         self.name = name
         self._link, self._heap, self._timeout = link, heap, timeout
         self._size, self._wire = link.place.size, link.wire
-        self._near = Neighbours(link.place, library() is not None)
+        found = library()
+        self._near = Neighbours(link.place, found is not None, 0 if found is None else found.BOX)
         self._has_met = False
         self.engine: Any = None
         self._plans: Any = None
@@ -84,7 +86,7 @@ class SharedExecutor:
                 tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
             self.engine = library().Engine(self, GpucollError, near.rank, os.getpid(), *looks, near.copies, near.first,
-                                           SMALL, heads, keys, processes)
+                                           SMALL, near.boxes, heads, keys, processes)
             self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
 
     def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
@@ -148,6 +150,30 @@ class SharedExecutor:
         """Map a segment of another rank's for the engine; raise OSError where the system forbids it."""
         row = self._near.attached(rank, key)
         self.engine.attach(rank, key, address(row), row.nbytes)
+
+    @property
+    def carries(self) -> bool:
+        """Whether messages between ranks of this node go by the engine; the same on all ranks, once they have met."""
+        return self.engine is not None and self._near.copies
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> Any:
+        """Begin to send ``[bytes, "B"]``, as mpi4py does."""
+        if dest in self._near.all:
+            return self.engine.message(True, buffer[0], dest, tag)
+        return self._link.points.Isend(buffer, dest, tag)
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> Any:
+        """Begin to receive ``[bytes, "B"]``, as mpi4py does."""
+        if source in self._near.all:
+            return self.engine.message(False, buffer[0], source, tag)
+        return self._link.points.Irecv(buffer, source, tag)
+
+    def sender(self, tag: int) -> int | None:
+        """Return a rank whose message with `tag` could be received now, None where there is none."""
+        found: int | None = self.engine.probe(tag)
+        if found is None and len(self._near.all) < self._size:
+            return sender_by_mpi(self._link.points, tag)
+        return found
 
     def plan(self, task: Task) -> Any:
         """Return what the engine does for calls like `task`."""

@@ -35,16 +35,20 @@ def head_bytes(size: int) -> int:
 
 
 class Neighbours:
-    """The ranks of this node, and their memory; `place` is this rank's. All learn whether all are `able`."""
+    """The ranks of this node, and their memory; `place` is this rank's. All learn whether all are `able`.
 
-    def __init__(self, place: Any, able: bool) -> None:
+    `box` are the bytes that a rank needs for messages to another one.
+    """
+
+    def __init__(self, place: Any, able: bool, box: int) -> None:
         self.rank, self.size, self._able = place.rank, place.size, able
         self.all = frozenset(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
         self._others = sorted(self.all - {self.rank})
         self.first = head_bytes(self.size)  # where the workspaces begin
+        self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + _PAGE)  # and those for messages to each rank
         self._refused = 0  # why the system gives this rank no memory, as an error number
         try:
-            self._segment = Segment(self.first + 2 * len(BUFFERS) * (SMALL + _PAGE))
+            self._segment = Segment(self.boxes + self.size * box)
         except OSError as error:  # which the others learn when they meet
             self._segment, self._refused = Segment.private(self.first), error.errno or errno.ENOMEM
         self.keys = {self.rank: self._segment.key}
