@@ -120,8 +120,8 @@ struct World {
         std::vector<int64_t> keys;
         for (uint32_t rank = 0; rank < ranks; rank++) {
             keys.push_back(100 + rank);
-            heads.push_back(static_cast<Head*>(std::calloc(1, control + PAGE)));
-            heads.back() = reinterpret_cast<Head*>((reinterpret_cast<uintptr_t>(heads.back()) + PAGE - 1) / PAGE * PAGE);
+            const uint64_t place = reinterpret_cast<uintptr_t>(std::calloc(1, control + PAGE));
+            heads.push_back(reinterpret_cast<Head*>((place + PAGE - 1) / PAGE * PAGE));
             for (uint32_t buffer = 0; buffer <= SHOWN; buffer++) {  // the last is symmetric memory
                 const uint64_t nbytes = buffer == SHOWN ? SLAB : words.size();
                 segments.push_back({rank, buffer, nbytes == 0 ? nullptr : new char[nbytes], nbytes});

@@ -20,7 +20,7 @@ from gpucoll.ops import OPS
 from gpucoll.tuner.choice import Choice
 
 ROOM = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are
-LIMITS = {"TINY": ROOM // 4, "SMALL": ROOM, "COPIED": 4 * ROOM, "LEAST": ROOM}
+LIMITS = {"TINY": ROOM // 8, "SMALL": ROOM, "COPIED": 4 * ROOM, "LEAST": ROOM}
 VARIANTS = 3  # of what a call is given; more than halves of a control segment
 PAIRS = [("sum", "int64"), ("sum", "bfloat16"), ("max", "uint8"), ("avg", "float32")]
 NAMES = [(collective, name) for collective, name in registry() if name != "hierarchical"]
@@ -111,7 +111,7 @@ def drawn(random, ranks, names=NAMES):
     if find(collective, algorithm).unfit(size, None) is not None:
         return drawn(random, ranks, names)
     root, width = random.randrange(size) if row.rooted else 0, oracle.kind(name).itemsize
-    most = random.choice((8, ROOM // 8, ROOM // 2, 3 * ROOM)) // width  # of the longer side
+    most = random.choice((8, ROOM // 10, ROOM // 2, 3 * ROOM)) // width  # of the longer side
     count = 0 if collective == "barrier" else random.randint(1, max(1, most // (size if row.blocks else 1)))
     table = [tuple(random.randint(0, count) for _ in range(size)) for _ in range(size)]
     sides = [sides_of(row, rank, size, root, count, table) for rank in range(size)]
