@@ -310,7 +310,13 @@ def test_plans_that_are_not_whole_are_refused():
                     step(CALL, 0, 1), {**step(CALL, 0, 0), "calls": (print, print)}, {"steps": (5,)}, {"peers": (2,)},
                     {"peers": (0,)}, {"peers": ()}, {"readers": ((0, 2, 2),)}, {"readers": ((3, 1, 2),)},
                     {"readers": (3,)}, {"root": 2}, {"starts": (0, 1)}, {"kinds": (4, 4, 2)},
-                    {"sizes": (8, 8, 0, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8, 0)}):
+                    step(FORM, 0, 0, mine, 8, (mine,), (mine,)), {**step(CALL, 0, 1, theirs), "calls": (print, print)},
+                    {**step(CALL, 0, 1, mine, 8, (theirs,)), "calls": (print, print)},
+                    step(FORM, 0, 0, mine, 8, (mine,) * (1 << 14)), {"starts": (0, 1, 2, 0, 1, 1)},
+                    {"starts": (0, 1, 1, 0, 1, 2)}, {"starts": (0, -1, 1, 0, 1, 1)},
+                    {"sizes": (8, 8, 0, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8, 0)},
+                    *({"sizes": (*sizes, 0, 8, 0), "flags": (False, small, False, False, False)}  # there is no room
+                      for sizes in ((8, 5000, 0), (5000, 8, 0), (8, 8, 5000)) for small in (False, True))):
         with pytest.raises((ValueError, TypeError, SystemError)) as refusal:
             plan(**changes)
         assert refusal.type is not SystemError, changes
