@@ -26,6 +26,7 @@ from gpucoll.executors.shared.plans import CALL
 PAGE, NOTHING, UNTOUCHED = mmap.PAGESIZE, 0, 0x5a  # NOTHING: what may be done with a page
 NOBODY = (1 << 31) - 1  # no process
 RANKS, BUFFERS, SIGNATURES = 2, 3, slice(1, 3)
+STEPS = 9  # their place in a plan
 FIRST, STRIDE = head_bytes(RANKS), written.ROOM + PAGE
 MOST, NEVER = 1 << 20, 1 << 63  # bytes: what is made for a plan; what no machine has
 WRONG = (0, 1, 2, 3, 5, 7, 64, 4095, -1, -8, 1 << 20, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1, 1 << 63,
@@ -116,7 +117,7 @@ def changed(chances, given, depth=0):
     """A tuple in which one thing is another, or missing, or there twice."""
     if not given:
         return (chances.choice(WRONG),)
-    place = chances.randrange(len(given))
+    place = chances.randrange(len(given)) if depth or chances.random() < 0.5 else STEPS % len(given)
     before, one, after = given[:place], given[place], given[place + 1:]
     if isinstance(one, tuple) and chances.random() < 0.85:
         return (*before, changed(chances, one, depth + 1), *after)
@@ -128,6 +129,14 @@ def changed(chances, given, depth=0):
     if how < 0.5 and isinstance(one, int):
         return (*before, one + chances.choice((-8, -1, 1, 8, 64, 4096)), *after)
     return (*before, chances.choice(WRONG), *after)
+
+
+def larger(chances, given):
+    """A plan for longer arrays than its rooms are for."""
+    text, signature, sizes, *others = given
+    sizes = [*sizes[:5], MOST]
+    sizes[chances.randrange(BUFFERS)] += MOST // 16
+    return (text, signature, tuple(sizes), *others)
 
 
 def calling(world, chances, given):
@@ -149,6 +158,7 @@ def main(module, seed, count):
             made = [written.drawn(chances, ranks)[0].plan for _ in range(50)]
             world = World(module, ranks[0].engine.rooms, copies)
         given = plain = calling(world, chances, made[number % 50])
+        given = larger(chances, given) if chances.random() < 0.1 else given
         for _ in range(chances.choice((0, 1, 1, 1, 2, 3))):
             given = changed(chances, given)
         print(given, file=sys.stderr, flush=True)  # the last one is what the process has ended by

@@ -100,8 +100,8 @@ def test_plans_with_something_wrong_do_no_harm(count):
 @pytest.mark.parametrize("name", MUTANTS)
 def test_what_is_not_checked_is_noticed(name):
     old, new = MUTANTS[name]
-    command = [sys.executable, "-c", CHANGED, old, new, "1", "20000"]
-    assert run_job(command, 600).returncode != 0
+    command = [sys.executable, "-c", CHANGED, old, new]
+    assert any(run_job([*command, str(seed), "20000"], 600).returncode for seed in range(8))
 
 
 def scratch_of(rounds):
