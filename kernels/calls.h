@@ -235,15 +235,21 @@ static int go_on(Engine* self, bool patient) {
     return after;
 }
 
-static void begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out) {
+// Comes to the next call; false with an error set.
+static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out) {
+    try {
+        self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), self->refusals);
+    } catch (const std::exception&) {  // no memory, or more than there could be
+        PyErr_NoMemory();
+        return false;
+    }
     Py_XSETREF(self->current, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
-    self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), self->refusals);
+    return true;
 }
 
 // Does a planned call from its beginning to its end; false with an error set.
 static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject* x, PyObject* out) {
-    begin(self, planned, x, out);
-    const int done = advance(self, true);
+    const int done = begin(self, planned, x, out) ? advance(self, true) : -1;
     const bool well = done > 0 || (done == 0 && linger(self, name));
     if (!well) spoil(self, name);
     self->walker.plan = nullptr;

@@ -17,7 +17,7 @@ static PyObject* begin_method(PyObject* object, PyObject* given) {
         PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
         return nullptr;
     }
-    begin(self, reinterpret_cast<PlanObject*>(planned), x, out);
+    if (!begin(self, reinterpret_cast<PlanObject*>(planned), x, out)) return nullptr;
     Py_RETURN_NONE;
 }
 
@@ -65,6 +65,7 @@ static PyObject* room_method(PyObject* object, PyObject* given) {
     unsigned long long start, nbytes;
     if (!PyArg_ParseTuple(given, "kLKK", &buffer, &key, &start, &nbytes)) return nullptr;
     if (buffer >= SHOWN) return PyErr_Format(PyExc_ValueError, "no buffer %lu", buffer);
+    if (nbytes < node.rooms[buffer].nbytes) return PyErr_Format(PyExc_ValueError, "plans may need the larger room");
     node.rooms[buffer] = {node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes};
     Py_RETURN_NONE;
 }

@@ -175,7 +175,7 @@ struct Part {
 // AWAIT: go on when `peer` shows `mark` of this call. SIGNAL: show `mark`. FORM: `to` = the sources combined in order;
 // what comes of each piece is written to the copies too. CALL: Python's, with the addresses of `to` and the sources.
 struct Instruction {
-    enum Opcode { AWAIT, SIGNAL, FORM, CALL };
+    enum Opcode : int { AWAIT, SIGNAL, FORM, CALL };
 
     Opcode opcode;
     uint32_t peer, first, count, copies;  // the copies follow the sources
@@ -240,7 +240,10 @@ struct Walker {
     std::vector<Base> bases;
     std::vector<const char*> rows;
 
+    // Throws where there is no memory for what is aside: nothing has begun then.
     void begin(Node& node, const Plan* walked, const char* x, char* out, uint64_t refused) {
+        bases.resize(node.ranks * SHOWN);
+        if (node.aside.size() < walked->aside) node.aside.resize(walked->aside);
         plan = walked;
         from = x;
         to = out;
@@ -249,8 +252,6 @@ struct Walker {
         half = node.walks & 1;
         stage = BEFORE;
         at = 0;
-        bases.resize(node.ranks * SHOWN);
-        if (node.aside.size() < plan->aside) node.aside.resize(plan->aside);
     }
 
     // Goes on as far as it can; WAITING where another rank has not, which who is patient waits for about `PATIENCE`.

@@ -5,6 +5,7 @@
 #include <Python.h>
 #include <numpy/arrayobject.h>
 
+#include <exception>
 #include <new>
 
 #include "engine.h"
@@ -38,6 +39,8 @@ static bool whole(bool is_whole) {
     return is_whole;
 }
 
+static const uint64_t MOST_SOURCES = PIECE / 64;  // of which a piece has a line each, at the least
+
 static bool is_mark(long long mark) { return mark >= 0 && mark < 1LL << ROUNDS; }
 
 // Checks plans against the node that they are for.
@@ -52,6 +55,30 @@ struct Reading {
 
     uint64_t bytes_of(uint32_t buffer) const {
         return buffer == INPUT ? plan->given : buffer == OUTPUT ? plan->taken : buffer == SCRATCH ? plan->scratch : plan->aside;
+    }
+
+    // Whether each of this rank's buffers has memory wherever it may have to be.
+    bool has_rooms() const {
+        for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
+            const uint64_t most = std::max(plan->small ? node->room : 0, node->rooms[buffer].nbytes);
+            if (bytes_of(buffer) > most) return false;
+        }
+        return true;
+    }
+
+    // Whether this rank's blocks, which others find by these numbers, start in its buffers.
+    bool has_blocks() const {
+        for (size_t i = 0; i < plan->starts.size(); i++) {
+            const uint64_t most = bytes_of(i <= node->ranks ? INPUT : OUTPUT) / plan->itemsize;
+            if (plan->starts[i] < 0 || static_cast<uint64_t>(plan->starts[i]) > most) return false;
+        }
+        return true;
+    }
+
+    // Whether parts from `first` on are all of this rank's, or all of others'.
+    bool are_own(size_t first, bool own) const {
+        return std::all_of(plan->parts.begin() + static_cast<std::ptrdiff_t>(first), plan->parts.end(),
+                           [&](const Part& one) { return (one.rank == node->rank) == own; });
     }
 
     // Takes (rank, buffer, offset), of which there must be so many bytes.
@@ -99,10 +126,12 @@ struct Reading {
         switch (opcode) {
             case Instruction::AWAIT: return whole(is_near(peer) && is_mark(mark));
             case Instruction::SIGNAL: return whole(is_mark(mark));
-            case Instruction::CALL: return whole(mark > 0 && mark < calls);
+            case Instruction::CALL:  // Python reads what is mapped
+                return whole(mark > 0 && mark < calls && one.to.rank == node->rank && are_own(one.first, true));
             case Instruction::FORM:
-                return whole(one.to.rank == node->rank && nbytes > 0 && one.count > 0 && nbytes % plan->itemsize == 0
-                             && (one.count == 1 || plan->combine != nullptr));
+                return whole(one.to.rank == node->rank && nbytes > 0 && nbytes % plan->itemsize == 0 && one.count > 0
+                             && one.count <= MOST_SOURCES && (one.count == 1 || plan->combine != nullptr)
+                             && are_own(one.first + one.count, false));
         }
         return whole(false);
     }
@@ -164,6 +193,7 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     if (!whole(is_like)) return false;
     const Reading reading = {plan, &node, PyTuple_GET_SIZE(*called)};
     return take_numbers(peers, &plan->peers) && take_numbers(starts, &plan->starts)
+        && whole(reading.has_rooms() && reading.has_blocks())
         && whole(std::all_of(plan->peers.begin(), plan->peers.end(),
                              [&](uint32_t peer) { return reading.is_near(peer) && peer != node.rank; }))
         && for_each(readers, [&](PyObject* one) { return reading.take_reader(one); })

@@ -45,7 +45,7 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
     "training": ["tests/unit/test_buckets.py",
                  *(f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint"))],
-    "engine": ["tests/contract", "tests/multirank/test_one_pass.py", "tests/multirank/test_engine.py"],
+    "engine": ["tests/contract", "tests/engine", "tests/multirank/test_one_pass.py", "tests/multirank/test_engine.py"],
 }
 UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly
 

@@ -22,6 +22,12 @@ with extension.serving(extension.built(extension.text().replace(old, new), "-O3"
     runpy.run_path(path, run_name="__main__")
 """
 
+PLANS = """
+import extension
+from engine import fuzzed
+fuzzed.main(extension.built(extension.text(), "-g"), "sanitized", 20000)
+"""
+
 
 @pytest.fixture(scope="module")
 def environment():
@@ -56,6 +62,11 @@ def test_the_extension(environment, ranks):
 
 def test_the_emulated_device(environment):
     assert_clean(sanitized(environment, 0, PROGRAMS, "--calls", "3000", "--executors", "nccl,peer", "--ranks", "1,3,4"))
+
+
+def test_plans_with_something_wrong(environment):
+    job = sanitized(environment, 0, "-c", PLANS)
+    assert (job.returncode, "'done'" in job.stdout) == (0, True), job.stdout + job.stderr[-5000:]
 
 
 @pytest.mark.mutant

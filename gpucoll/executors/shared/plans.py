@@ -82,8 +82,8 @@ class Plans:
                    for peer, mark in ends.items())
         starts = () if task.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, near.size + 1))
-        in_control = small and task.nbytes <= TINY and sizes[2] <= SMALL and task.lengths is None and \
-            len(near.all) == near.size
+        # Alike on all ranks, unlike their scratch: the engine refuses what is too long for a workspace.
+        in_control = small and task.nbytes <= TINY and task.lengths is None and len(near.all) == near.size
         text = words_of(task)
         place = NOTHING if task.op is None or task.op.expression else PLACES.index(
             "sum" if task.op.factor is not None else task.op.name)

@@ -1,0 +1,195 @@
+// Ranks as threads of one process carry out the calls of a program (written.py) one after the other, nothing between
+// them; ThreadSanitizer, or AddressSanitizer, looks on. Exits with 1 where a result is wrong.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <thread>
+
+#include "engine.h"
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(start, nbytes) ((void)0)
+#define ASAN_UNPOISON_MEMORY_REGION(start, nbytes) ((void)0)
+#endif
+
+static const uint64_t SLAB = 1 << 17;  // bytes of a rank's symmetric memory: half for inputs, half for outputs
+
+struct Words {
+    const char* at;
+    int64_t number() {
+        int64_t found;
+        std::memcpy(&found, at, sizeof found);
+        at += sizeof found;
+        return found;
+    }
+    uint64_t size() { return static_cast<uint64_t>(number()); }
+    uint32_t index() { return static_cast<uint32_t>(number()); }
+};
+
+struct Bytes {
+    const char* start;
+    uint64_t nbytes;
+    explicit Bytes(Words& words) : nbytes(words.size()) {
+        start = words.at;
+        words.at += (nbytes + 7) / 8 * 8;
+    }
+};
+
+// A rank's part of a call.
+struct Part_of {
+    bool symmetric, in_place;
+    Plan plan;
+    std::vector<Bytes> given, expected;
+};
+
+static void take_part(Words& words, std::vector<Part>& parts) {
+    const uint32_t rank = words.index(), buffer = words.index();
+    parts.push_back({rank, buffer, words.size()});
+}
+
+static void take_plan(Words& words, Plan& plan, uint32_t rank) {
+    plan.signature = words.number();
+    for (uint64_t* one : {&plan.given, &plan.taken, &plan.scratch, &plan.aside, &plan.itemsize, &plan.copied})
+        *one = words.size();
+    const long dtype = words.number(), op = words.number();
+    plan.combine = op < 0 ? nullptr : combine_of(dtype, op);
+    plan.contributions = words.size();
+    plan.finish = plan.contributions == 0 ? nullptr : op == AVG ? mean_of(dtype) : truth_of(dtype);
+    for (bool* one : {&plan.in_control, &plan.small, &plan.copies_input, &plan.keeps_output, &plan.overwrites})
+        *one = words.number() != 0;
+    plan.root = words.index();
+    for (uint64_t left = words.size(); left > 0; left--) plan.peers.push_back(words.index());
+    for (uint64_t left = words.size(); left > 0; left--) {
+        const uint32_t buffer = words.index(), peer = words.index();
+        plan.readers.push_back({buffer, peer, words.number()});
+        plan.read[buffer] = true;
+    }
+    for (uint64_t left = words.size(); left > 0; left--) plan.starts.push_back(words.number());
+    for (uint64_t left = words.size(); left > 0; left--) {
+        Instruction one = {static_cast<Instruction::Opcode>(words.number()), words.index(),
+                           static_cast<uint32_t>(plan.parts.size()), 0, 0, words.number(), {rank, 0, 0}, 0};
+        std::vector<Part> to;
+        take_part(words, to);
+        one.to = to[0];
+        one.nbytes = words.size();
+        one.count = words.index();
+        one.copies = words.index();
+        for (uint32_t i = 0; i < one.count + one.copies; i++) take_part(words, plan.parts);
+        plan.instructions.push_back(one);
+        plan.writes |= one.copies > 0;
+    }
+}
+
+// The ranks, and what they call.
+struct World {
+    uint32_t ranks;
+    uint64_t variants, kinds;
+    std::vector<Node> nodes;
+    std::vector<std::vector<Part_of>> calls;  // by kind and rank
+    std::vector<uint64_t> turns;
+    std::atomic<int> wrong{0};
+
+    explicit World(Words& words) : ranks(words.index()) {
+        const uint64_t first = words.size(), room = words.size();
+        const bool copies = words.number() != 0, far = words.number() != 0;
+        variants = words.size();
+        kinds = words.size();
+        make_nodes(words, first, room, copies, far);
+        for (uint64_t kind = 0; kind < kinds; kind++) {
+            calls.emplace_back();
+            for (uint32_t rank = 0; rank < ranks; rank++) {
+                Part_of part = {words.number() != 0, words.number() != 0, {}, {}, {}};
+                take_plan(words, part.plan, rank);
+                for (uint64_t variant = 0; variant < variants; variant++) {
+                    part.given.emplace_back(words);
+                    part.expected.emplace_back(words);
+                }
+                calls.back().push_back(std::move(part));
+            }
+        }
+        for (uint64_t left = words.size(); left > 0; left--) turns.push_back(words.size());
+    }
+
+    void make_nodes(Words& words, uint64_t first, uint64_t room, bool copies, bool far) {
+        const uint64_t control = first + 2 * SHOWN * (room + PAGE);
+        std::vector<Head*> heads;
+        std::vector<Segment> segments;
+        std::vector<int64_t> keys;
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            keys.push_back(100 + rank);
+            const uint64_t place = reinterpret_cast<uintptr_t>(std::calloc(1, control + PAGE));
+            heads.push_back(reinterpret_cast<Head*>((place + PAGE - 1) / PAGE * PAGE));
+            for (uint32_t buffer = 0; buffer <= SHOWN; buffer++) {  // the last is symmetric memory
+                const uint64_t nbytes = buffer == SHOWN ? SLAB : words.size();
+                segments.push_back({rank, buffer, nbytes == 0 ? nullptr : new char[nbytes], nbytes});
+            }
+        }
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            Node node = {};
+            node.rank = rank;
+            node.ranks = ranks;
+            node.spins = node.yields = 20;
+            node.copies = copies;
+            node.process = far ? -1 : getpid();
+            node.first = first;
+            node.room = room;
+            node.heads = heads;
+            node.keys = keys;
+            node.processes.assign(ranks, getpid());
+            for (const Segment& one : segments) {
+                if (one.rank != rank) node.others.push_back(one);
+                else if (one.key == SHOWN) node.symmetric.push_back(one);
+                else node.rooms[one.key] = one;
+            }
+            for (std::vector<int64_t>& marks : node.unread) marks.resize(ranks);
+            nodes.push_back(node);
+        }
+        for (uint32_t rank = 0; rank < ranks; rank++) {
+            ASAN_POISON_MEMORY_REGION(reinterpret_cast<char*>(heads[rank]) + first, control - first);
+            for (uint32_t which = 0; which < 2 * SHOWN; which++)
+                ASAN_UNPOISON_MEMORY_REGION(nodes[0].workspace(rank, which / SHOWN, which % SHOWN), room);
+        }
+    }
+
+    // All calls of one rank. When it has returned from one, nobody may read its arrays any more, nor write to them.
+    void run(uint32_t rank) {
+        Node& node = nodes[rank];
+        Walker walker;
+        for (uint64_t turn = 0; turn < turns.size(); turn++) {
+            const Part_of& part = calls[turns[turn]][rank];
+            const uint64_t variant = turn % variants;
+            const Bytes &given = part.given[variant], &expected = part.expected[variant];
+            char* slab = node.symmetric[0].start;
+            std::unique_ptr<char[]> own(new char[part.plan.given]), beside(new char[part.plan.taken]);
+            char* x = part.symmetric ? slab : own.get();
+            char* out = part.in_place ? x : part.symmetric ? slab + SLAB / 2 : beside.get();
+            if (given.nbytes > 0) std::memcpy(x, given.start, given.nbytes);
+            walker.begin(node, &part.plan, x, out, 0);
+            Walker::Outcome outcome;
+            while ((outcome = walker.go_on(node, turn % 2 == 0)) == Walker::WAITING) sched_yield();
+            if (outcome != Walker::DONE || std::memcmp(out, expected.start, expected.nbytes) != 0) {
+                std::fprintf(stderr, "turn %lu, kind %lu, rank %u: outcome %d\n", turn, turns[turn], rank, outcome);
+                wrong++;
+                if (outcome != Walker::DONE) std::_Exit(1);
+            }
+            if (part.plan.given > 0) std::memset(x, 0x5a, part.plan.given);
+            if (part.plan.taken > 0) std::memset(out, 0xa5, part.plan.taken);
+        }
+    }
+};
+
+int main(int, char** names) {
+    std::ifstream file(names[1], std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    Words words = {text.data()};
+    World world(words);
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < world.ranks; rank++) threads.emplace_back(&World::run, &world, rank);
+    for (std::thread& one : threads) one.join();
+    std::printf("%zu calls, wrong: %d\n", world.turns.size(), world.wrong.load());
+    return world.wrong != 0;
+}

@@ -1,0 +1,179 @@
+"""Plans in which something is wrong, in a process of its own: each is refused, or touches only what its sizes name.
+
+    python tests/engine/fuzzed.py SEED COUNT
+
+Before and behind all memory that the engine has are pages that nobody may touch. It says what came of the plans.
+"""
+
+import collections
+import ctypes
+import mmap
+import os
+import random
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import numpy
+
+from engine import written
+from gpucoll.errors import GpucollError
+from gpucoll.executors.shared.engine import library
+from gpucoll.executors.shared.neighbours import head_bytes
+from gpucoll.executors.shared.plans import CALL
+
+PAGE, NOTHING, UNTOUCHED = mmap.PAGESIZE, 0, 0x5a  # NOTHING: what may be done with a page
+NOBODY = (1 << 31) - 1  # no process
+RANKS, BUFFERS, SIGNATURES = 2, 3, slice(1, 3)
+STEPS = 9  # their place in a plan
+FIRST, STRIDE = head_bytes(RANKS), written.ROOM + PAGE
+MOST, NEVER = 1 << 20, 1 << 63  # bytes: what is made for a plan; what no machine has
+WRONG = (0, 1, 2, 3, 5, 7, 64, 4095, -1, -8, 1 << 20, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1, 1 << 63,
+         (1 << 64) - 8, 1 << 64, 1.5, None, "", b"x", (), (0, 0, 0), [1], {}, True)
+protect = ctypes.CDLL(None, use_errno=True).mprotect
+protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+class Guarded:
+    """So many bytes, of which the last is before a page that nobody may touch, and what is before them."""
+
+    def __init__(self, nbytes, aligned=1):
+        pages = -(-max(nbytes, 1) // PAGE) * PAGE
+        self._row = numpy.frombuffer(mmap.mmap(-1, pages + 2 * PAGE), numpy.uint8)
+        for first in (0, PAGE + pages):
+            assert protect(self._row.ctypes.data + first, PAGE, NOTHING) == 0
+        self.before, self.row = numpy.split(self._row[PAGE:PAGE + pages], [(pages - nbytes) // aligned * aligned])
+        self.before[:] = UNTOUCHED
+        self.start, self.nbytes = self.row.ctypes.data, nbytes
+
+    def has(self, place):
+        return self.start <= place <= self.start + self.nbytes
+
+
+class Executor:
+    """What the engine asks for."""
+
+    def watch(self, error, awaited=None):
+        pass
+
+    def differ(self):
+        raise GpucollError("differ")
+
+    def out_of_reach(self, number):
+        raise GpucollError("out of reach")
+
+
+class World:
+    """The engine of rank 0 of two; the other one has shown all that it ever will."""
+
+    def __init__(self, module, rooms, copies):
+        self.rooms = [Guarded(nbytes) for nbytes in rooms]
+        self.heads = [Guarded(FIRST + 2 * BUFFERS * STRIDE, PAGE) for _ in range(RANKS)]
+        self._gaps = [self._gap(rank, FIRST) for rank in range(RANKS)]
+        self._asked = Executor()
+        words = self.heads[1].row[:FIRST].view(numpy.int64)
+        words[0] = 1 << 62
+        self.engine = module.Engine(self._asked, GpucollError, 0, os.getpid(), 0, 0, copies, FIRST, written.ROOM,
+                                    tuple(head.start for head in self.heads), (1, 2), (os.getpid(), NOBODY))
+        for buffer, room in enumerate(self.rooms):
+            self.engine.room(buffer, 10 + buffer, room.start, room.nbytes)
+
+    def _gap(self, rank, first):
+        """Where in a control segment there is neither head nor workspace."""
+        row = self.heads[rank].row
+        gap = numpy.arange(len(row)) >= first
+        for which in range(2 * BUFFERS):
+            place = first + which * STRIDE + (rank * BUFFERS + which % BUFFERS) % 8 * (PAGE // 8)
+            gap[place:place + written.ROOM] = False
+        row[gap] = UNTOUCHED
+        return gap
+
+    def carry_out(self, plan, signature, given, taken):
+        """Returns what came of it."""
+        x, out = Guarded(given), Guarded(taken)
+        words = self.heads[1].row[:FIRST].view(numpy.int64)
+        words[SIGNATURES] = signature
+        board = words[8:].reshape(-1)
+        board[:6] = board[32:38] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
+        self.reachable = [x, out, *self.rooms, *self.heads]
+        try:
+            self.engine.begin(plan, x.row, out.row)
+            return "done" if self.engine.go_on() else "waits"
+        except (GpucollError, MemoryError, TypeError) as error:  # what is called may be no function
+            return type(error).__name__
+        finally:
+            assert all((one.before == UNTOUCHED).all() for one in self.reachable)
+            for head, gap in zip(self.heads, self._gaps, strict=True):
+                assert (head.row[gap] == UNTOUCHED).all()
+
+    def called(self, *places):
+        """What a plan calls: the addresses are of memory that it has, or of none."""
+        assert all(place == 0 or place >> 20 == 0 or any(one.has(place) for one in self.reachable)
+                   for place in places), places
+
+
+def changed(chances, given, depth=0):
+    """A tuple in which one thing is another, or missing, or there twice."""
+    if not given:
+        return (chances.choice(WRONG),)
+    place = chances.randrange(len(given)) if depth or chances.random() < 0.5 else STEPS % len(given)
+    before, one, after = given[:place], given[place], given[place + 1:]
+    if isinstance(one, tuple) and chances.random() < 0.85:
+        return (*before, changed(chances, one, depth + 1), *after)
+    how = chances.random()
+    if how < 0.1 and depth:
+        return before + after
+    if how < 0.2 and depth:
+        return (*before, one, one, *after)
+    if how < 0.5 and isinstance(one, int):
+        return (*before, one + chances.choice((-8, -1, 1, 8, 64, 4096)), *after)
+    return (*before, chances.choice(WRONG), *after)
+
+
+def larger(chances, given):
+    """A plan for longer arrays than its rooms are for."""
+    text, signature, sizes, *others = given
+    sizes = [*sizes[:5], MOST]
+    sizes[chances.randrange(BUFFERS)] += MOST // 16
+    return (text, signature, tuple(sizes), *others)
+
+
+def calling(world, chances, given):
+    """A plan with a call of Python's in it."""
+    *head, steps, _ = given
+    parts = tuple(to for _, _, _, to, _, _, _ in steps if to is not None)
+    if not parts or chances.random() < 0.7:
+        return given
+    call = (CALL, 0, 1, chances.choice(parts), 1, parts[:2], ())
+    return (*head, (*steps, call), (world.called, world.called))
+
+
+def main(module, seed, count):
+    chances, came = random.Random(seed), collections.Counter()
+    for number in range(count):
+        if number % 50 == 0:
+            copies = chances.random() < 0.5
+            ranks = [written.Rank(rank, RANKS, copies) for rank in range(RANKS)]
+            made = [written.drawn(chances, ranks)[0].plan for _ in range(50)]
+            world = World(module, ranks[0].engine.rooms, copies)
+        given = plain = calling(world, chances, made[number % 50])
+        given = larger(chances, given) if chances.random() < 0.1 else given
+        for _ in range(chances.choice((0, 1, 1, 1, 2, 3))):
+            given = changed(chances, given)
+        print(given, file=sys.stderr, flush=True)  # the last one is what the process has ended by
+        try:
+            plan = world.engine.plan(*given)
+        except (ValueError, TypeError, OverflowError) as error:
+            if given is plain:
+                raise
+            came[type(error).__name__] += 1
+            continue
+        x, out, _, aside, *_ = (size & (1 << 64) - 1 for size in map(int, given[2]))
+        is_long = max(x, out) > MOST or MOST < aside < NEVER
+        came["too long" if is_long else world.carry_out(plan, given[1], x, out)] += 1
+    print(dict(came))
+
+
+if __name__ == "__main__":
+    main(library(), sys.argv[1], int(sys.argv[2]))

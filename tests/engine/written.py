@@ -1,0 +1,182 @@
+"""Plans as the package writes them, without MPI, and programs of them for driver.cc: calls, arrays, and results."""
+
+import struct
+from typing import NamedTuple
+from unittest import mock
+
+import numpy
+
+import oracle
+from gpucoll import dtypes
+from gpucoll.algorithms import find, registry
+from gpucoll.arrays.prepare import Cut
+from gpucoll.bootstrap import Place
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.communicator.core import make_plan
+from gpucoll.executors import Task
+from gpucoll.executors.shared import plans
+from gpucoll.executors.shared.neighbours import head_bytes
+from gpucoll.ops import OPS
+from gpucoll.tuner.choice import Choice
+
+ROOM = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are
+LIMITS = {"TINY": ROOM // 8, "SMALL": ROOM, "COPIED": 4 * ROOM, "LEAST": ROOM}
+VARIANTS = 3  # of what a call is given; more than halves of a control segment
+PAIRS = [("sum", "int64"), ("sum", "bfloat16"), ("max", "uint8"), ("avg", "float32")]
+NAMES = [(collective, name) for collective, name in registry() if name != "hierarchical"]
+# After these a rank knows little of the others: what they still read nothing but their marks tells.
+ONE_WAY = [(collective, name) for collective, name in NAMES
+           if collective in ("broadcast", "reduce", "scatter", "gather", "scan")]
+
+
+class Engine:
+    """In place of the engine: keeps how large the rooms are, and gives back what a plan would be made of."""
+
+    def __init__(self):
+        self.rooms = [0, 0, 0]
+
+    def room(self, buffer, key, start, nbytes):
+        self.rooms[buffer] = nbytes
+
+    def plan(self, *given):
+        return given
+
+
+class Rank:
+    """What a rank's `Plans` ask of its node; all arrays of a task are in symmetric memory, or none of them."""
+
+    def __init__(self, rank, size, copies):
+        self.rank, self.size, self.copies, self.all = rank, size, copies, frozenset(range(size))
+        self.symmetric, self.engine = False, Engine()
+        self.plans = plans.Plans(self, self, self.engine, None)
+
+    def find(self, start, nbytes):
+        return self.symmetric or None
+
+    def plan(self, task, symmetric):
+        self.symmetric = symmetric
+        with mock.patch.multiple(plans, **LIMITS):
+            return self.plans.of(task)
+
+
+class Call(NamedTuple):
+    """One rank's part of a call: its plan, whether its arrays are symmetric, or one, and what goes in and comes out."""
+
+    plan: tuple
+    symmetric: bool
+    in_place: bool
+    given: list
+    expected: list
+
+
+def lengths_of(collective, rank, root, table):
+    """The lengths of the blocks of input and output of a v-variant; `table`: from each rank to each."""
+    counts, is_root = table[0], rank == root
+    return {"all_gather_v": ((counts[rank],), counts), "gather_v": ((counts[rank],), counts if is_root else ()),
+            "scatter_v": (counts if is_root else (), (counts[rank],)), "reduce_scatter_v": (counts, (counts[rank],)),
+            "all_to_all_v": (table[rank], tuple(row[rank] for row in table))}[collective]
+
+
+def outcome(collective, op, name, root, inputs, rank, table):
+    """What a rank must have in the end, by the words of the contract; None where that is nothing, or Python's."""
+    size, is_root = len(inputs), rank == root
+    starts = [numpy.cumsum((0, *row)) for row in table]
+    if collective in ("all_reduce", "scan", "exscan") or (collective == "reduce" and is_root):
+        some = inputs[:{"scan": rank + 1, "exscan": rank}.get(collective, size)]
+        return oracle.reduced(op, name, some) if some else None
+    if collective == "broadcast":
+        return inputs[root]
+    if collective in ("all_gather", "all_gather_v") or (collective in ("gather", "gather_v") and is_root):
+        return numpy.concatenate(inputs)
+    if collective in ("scatter", "all_to_all", "reduce_scatter"):
+        blocks = [None if one is None else one.reshape(size, -1)[rank] for one in inputs]
+        if collective == "scatter":
+            return blocks[root]
+        return numpy.concatenate(blocks) if collective == "all_to_all" else oracle.reduced(op, name, blocks)
+    if collective in ("scatter_v", "reduce_scatter_v"):
+        blocks = [None if one is None else one[starts[0][rank]:starts[0][rank + 1]] for one in inputs]
+        return blocks[root] if collective == "scatter_v" else oracle.reduced(op, name, blocks)
+    if collective == "all_to_all_v":
+        return numpy.concatenate([one[starts[peer][rank]:starts[peer][rank + 1]] for peer, one in enumerate(inputs)])
+    return None
+
+
+def drawn(random, ranks, names=NAMES):
+    """A call of any collective by any of its algorithms: each rank's part."""
+    size = len(ranks)
+    collective, algorithm = random.choice(names)
+    row, (op, name) = COLLECTIVES[collective], random.choice(PAIRS)
+    if op == "avg" and "scan" in collective:
+        op = "sum"
+    if find(collective, algorithm).unfit(size, None) is not None:
+        return drawn(random, ranks, names)
+    root, width = random.randrange(size) if row.rooted else 0, oracle.kind(name).itemsize
+    most = random.choice((8, ROOM // 10, ROOM // 2, 3 * ROOM)) // width  # of the longer side
+    count = 0 if collective == "barrier" else random.randint(1, max(1, most // (size if row.blocks else 1)))
+    table = [tuple(random.randint(0, count) for _ in range(size)) for _ in range(size)]
+    sides = [sides_of(row, rank, size, root, count, table) for rank in range(size)]
+    nbytes = max(side or 0 for pair in sides for side in pair) * width
+    inputs = [[None if side is None else oracle.values(op, name, rank + variant, side)
+               for rank, (side, _) in enumerate(sides)] for variant in range(VARIANTS)]
+    choice, calls = Choice("shared", algorithm, random.choice((1, 1, 3))), []
+    for rank, (source, target) in zip(ranks, sides, strict=True):
+        same = collective == "broadcast" and rank.rank == root
+        may = collective in ("all_reduce", "scan", "exscan", "all_to_all")
+        in_place, symmetric = same or (may and random.random() < 0.4), random.random() < 0.3
+        cut = Cut(0, lengths_of(collective, rank.rank, root, table)) if row.ragged else Cut(count)
+        made = make_plan(collective, choice, Place(rank.rank, size, rank.rank, size, (0,) * size), root, cut, in_place)
+        x, out = (None if one is None else numpy.empty(one * width, numpy.uint8) for one in (source, target))
+        task = Task(collective, algorithm, made, x, out, dtypes.DTYPES[name], OPS[op] if row.reduces else None, root,
+                    nbytes, in_place, cut.lengths)
+        results = [outcome(collective, op, name, root, some, rank.rank, table) for some in inputs]
+        calls.append(Call(rank.plan(task, symmetric), symmetric, in_place, [some[rank.rank] for some in inputs],
+                          results))
+    return calls
+
+
+def sides_of(row, rank, size, root, count, table):
+    """How many elements a rank's input and output have, None where there is none."""
+    if row.ragged:
+        sides = map(sum, lengths_of(row.name, rank, root, table))
+    else:
+        sides = (count * (size if side.blocks else 1) for side in (row.input, row.output))
+    return [length if side.exists(rank, root) else None for side, length in zip((row.input, row.output), sides,
+                                                                                strict=True)]
+
+
+def numbers_of(plan):
+    """A plan as the driver reads it."""
+    _, signature, sizes, kinds, flags, root, peers, readers, starts, steps, _ = plan
+    yield from (signature, *sizes, *kinds, *flags, root)
+    for some in (peers, readers, starts):
+        yield len(some)
+        for one in some:
+            yield from one if isinstance(one, tuple) else (one,)
+    yield len(steps)
+    for opcode, peer, mark, to, nbytes, sources, copies in steps:
+        yield from (opcode, peer, mark, *(to or (0, 0, 0)), nbytes, len(sources), len(copies))
+        for part in (*sources, *copies):
+            yield from part
+
+
+def packed(*numbers):
+    return struct.pack(f"{len(numbers)}q", *map(int, numbers))
+
+
+def array(values):
+    """An array as the driver reads it: its length, and bytes that end at a word."""
+    content = b"" if values is None else values.tobytes()
+    return packed(len(content)) + content + bytes(-len(content) % 8)
+
+
+def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES):
+    """The words of a program: so many calls of so many kinds, by ranks that are threads; `far`: not of one process."""
+    ranks = [Rank(rank, size, copies) for rank in range(size)]
+    made = [drawn(random, ranks, names) for _ in range(kinds)]
+    parts = [packed(size, head_bytes(size), ROOM, copies, far, VARIANTS, kinds)]
+    parts += [packed(*rank.engine.rooms) for rank in ranks]
+    for call in (one for calls in made for one in calls):
+        parts += [packed(call.symmetric, call.in_place, *numbers_of(call.plan))]
+        parts += [array(values) for pair in zip(call.given, call.expected, strict=True) for values in pair]
+    order = [kind for _ in range(turns) for kind in [random.randrange(kinds)] * random.randint(1, 8)]
+    return b"".join([*parts, packed(turns, *order[:turns])])
