@@ -82,6 +82,13 @@ class MpiLink:
         part.Free()
         return link
 
+    def sender(self, tag: int) -> int | None:
+        """Return a rank whose message with `tag` could be received now, None where there is none."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        return status.source if self.points.Iprobe(MPI.ANY_SOURCE, tag, status) else None
+
     def has_ended(self) -> bool:
         return self._has_ended()
 

@@ -56,7 +56,7 @@ struct Engine {
 };
 
 static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *watch_name, *attach_name, *differ_name,
-    *out_of_reach_name;
+    *out_of_reach_name, *abandon_name;
 
 static bool is_same(PyObject* kept, PyObject* given) {
     if (kept == given) return true;
@@ -127,13 +127,20 @@ static int is_free(Engine* self) {
 }
 
 // Tells Python, and the other ranks, that a call has broken down, whose error is set and stays.
-static void spoil(Engine* self, PyObject* name) {
+// What it works on stays for ever: others may be at it still.
+static void spoil(Engine* self, PyObject* name, PyObject* x, PyObject* out) {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     PyErr_NormalizeException(&kind, &error, &trace);
     Py_XDECREF(PyObject_CallMethodObjArgs(self->waits, broken_name, error, name, nullptr));
-    if (PyErr_Occurred()) PyErr_WriteUnraisable(self->waits);
-    Py_XDECREF(PyObject_CallMethodObjArgs(self->executor, watch_name, error, nullptr));
+    if (PyErr_Occurred()) {  // the same in our words
+        Py_XDECREF(kind);
+        Py_XDECREF(error);
+        Py_XDECREF(trace);
+        PyErr_Fetch(&kind, &error, &trace);
+        PyErr_NormalizeException(&kind, &error, &trace);
+    }
+    Py_XDECREF(PyObject_CallMethodObjArgs(self->executor, abandon_name, error, x, out, nullptr));
     if (PyErr_Occurred()) PyErr_WriteUnraisable(self->executor);
     PyErr_Restore(kind, error, trace);
 }
@@ -177,12 +184,16 @@ static int advance(Engine* self, bool patient) {
     Walker& walker = self->walker;
     PyObject* calls = self->current->calls;  // the plan stays: who lets go of it is in no call
     for (;;) {
-        Walker::Outcome outcome;
+        Walker::Outcome outcome = Walker::WAITING;
+        bool lacks_memory = false;
+        Py_BEGIN_ALLOW_THREADS
         try {
-            Py_BEGIN_ALLOW_THREADS
             outcome = walker.go_on(self->node, patient);
-            Py_END_ALLOW_THREADS
-        } catch (const std::bad_alloc&) {
+        } catch (const std::exception&) {
+            lacks_memory = true;
+        }
+        Py_END_ALLOW_THREADS
+        if (lacks_memory) {
             PyErr_NoMemory();
             return -1;
         }
@@ -251,7 +262,7 @@ static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out)
 static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject* x, PyObject* out) {
     const int done = begin(self, planned, x, out) ? advance(self, true) : -1;
     const bool well = done > 0 || (done == 0 && linger(self, name));
-    if (!well) spoil(self, name);
+    if (!well) spoil(self, name, x, out);
     self->walker.plan = nullptr;
     return well;
 }
@@ -272,7 +283,8 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
     const Plan* plan = entry->plan->plan;
     if (plan->overwrites) {
         const bool given = out == Py_None || out == x;
-        const bool ready = given && (plan->root == self->node.rank || PyArray_ISWRITEABLE(array_of(x)));
+        const bool only_read = plan->small && plan->root == self->node.rank;
+        const bool ready = given && (only_read || PyArray_ISWRITEABLE(array_of(x)));
         return Py_NewRef(ready ? x : Py_None);
     }
     if (out == Py_None) {
@@ -291,6 +303,15 @@ static int hear(Engine* self, PyObject* name, PyObject* telling) {
     PyObject* row = is_root ? told : heard;
     if (!perform(self, name, planned, row, row)) return -1;
     return is_root || std::memcmp(data_of(told), data_of(heard), planned->plan->taken) == 0;
+}
+
+// Notes that this thread is in a call, or is no more, where Python has a part in it; false with an error set.
+static bool owns(Engine* self, PlanObject* planned, bool begins) {
+    if (PyTuple_GET_SIZE(planned->calls) == 0) return true;
+    PyObject* thread = begins ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : Py_NewRef(Py_None);
+    const bool noted = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
+    Py_XDECREF(thread);
+    return noted;
 }
 
 // Does a known call unless another thread is in one; returns `out`, which it takes, None, or null with an error set;
@@ -313,7 +334,9 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
         Py_CLEAR(out);
     } else if (same == 0) {
         Py_SETREF(out, Py_NewRef(PyTuple_GET_ITEM(known.telling, 2)));
-    } else if (perform(self, name, known.plan, x, out)) {
+    } else if (!owns(self, known.plan, true)) {
+        Py_CLEAR(out);
+    } else if (perform(self, name, known.plan, x, out) && owns(self, known.plan, false)) {
         note(known.seconds, now() - started);
     } else {
         Py_CLEAR(out);
@@ -349,6 +372,7 @@ static PyObject* call_bound(PyObject* object, PyObject* const*, size_t, PyObject
     Bound* self = reinterpret_cast<Bound*>(object);
     Engine* engine = self->engine;
     if (engine == nullptr || engine->closed) Py_RETURN_NONE;
+    if (!fits(self->known.plan->plan, self->x, self->out)) Py_RETURN_NONE;  // an array has been resized
     const int free = is_free(engine);
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
     PyObject* out = self->out == Py_None ? reinterpret_cast<PyObject*>(engine) : self->out;
@@ -460,9 +484,10 @@ static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, int
 // Whether entries tell such arrays, or None.
 static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArray_NDIM(array_of(x)) <= MOST_AXES); }
 
-static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PlanObject* planned,
-                 PyObject* telling, PyObject* seconds) {
-    const int memory = planned->plan->in_control ? ANY : memory_of(self, x, out);
+// `given` is the caller's `out`.
+static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PyObject* given,
+                 PlanObject* planned, PyObject* telling, PyObject* seconds) {
+    const int memory = planned->plan->in_control ? ANY : memory_of(self, x, given);
     Entry* entry = entry_for(self, options, x, memory);
     for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
     look_at(&entry->x, x);
@@ -473,19 +498,19 @@ static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* 
     Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));
 }
 
-// learn(what is called, op, root, algorithm, x, out, a plan, seconds): such calls are done here from now on.
+// learn(what is called, op, root, algorithm, x, the result, the caller's out, a plan, seconds): such calls are done here from now on.
 static PyObject* learn(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
-    PyObject *options[4], *x, *out, *planned, *seconds;
-    if (!PyArg_ParseTuple(given, "OOOOOOO!O!", options, options + 1, options + 2, options + 3, &x, &out, &plan_type,
-                          &planned, &PyArray_Type, &seconds))
+    PyObject *options[4], *x, *out, *callers, *planned, *seconds;
+    if (!PyArg_ParseTuple(given, "OOOOOOOO!O!", options, options + 1, options + 2, options + 3, &x, &out, &callers,
+                          &plan_type, &planned, &PyArray_Type, &seconds))
         return nullptr;
     if (!has_look(x) || !has_look(out) || PyArray_SIZE(array_of(seconds)) <= static_cast<npy_intp>(LAST)) Py_RETURN_NONE;
     if (!fits(reinterpret_cast<PlanObject*>(planned)->plan, x, out)) {
         PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
         return nullptr;
     }
-    keep(self, options, x, out, reinterpret_cast<PlanObject*>(planned), nullptr, seconds);
+    keep(self, options, x, out, callers, reinterpret_cast<PlanObject*>(planned), nullptr, seconds);
     Py_RETURN_NONE;
 }
 
@@ -521,7 +546,7 @@ static PyObject* tell(PyObject* object, PyObject* given) {
     options[0] = name;
     Py_INCREF(planned);
     Py_INCREF(seconds);
-    keep(self, options, x, out, planned, telling, seconds);
+    keep(self, options, x, out, out, planned, telling, seconds);
     Py_DECREF(planned);
     Py_DECREF(seconds);
     Py_RETURN_TRUE;

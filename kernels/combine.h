@@ -3,6 +3,7 @@
 // float16, bfloat16 and float8 are combined in float and rounded once; all else step by step, which is the same.
 #pragma once
 #include <cstdint>
+#include <cstdlib>
 
 #define GC_PLAIN
 #include "functions.h"
@@ -53,7 +54,7 @@ template <class T> GC_DEV void write(char* row, uint64_t index, Wide<T> value) {
 }
 
 // Two versions of a function where the processor may have wider registers: the same arithmetic, bit for bit.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(GC_ONE_VERSION)
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__) && !defined(GC_ONE_VERSION)
 #define GC_VERSIONS __attribute__((target_clones("default", "avx2")))
 #else
 #define GC_VERSIONS

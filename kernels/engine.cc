@@ -65,8 +65,9 @@ static PyObject* room_method(PyObject* object, PyObject* given) {
     unsigned long long start, nbytes;
     if (!PyArg_ParseTuple(given, "kLKK", &buffer, &key, &start, &nbytes)) return nullptr;
     if (buffer >= SHOWN) return PyErr_Format(PyExc_ValueError, "no buffer %lu", buffer);
-    if (nbytes < node.rooms[buffer].nbytes) return PyErr_Format(PyExc_ValueError, "plans may need the larger room");
-    node.rooms[buffer] = {node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes};
+    if (nbytes < node.room_bytes(static_cast<uint32_t>(buffer))) return PyErr_Format(PyExc_ValueError, "plans may need the larger room");
+    node.all_rooms.push_back({node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes});
+    node.rooms[buffer].store(&node.all_rooms.back(), std::memory_order_release);
     Py_RETURN_NONE;
 }
 
@@ -205,6 +206,12 @@ static PyObject* walks(PyObject* object, void*) {
     return PyLong_FromUnsignedLongLong(reinterpret_cast<Engine*>(object)->node.walks);
 }
 
+// is_walking(): whether a call is under way, of this thread or another one.
+static PyObject* is_walking(PyObject* object, PyObject*) {
+    const Engine* self = reinterpret_cast<Engine*>(object);
+    return PyBool_FromLong(self->under_way > 0 || self->walker.plan != nullptr);
+}
+
 static PyObject* is_busy(PyObject* object, PyObject*) {
     return PyBool_FromLong(reinterpret_cast<Engine*>(object)->under_way);
 }
@@ -218,6 +225,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"follow", follow, METH_VARARGS, nullptr},
                                 {"go_on", go_on_method, METH_NOARGS, nullptr},
                                 {"is_busy", is_busy, METH_NOARGS, nullptr},
+                                {"is_walking", is_walking, METH_NOARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"message", message, METH_VARARGS, nullptr},
                                 {"plan", plan_method, METH_VARARGS, nullptr},
@@ -244,6 +252,7 @@ PyMODINIT_FUNC PyInit__engine() {
     attach_name = PyUnicode_InternFromString("attach");
     differ_name = PyUnicode_InternFromString("differ");
     out_of_reach_name = PyUnicode_InternFromString("out_of_reach");
+    abandon_name = PyUnicode_InternFromString("abandon");
     engine_type.tp_name = "gpucoll._engine.Engine";
     engine_type.tp_basicsize = sizeof(Engine);
     engine_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;

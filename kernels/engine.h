@@ -11,6 +11,7 @@
 #include <climits>
 #include <cstring>
 #include <ctime>
+#include <deque>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
@@ -34,7 +35,7 @@ static const uint32_t SHOWN = 3;
 // Where a rank's buffers are, as keys of segments and offsets, and what its call is.
 struct Board {
     int64_t places[SHOWN][2];
-    int64_t refusals, unused;
+    int64_t refusals, kind;  // how many calls it has refused, and a number for the words
     char text[TEXT];
 };
 
@@ -72,7 +73,8 @@ struct Node {
     std::vector<int32_t> processes;
     std::vector<Segment> others;   // of other ranks
     std::vector<Segment> symmetric;  // of this one, at the same places on all
-    Segment rooms[SHOWN];          // of this one, for what is not where others can read it
+    std::atomic<const Segment*> rooms[SHOWN];  // of this one, for what is not where others can read it
+    std::deque<Segment> all_rooms;             // which a call that is under way may still use
     uint64_t walks;                // how many calls there were
     std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
     std::vector<char> aside, fetched;
@@ -94,6 +96,10 @@ struct Node {
         for (const Segment& slab : symmetric)
             if (from >= slab.start && from + nbytes <= slab.start + slab.nbytes) return &slab;
         return nullptr;
+    }
+    uint64_t room_bytes(uint32_t buffer) const {
+        const Segment* found = rooms[buffer].load(std::memory_order_acquire);
+        return found == nullptr ? 0 : found->nbytes;
     }
     const Segment* own(int64_t key) const {
         for (const Segment& slab : symmetric)
@@ -267,7 +273,7 @@ struct Walker {
                 for (; at < plan->peers.size(); at++)
                     if (!sees(node, plan->peers[at], base, patient) || is_left(node, plan->peers[at])) return WAITING;
                 for (uint32_t peer : plan->peers)
-                    if (signature_of(node, peer) != own_signature()) return DIFFERS;
+                    if (signature_of(node, peer) != own_signature(node)) return DIFFERS;
                 enter(FINDING);
                 [[fallthrough]];
             case FINDING:
@@ -315,9 +321,12 @@ struct Walker {
         return one.count + 1;
     }
 
-    int64_t own_signature() const { return plan->signature + static_cast<int64_t>(refusals); }
+    // Tells what this rank calls, and which of its calls it is.
+    int64_t own_signature(const Node& node) const { return of_kind() ^ static_cast<int64_t>(node.walks << 8); }
 
   private:
+    int64_t of_kind() const { return plan->signature + static_cast<int64_t>(refusals); }
+
     void enter(Stage next) {
         stage = next;
         at = 0;
@@ -354,11 +363,12 @@ struct Walker {
         result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output ? mine[OUTPUT].start : nullptr;
         if (staged != nullptr) copy(staged, from, plan->given);
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
-        if (head->signatures[half].load(std::memory_order_relaxed) != own_signature()) {
+        if (board.kind != of_kind()) {
             std::memcpy(board.text, plan->text, TEXT);
             board.refusals = static_cast<int64_t>(refusals);
-            head->signatures[half].store(own_signature(), std::memory_order_relaxed);
+            board.kind = of_kind();
         }
+        head->signatures[half].store(own_signature(node), std::memory_order_relaxed);
         show(head, base);
     }
 
@@ -370,7 +380,8 @@ struct Walker {
         const Segment* slab = nullptr;
         if (nbytes == 0) {
             mine.start = nullptr;
-        } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT && (from == to || plan->copies_input))) {
+        } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT ? from == to || plan->copies_input
+                                                                             : plan->keeps_output)) {
             // only this rank needs it
         } else if (plan->small && nbytes <= node.room) {
             mine.start = node.workspace(node.rank, half, buffer);
@@ -383,8 +394,9 @@ struct Walker {
         } else if (row != nullptr && node.copies && !(buffer == INPUT && is_copied(nbytes))) {
             offset = static_cast<int64_t>(reinterpret_cast<intptr_t>(row));
         } else {
-            mine.start = node.rooms[buffer].start;
-            key = node.rooms[buffer].key;
+            const Segment* room = node.rooms[buffer].load(std::memory_order_acquire);
+            mine.start = room->start;
+            key = room->key;
         }
         if (plan->in_control) return;  // where they are needs no telling
         board.places[buffer][0] = key;
@@ -434,7 +446,7 @@ struct Walker {
         switch (one.opcode) {
             case Instruction::AWAIT: return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;
             case Instruction::SIGNAL: show(node.heads[node.rank], base + one.mark); return DONE;
-            case Instruction::CALL: return CALLING;
+            case Instruction::CALL: awaited = node.rank; return CALLING;
             case Instruction::FORM: break;
         }
         error = form(node, one);

@@ -59,9 +59,10 @@ struct Reading {
 
     // Whether each of this rank's buffers has memory wherever it may have to be.
     bool has_rooms() const {
+        const bool needs[] = {plan->copies_input || !node->copies || plan->given <= plan->copied, !node->copies, true};
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
-            const uint64_t most = std::max(plan->small ? node->room : 0, node->rooms[buffer].nbytes);
-            if (bytes_of(buffer) > most) return false;
+            const uint64_t most = std::max(plan->small ? node->room : 0, node->room_bytes(buffer));
+            if (needs[buffer] && bytes_of(buffer) > most) return false;
         }
         return true;
     }

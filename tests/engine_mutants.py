@@ -30,7 +30,7 @@ MUTANTS = {
                                   "return DONE;"), *LATE), "fresh_data"),
     "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.mark);",
                                         "show(node.heads[node.rank], base + one.mark + 2);"), *LATE), "fresh_data"),
-    "other calls are not told": Mutant((("if (signature_of(node, peer) != own_signature()) return DIFFERS;", ""),),
+    "other calls are not told": Mutant((("if (signature_of(node, peer) != own_signature(node)) return DIFFERS;", ""),),
                                        "differing", ("op",)),
     "a sum for a mean": Mutant((("if (plan->finish != nullptr) plan->finish(", "if (false) plan->finish("),),
                                "every_kind"),

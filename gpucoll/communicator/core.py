@@ -139,14 +139,14 @@ class Core:
         found = self._repeats.find(key_of(same, x, out))
         if found is None:
             return None
-        self._learn(same, x, out, found)
+        self._learn(same, x, out, found, out)
         self._repeat(found, *found.rows(x, out), stream)
         return out
 
-    def _learn(self, same: Key, x: Any, out: Any, found: Repeat) -> None:
+    def _learn(self, same: Key, x: Any, result: Any, found: Repeat, out: Any) -> None:
         """Let the engine know a call that it can do."""
         if found.plan is not None and self._host_engine() is not None:
-            self._engine.learn(*same, x, out, found.plan, cast("Seconds", found.seconds).ring)
+            self._engine.learn(*same, x, result, out, found.plan, cast("Seconds", found.seconds).ring)
 
     def _host_engine(self) -> Any:
         """Return what does calls that came before, once there is one; None for ever on the emulated device."""
@@ -160,11 +160,15 @@ class Core:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
         overwrites = task.collective == "broadcast"
         key = key_of(same, x, out) if same[0] == task.collective else ()  # not of what is part of another call
-        found = repeat_of(x, call.result, executor, task, seconds, plan_of(executor, task))
+        try:
+            plan = plan_of(executor, task)
+        except OSError:  # which the call itself will meet, and tell the others of
+            return
+        found = repeat_of(x, call.result, executor, task, seconds, plan)
         if found is not None and key and task.output is not None and (task.input is not None or overwrites):
             self._repeats.keep(key, found)
         if found is not None and (call.result is not x or out is x or overwrites):
-            self._learn(same, x, call.result, found)
+            self._learn(same, x, call.result, found, out)
 
     def _repeat(self, found: Repeat, source: Any, target: Any, stream: Any) -> None:
         """Run a call once more, from the row `source` to the row `target`."""

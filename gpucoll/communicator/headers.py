@@ -75,7 +75,7 @@ class Headers(Core):
         """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
         # Inside a node a root that has shown its row where the others read it goes on
         algorithm = "binomial" if collective == "broadcast" and self._host.reads_memory else "auto"
-        same = (name, "", root, algorithm)
+        same = (f"header of {name}", "", root, algorithm)
         result = self._express(*same, row, None)
         if result is None:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))

@@ -11,8 +11,9 @@ from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import How, nothing
-from gpucoll.communicator.times import Seconds
 from gpucoll.communicator.repeats import plan_of, repeat_of
+from gpucoll.communicator.times import Seconds
+from gpucoll.errors import BackendError
 
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
 
@@ -65,7 +66,11 @@ class Persistent(Collectives):
         call = prepare(row, x, out, who, dtype, space)
         checked = self._check_op(row.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, How(algorithm, False, stream), self.executor, checked, who.root)
-        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task), plan_of(executor, task))
+        try:
+            planned = plan_of(executor, task)
+        except OSError as error:
+            raise BackendError(f"plan: the system gives this rank no memory: {error}", code="GC-MEMORY") from error
+        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task), planned)
         if found is None or row.name == "exscan":
             options = {"root": root} if row.rooted else {}
             options |= {"op": op, "dtype": dtype} if row.reduces else {}

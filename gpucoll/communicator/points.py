@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, Self
 import numpy
 
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
-from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.core import nothing
+from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.headers import Headers
 from gpucoll.device import NO_CAPTURE, Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, MismatchError, UsageError
-from gpucoll.executors.mpi import BYTES, TAGS, abandon, sender_by_mpi
+from gpucoll.executors.mpi import BYTES, TAGS, abandon
 from gpucoll.work import Operation, Pending, Work
 
 
@@ -32,14 +32,13 @@ class Points(Headers):
     def _exchange_here(self) -> Callable[..., Any]:
         """What does blocking messages between ranks of a node; it returns None for those that are not for it."""
         is_here = self._points is not self._link.points and self._host_engine() is not None
-        return self._engine.exchange if is_here else nothing  # type: ignore[no-any-return] # the engine is not typed
+        return self._engine.exchange if is_here else nothing
 
     def _sender(self, tag: int) -> int | None:
         """Return a rank whose message with `tag` could be received now, None where there is none."""
-        if self._points is not self._link.points:
-            found: int | None = self._points.sender(tag)
-            return found
-        return sender_by_mpi(self._link.points, tag)
+        carrier: Any = self._link if self._points is self._link.points else self._points
+        found: int | None = carrier.sender(tag)
+        return found
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2."""

@@ -97,7 +97,7 @@ class Symmetric(Headers):
         told: News = {}
         try:
             self._host.reach(slab, keys)
-        except (OSError, ValueError) as error:
+        except (BackendError, OSError, ValueError) as error:
             failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
             told = {"error": str(failure)}
         try:

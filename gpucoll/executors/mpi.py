@@ -151,14 +151,6 @@ def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
         keep_for_ever((said, sends))
 
 
-def sender_by_mpi(comm: Any, tag: int) -> int | None:
-    """Return a rank whose message with `tag` could be received now, None where there is none."""
-    from mpi4py import MPI
-
-    status = MPI.Status()
-    return status.source if comm.Iprobe(MPI.ANY_SOURCE, tag, status) else None
-
-
 def abandon(receives: list[Any], owner: Any) -> None:
     """Call back what may still be received, and keep `owner`, with what MPI may still read or write, for ever."""
     keep_for_ever((owner, receives))

@@ -88,7 +88,7 @@ static void take_plan(Words& words, Plan& plan, uint32_t rank) {
 struct World {
     uint32_t ranks;
     uint64_t variants, kinds;
-    std::vector<Node> nodes;
+    std::deque<Node> nodes;
     std::vector<std::vector<Part_of>> calls;  // by kind and rank
     std::vector<uint64_t> turns;
     std::atomic<int> wrong{0};
@@ -129,7 +129,7 @@ struct World {
             }
         }
         for (uint32_t rank = 0; rank < ranks; rank++) {
-            Node node = {};
+            Node& node = nodes.emplace_back();
             node.rank = rank;
             node.ranks = ranks;
             node.spins = node.yields = 20;
@@ -143,10 +143,9 @@ struct World {
             for (const Segment& one : segments) {
                 if (one.rank != rank) node.others.push_back(one);
                 else if (one.key == SHOWN) node.symmetric.push_back(one);
-                else node.rooms[one.key] = one;
+                else node.rooms[one.key] = &node.all_rooms.emplace_back(one);
             }
             for (std::vector<int64_t>& marks : node.unread) marks.resize(ranks);
-            nodes.push_back(node);
         }
         for (uint32_t rank = 0; rank < ranks; rank++) {
             ASAN_POISON_MEMORY_REGION(reinterpret_cast<char*>(heads[rank]) + first, control - first);

@@ -74,7 +74,7 @@ class World:
         self._asked = Executor()
         words = self.heads[1].row[:FIRST].view(numpy.int64)
         words[0] = 1 << 62
-        self.engine = module.Engine(self._asked, GpucollError, 0, os.getpid(), 0, 0, copies, FIRST, written.ROOM,
+        self.engine = module.Engine(self._asked, GpucollError, 0, os.getpid(), 0, 0, copies, FIRST, written.ROOM, 0,
                                     tuple(head.start for head in self.heads), (1, 2), (os.getpid(), NOBODY))
         for buffer, room in enumerate(self.rooms):
             self.engine.room(buffer, 10 + buffer, room.start, room.nbytes)

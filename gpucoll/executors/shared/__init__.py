@@ -27,7 +27,6 @@ from gpucoll.arrays.segments import at
 from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
 from gpucoll.executors import Task
-from gpucoll.executors.mpi import sender_by_mpi
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import Messages, Plans
@@ -147,8 +146,11 @@ class SharedExecutor:
             self.engine.symmetric(slab.key, slab.start, slab.nbytes)
 
     def attach(self, rank: int, key: int) -> None:
-        """Map a segment of another rank's for the engine; raise OSError where the system forbids it."""
-        row = self._near.attached(rank, key)
+        """Map a segment of another rank's for the engine; raise BackendError where the system forbids it."""
+        try:
+            row = self._near.attached(rank, key)
+        except OSError as error:
+            raise BackendError(f"another rank's memory is out of reach: {error}", code="GC-MEMORY") from error
         self.engine.attach(rank, key, address(row), row.nbytes)
 
     @property
@@ -171,9 +173,7 @@ class SharedExecutor:
     def sender(self, tag: int) -> int | None:
         """Return a rank whose message with `tag` could be received now, None where there is none."""
         found: int | None = self.engine.probe(tag)
-        if found is None and len(self._near.all) < self._size:
-            return sender_by_mpi(self._link.points, tag)
-        return found
+        return self._link.sender(tag) if found is None and len(self._near.all) < self._size else found
 
     def plan(self, task: Task) -> Any:
         """Return what the engine does for calls like `task`."""
@@ -188,11 +188,15 @@ class SharedExecutor:
         except BaseException as error:
             if is_settled(error):
                 raise
-            self.watch(error)
-            keep_for_ever((task, self._requests, self._plans))  # one that has begun may still do so, and so may MPI
+            self.abandon(error, task.input, task.output)
             if isinstance(error, OSError):
                 raise BackendError(f"{task.collective}: another rank's memory is out of reach: {error}") from error
             raise
+
+    def abandon(self, error: BaseException, x: Any, out: Any) -> None:
+        """Tell the others of an error, and let them, and MPI, go on with what they have begun on these arrays."""
+        self.watch(error)
+        keep_for_ever((x, out, self._requests, self._plans, self.engine))
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin a message to or from memory at `place`, in pieces that MPI can count."""
@@ -212,6 +216,10 @@ class SharedExecutor:
 
     def close(self) -> None:
         """Let go of all memory."""
+        if self.engine is not None and self.engine.is_walking():  # as where a signal's handler closes in a call
+            self.engine.close()
+            keep_for_ever(self)
+            return
         if self.engine is not None:
             self.engine.close()
             self._plans.close()

@@ -17,12 +17,13 @@ from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.schedule import Slice
 
 KEPT = 256
-LEAST = 1 << 16  # bytes of a room
+LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of a room: the least, and where it is no longer rounded up
 COPIED = 1 << 26  # bytes of an input that is copied to mapped memory, since others read it more than once
 LINE = 64
 ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
 ASIDE = len(BUFFERS)
+TEXT = 192  # bytes for the words of a call
 KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
          "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")  # as combine.h has them
 PLACES = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor")
@@ -70,12 +71,16 @@ class Plans:
         assert plan.schedules is not None
         assert plan.layouts is not None
         arranger = Arranger(near.rank, plan.schedules, near.all, alias)
-        one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1
+        by_engine = task.op is None or not task.op.expression
+        one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1 and by_engine
         order = arranger.fused() if one_pass else arranger.order()
         rows = [task.input, task.output]
         sizes = [0 if row is None else row.nbytes for row in rows] + [plan.scratch * task.dtype.itemsize]
-        for buffer, nbytes in enumerate(sizes):
-            self._make_room(buffer, nbytes, small)
+        copied = COPIED if "input" in order.shared else 0
+        staged = plan.copy_input or not near.copies or sizes[0] <= copied
+        for buffer, wanted in enumerate((staged, not near.copies, True)):
+            if wanted and sizes[buffer] > (SMALL if small else 0):
+                self._make_room(buffer, sizes[buffer])
         writer = _Writer(task, near.rank, plan.layouts, self._messages)
         instructions = (*writer.rows(order.instructions),)
         readers = ((BUFFERS.index(name), peer, mark) for name, ends in order.readers.items()
@@ -87,10 +92,10 @@ class Plans:
         text = words_of(task)
         place = NOTHING if task.op is None or task.op.expression else PLACES.index(
             "sum" if task.op.factor is not None else task.op.name)
-        copied = COPIED if "input" in order.shared else 0
         flags = (in_control, small, plan.copy_input,
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast")
-        return self._engine.plan(text, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize, copied),
+        shown = text.encode()[:TEXT - 1].decode(errors="ignore")
+        return self._engine.plan(shown, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize, copied),
                                  (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
                                  order.sources, (*readers,), starts, instructions, (*writer.calls,))
 
@@ -111,14 +116,15 @@ class Plans:
         """Return whether all of this rank's arrays are in symmetric memory."""
         return all(row is None or self._heap.find(address(row), row.nbytes) for row in (task.input, task.output))
 
-    def _make_room(self, buffer: int, nbytes: int, small: bool) -> None:
+    def _make_room(self, buffer: int, nbytes: int) -> None:
         """Have memory for a buffer that others could not read where it is, kept from call to call."""
         room = self._rooms.get(buffer)
-        if nbytes <= (SMALL if small else 0) or (room is not None and room.nbytes >= nbytes):
+        if room is not None and room.nbytes >= nbytes:
             return
         if room is not None:
             self._outgrown.append(room)
-        room = self._rooms[buffer] = Segment(max(LEAST, 1 << (nbytes - 1).bit_length()))
+        rounded = 1 << (nbytes - 1).bit_length() if nbytes < MOST_ROUNDED else nbytes
+        room = self._rooms[buffer] = Segment(max(LEAST, rounded))
         self._engine.room(buffer, room.key, room.start, room.nbytes)
 
     def close(self) -> None:
@@ -134,7 +140,7 @@ def words_of(task: Task) -> str:
     """Return in words what is alike where ranks make the same call."""
     op = "" if task.op is None else f", op {task.op.expression or task.op.name}"
     return (f"{task.collective} by {task.algorithm}, {task.nbytes} bytes of {task.dtype.name}{op}, "
-            f"root {task.root}")[:190]
+            f"root {task.root}")
 
 
 def signature_of(text: str) -> int:
