@@ -27,6 +27,7 @@ class Segment:
     """Memory of this process. `key` tells others of it: its file here, and a number that no later one has."""
 
     def __init__(self, nbytes: int, *, shared: bool = True) -> None:
+        self.key = 0
         # Where the system has no such files the memory is this process' own, and `attach` raises.
         self._file = os.memfd_create("gpucoll") if shared and hasattr(os, "memfd_create") else -1
         try:
@@ -49,6 +50,7 @@ class Segment:
 
     def close(self) -> None:
         """Let nobody map it any more; it lives until the last array on it has gone."""
+        _OWN.pop(self.key, None)
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from gpucoll.algorithms import schedule
+from gpucoll.arrays import Cut
 from gpucoll.arrays.symmetric import Heap, Slab
+from gpucoll.bootstrap import Place
+from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.links import Link
+from gpucoll.schedule import Schedule
+from gpucoll.tuner import Choice
 from gpucoll.waits import Waits
 
 if TYPE_CHECKING:
     from gpucoll.executors.shared import SharedExecutor
 
 NATIVE = "native"
+PLANS = 1024  # resolved schedules kept
 HYBRID = "hybrid"
 
 
@@ -126,6 +134,19 @@ class HostBackend:
         for executor in self.executors:
             executor.close()
         self.heap.close()
+
+
+@functools.lru_cache(PLANS)
+def make_plan(collective: str, choice: Choice, place: Place, root: int, cut: Cut,
+              in_place: bool) -> Plan:
+    """Return the resolved schedule of a call; a call like it finds it made."""
+    def of(rank: int) -> Schedule:
+        return schedule(collective, choice.algorithm, rank=rank, size=place.size, root=root, segments=choice.segments,
+                        nodes=place.nodes)
+
+    rounds = of(place.rank)
+    per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
+    return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
 
 
 def _made(link: Link, heap: Heap, timeout: float, asked: str | None) -> Iterator[Executor]:

@@ -18,25 +18,23 @@ from typing import Any, NamedTuple, Self, cast
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.algorithms import find, registry, schedule
-from gpucoll.arrays import HOST, NOTHING, Cut, Prepared, Sizes, Space, check_op, is_borrowed, on_gpu, stream_of
+from gpucoll.algorithms import find, registry
+from gpucoll.arrays import HOST, NOTHING, Prepared, Sizes, Space, check_op, is_borrowed, on_gpu, stream_of
 from gpucoll.collectives import COLLECTIVES, Collective
-from gpucoll.communicator.backends import Backend, HostBackend, able, chosen
+from gpucoll.communicator.backends import Backend, HostBackend, able, chosen, make_plan
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
 from gpucoll.communicator.repeats import Key, Repeat, Repeats, has_finished, key_of, launcher_of, plan_of, repeat_of
 from gpucoll.communicator.times import Seconds, Times
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
-from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
+from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import farewell
 from gpucoll.launchers import local_rank
 from gpucoll.links import Link, LocalLink
 from gpucoll.ops import NOT_IN, Op, op_of
-from gpucoll.schedule import Schedule
-from gpucoll.tuner import Choice, Tuner, rules
+from gpucoll.tuner import Tuner, rules
 from gpucoll.waits import Waits
 from gpucoll.work import Operation, Work
 
-PLANS = 1024  # resolved schedules kept
 NOWHERE = contextlib.nullcontext()
 
 
@@ -394,16 +392,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-@functools.lru_cache(PLANS)
-def make_plan(collective: str, choice: Choice, place: bootstrap.Place, root: int, cut: Cut,
-              in_place: bool) -> Plan:
-    """Return the resolved schedule of a call; a call like it finds it made."""
-    def of(rank: int) -> Schedule:
-        return schedule(collective, choice.algorithm, rank=rank, size=place.size, root=root, segments=choice.segments,
-                        nodes=place.nodes)
-
-    rounds = of(place.rank)
-    per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
-    return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)

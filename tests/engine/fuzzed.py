@@ -93,7 +93,7 @@ class World:
         """Returns what came of it."""
         x, out = Guarded(given), Guarded(taken)
         words = self.heads[1].row[:FIRST].view(numpy.int64)
-        words[SIGNATURES] = signature
+        words[SIGNATURES] = signature ^ ((self.engine.walks + 1) << 8)
         board = words[8:].reshape(-1)
         board[:6] = board[32:38] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
         self.reachable = [x, out, *self.rooms, *self.heads]

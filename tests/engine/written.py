@@ -12,7 +12,7 @@ from gpucoll.algorithms import find, registry
 from gpucoll.arrays.prepare import Cut
 from gpucoll.bootstrap import Place
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import make_plan
+from gpucoll.communicator.backends import make_plan
 from gpucoll.executors import Task
 from gpucoll.executors.shared import plans
 from gpucoll.executors.shared.neighbours import head_bytes

@@ -163,6 +163,7 @@ def broken_off(comm):
         for error, kind, after in errors:
             other = comm.split(comm.rank)
             other._points = Stopping(other._points, call, error, after=after)
+            other._link.points = Stopping(other._link.points, call, error, after=after)  # the emulated device's
             other._exchange_here = lambda *_: None
             with pytest.raises(kind):
                 other.sendrecv(x, out, 0, 0)

@@ -119,9 +119,9 @@ class SharedExecutor:
         fewest = min(refusals for _, _, refusals in shown.values())
         refused = tuple(rank for rank, (_, _, refusals) in shown.items() if refusals > fewest)
         groups = collections.defaultdict(list)
-        for rank, (text, _, _) in shown.items():
-            groups[text].append(rank)
-        calls = "; ".join(f"ranks {_listed(ranks)}: {text}" for text, ranks in groups.items())
+        for rank, (text, signature, _) in shown.items():
+            groups[text, signature].append(rank)
+        calls = "; ".join(f"ranks {_listed(ranks)}: {text}" for (text, _), ranks in groups.items())
         if refused:
             raise PeerError(f"ranks {_listed(refused)} refused a call that others have made, and are in a later one: "
                             f"{calls}", ranks=refused)

@@ -1,0 +1,116 @@
+"""Calls between processes of a node that a table of calls could take for others, or do otherwise than Python."""
+
+import os
+import signal
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.communicator import core
+from gpucoll.executors.shared.neighbours import SMALL, TINY
+from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+from pace import seconds
+
+
+@on_shared
+def ops_of_the_users_own(comm):
+    """By every algorithm, of lengths that are copied and that are not, more than once."""
+    op = gc.elementwise_op("a + b - a * b", 0)
+    for algorithm in ("auto", *gc.algorithms("all_reduce", size=comm.size)):
+        for count in (5, TINY // 8 + 1, SMALL // 8 + 1):
+            x = numpy.full(count, 2.0 * (comm.rank == 0))
+            for _ in range(2):
+                assert (comm.all_reduce(x, op=op, algorithm=algorithm) == 2).all(), (algorithm, count)
+
+
+@on_shared
+def a_root_only_reads(comm):
+    """What a root sends may be read-only, also where a call like it was made with an array that is not."""
+    for algorithm in gc.algorithms("broadcast", size=comm.size):
+        for count in (100, TINY // 8 + 9):
+            for turn in range(4):
+                x = numpy.full(count, turn if comm.rank == 1 else -1)
+                x.flags.writeable = comm.rank != 1 or turn < 2
+                assert (comm.broadcast(x, 1, algorithm=algorithm) == turn).all(), (algorithm, count)
+
+
+def words_that_begin_alike(mpi):
+    """Calls that differ in the last of many words."""
+    tails = ["a + b" + " + a - a" * 40 + f" + {number} * (a - a)" for number in (0, mpi.rank)]
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(60)) as comm:
+        assert (comm.all_reduce(numpy.ones(3), op=gc.elementwise_op(tails[0])) == comm.size).all()
+        with pytest.raises(gc.MismatchError) as differ:
+            comm.all_reduce(numpy.ones(3), op=gc.elementwise_op(tails[1]))
+        assert differ.value.ranks
+
+
+@on_shared
+def what_a_root_tells_is_no_users_array(comm):
+    """A scatter of bytes as many as a header has, by its algorithm."""
+    blocks = numpy.ones((comm.size, 3)) if comm.rank == 0 else None
+    for _ in range(3):
+        comm.scatter(blocks)
+    x = numpy.zeros(comm._inbox.size, numpy.uint8) if comm.rank == 0 else None
+    with pytest.raises((gc.ArgumentError, gc.PeerError)):
+        comm.scatter(x, algorithm="binomial")
+
+
+@on_shared
+def calls_are_resolved_once(comm):
+    """Whatever their length and memory, and whether there is a place for the result."""
+    for count in (9, TINY // 8 + 9, SMALL // 8 + 9):
+        for memory in (numpy.zeros, comm.zeros):
+            x, out = memory(count, "f8"), memory(count, "f8")
+            calls = (lambda x=x: comm.broadcast(x), lambda x=x: comm.all_reduce(x),
+                     lambda x=x, out=out: comm.all_reduce(x, out), lambda x=x: comm.all_reduce(x, x),
+                     lambda x=x: comm.all_gather(x))
+            for number, call in enumerate(calls):
+                call()
+                with mock.patch.object(core.Core, "_resolve", side_effect=AssertionError((count, number))):
+                    for _ in range(3):
+                        call()
+
+
+@on_shared
+def a_signal_in_a_call_of_the_users_own(comm):
+    """Who calls from a handler is told so, and the call that it has interrupted ends well."""
+    x, found = numpy.ones(1000), []
+    plan = comm.plan("all_reduce", x, op=gc.elementwise_op("a + b"), algorithm="ring")
+    combined = plan()
+
+    def rings(*_):
+        with pytest.raises(gc.UsageError) as refused:
+            comm.barrier()
+        found.append(refused.value.code)
+
+    before = signal.signal(signal.SIGUSR1, rings)
+    begin = numpy.errstate.__enter__  # which NumPy's part of a call passes through
+
+    def interrupted(self):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return begin(self)
+
+    with mock.patch.object(numpy.errstate, "__enter__", interrupted):
+        plan()
+    signal.signal(signal.SIGUSR1, before)
+    assert found
+    assert set(found) == {"GC-USAGE"}
+    assert (combined == comm.size).all()
+
+
+@on_shared
+def long_arrays_need_no_room(comm):
+    """What others read where it is, is not given memory elsewhere."""
+    x = numpy.ones(SMALL // 8 + 1)
+    for algorithm in ("two_shot", "ring"):
+        comm.all_reduce(x, x, algorithm=algorithm)
+    assert set(comm._host._shared._plans._rooms) <= {2}  # scratch
+
+
+@pytest.mark.parametrize("body", [
+    ops_of_the_users_own, a_root_only_reads, words_that_begin_alike, what_a_root_tells_is_no_users_array,
+    calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_need_no_room])
+def test_engine_calls(ranks, body):  # noqa: F811 (the fixture)
+    ranks(body, 3)
