@@ -1,0 +1,158 @@
+"""Messages between processes of a node by the engine: in any order, of any length, more than boxes hold."""
+
+import numpy
+import pytest
+
+import engine_mutants
+import gpucoll as gc
+from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+from ranks import RankError
+
+SHORT, LETTERS = 1 << 13, 8  # bytes of a message in its letter, and letters of a box, as kernels/mail.h has them
+LENGTHS = (0, 1, 7, SHORT // 8, SHORT // 8 + 1, 100_000)
+
+
+def content(count, *key):
+    return numpy.arange(count) * 7 + sum(1000 ** place * one for place, one in enumerate(key))
+
+
+@on_shared
+def around(comm):
+    """Each to the next, with new content each time; what was sent may change as soon as the call returns."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in LENGTHS:
+        for memory in (numpy.zeros, comm.zeros):
+            x, out = memory(count, "i8"), memory(count, "i8")
+            for turn in range(3 * LETTERS):
+                x[:] = content(count, comm.rank, turn)
+                assert comm.sendrecv(x, out, right, left, tag=turn % 3) is out
+                x[:] = -1
+                assert (out == content(count, left, turn)).all(), (count, turn)
+    assert comm._points is comm._host._shared
+
+
+@on_shared
+def backwards(comm):
+    """Many are under way, and asked for in another order than they were sent in."""
+    many = 4 * LETTERS
+    for count in (3, 5000):
+        if comm.rank == 0:
+            works = [comm.send(content(count, tag, peer), peer, tag, async_op=True)
+                     for tag in range(many) for peer in range(1, comm.size)]
+            for work in works:
+                work.wait()
+        else:
+            for tag in reversed(range(many)):
+                assert (comm.recv(numpy.zeros(count, "i8"), 0, tag) == content(count, tag, comm.rank)).all(), tag
+        comm.barrier()
+
+
+@on_shared
+def same_tag(comm):
+    """Of messages with one tag the first that was sent is the first that is received, asked for before or after."""
+    if comm.rank == 0:
+        for turn in range(3 * LETTERS):
+            comm.send(content(4, turn), 1)
+        comm.send(numpy.zeros(1), 1, tag=9)
+        comm.recv(numpy.zeros(1), 1, tag=9)
+        for turn in range(3 * LETTERS):
+            comm.send(content(4, turn), 1)
+    elif comm.rank == 1:
+        comm.recv(numpy.zeros(1), 0, tag=9)  # all others are there by then
+        for turn in range(3 * LETTERS):
+            assert (comm.recv(numpy.zeros(4, "i8"), 0) == content(4, turn)).all(), turn
+        outs = [numpy.zeros(4, "i8") for _ in range(3 * LETTERS)]
+        works = [comm.recv(out, 0, async_op=True) for out in outs]
+        comm.send(numpy.zeros(1), 0, tag=9)
+        for turn, work in enumerate(works):
+            assert (work.wait() == content(4, turn)).all(), turn
+
+
+@on_shared
+def to_oneself(comm):
+    for count in LENGTHS:
+        x, out = content(count, comm.rank), numpy.zeros(count, "i8")
+        comm.sendrecv(x, out, comm.rank, comm.rank)
+        assert (out == x).all()
+
+
+@on_shared
+def lengths(comm):
+    """What is not as long as the place for it is written nowhere; the next message is right."""
+    for sent, room in ((3, 4), (4, 3), (2000, 3), (3, 2000), (2000, 3000)):
+        out = numpy.full(room, -1)
+        if comm.rank == 0:
+            comm.send(content(sent), 1)
+        elif comm.rank == 1:
+            with pytest.raises(gc.MismatchError) as differ:
+                comm.recv(out, 0)
+            assert differ.value.ranks == (0,)
+            assert f"{8 * sent} bytes" in str(differ.value)
+            assert (out == -1).all()
+    around.__wrapped__(comm)
+
+
+def nobody_sends(mpi):
+    """A message that never comes ends at the deadline, and what comes later is not written into its place."""
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=0.3) as comm:
+        out = numpy.zeros(4)
+        if comm.rank == 1:
+            with pytest.raises(gc.CollectiveTimeout):
+                comm.recv(out, 0)
+        mpi.Barrier()
+        if comm.rank == 0:
+            comm.send(numpy.ones(4), 1)
+        mpi.Barrier()
+        if comm.rank == 1:
+            with pytest.raises(gc.RevokedError):
+                comm.recv(out, 0)
+            assert (out == 0).all()
+        comm._waits.failure = comm._waits.failure or gc.UsageError("on purpose")
+
+
+@on_shared
+def wrong_requests(comm):
+    for wrong in ((True, numpy.zeros((4, 4))[:, 1], 0, 0), (True, numpy.zeros(4), comm.size, 0)):
+        with pytest.raises(ValueError, match="no message"):
+            comm._host._shared.engine.message(*wrong)
+    with pytest.raises(TypeError):
+        comm._host._shared.engine.message(True, [0], 0, 0)
+
+
+CASES = ((around, (2, 3)), (backwards, (3,)), (same_tag, (2,)), (to_oneself, (1, 2)), (lengths, (2,)),
+         (nobody_sends, (2,)), (wrong_requests, (1,)))
+
+
+@pytest.mark.parametrize(("body", "size"), [(body, size) for body, sizes in CASES for size in sizes])
+def test_mail(ranks, body, size):  # noqa: F811 (the fixture)
+    ranks(body, size)
+
+
+MUTANTS = {
+    "the ring is overrun": ((("return one.written - one.known == LETTERS ? nullptr :", "return false ? nullptr :"),),
+                            backwards, 3),
+    "a long message has ended at once": ((("if (ticket != 0 && !done) done = out->ends",
+                                           "if (ticket != 0 && !done) done = true || out->ends"),), around, 2),
+    "the last is the first": ((("        one.unasked.push_back(std::move(copy));",
+                                "        one.unasked.push_front(std::move(copy));"),), same_tag, 2),
+    "any tag": ((("if ((*found)->tag != letter.tag) continue;", ""),), backwards, 3),
+    "of any length": ((("const bool fits = letter.nbytes == transfer.nbytes;",
+                        "const bool fits = letter.nbytes <= transfer.nbytes;"),), lengths, 2),
+    "called back in vain": ((("        waiting.erase(std::remove(", "        if (false) waiting.erase(std::remove("),),
+                            nobody_sends, 2),
+}
+
+
+def on_mutant(mpi, changes, body):
+    with engine_mutants.planted(changes):
+        return globals()[body](mpi)
+
+
+@pytest.mark.nightly
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(ranks, name):  # noqa: F811 (the fixture)
+    changes, body, size = MUTANTS[name]
+    engine_mutants.changed(changes)  # can be planted
+    with pytest.raises(RankError):
+        ranks(on_mutant, size, changes, body.__name__)
