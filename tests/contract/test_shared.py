@@ -23,7 +23,7 @@ def way(name):
     mapped; `mapped` as where the system copies nothing."""
     with contextlib.ExitStack() as stack:
         if name != "small":
-            for size in ("TINY", "SMALL"):
+            for size in ("TINY", "MEDIUM", "SMALL"):
                 stack.enter_context(mock.patch.object(plans, size, 0))
         if name == "copied":
             stack.enter_context(mock.patch.object(plans, "COPIED", 0))

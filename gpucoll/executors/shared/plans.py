@@ -11,7 +11,7 @@ from gpucoll.arrays.segments import Segment, at
 from gpucoll.arrays.symmetric import Heap
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import Layouts, Task
-from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
+from gpucoll.executors.shared.neighbours import BUFFERS, MEDIUM, SMALL, TINY, Neighbours
 from gpucoll.executors.shared.order import Arranger, Form, Instruction, Land, Message, Post, Source, Tell, Wait
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.schedule import Slice
@@ -53,7 +53,7 @@ class Plans:
 
     def of(self, task: Task) -> Any:
         """Return the engine's plan for calls like `task`."""
-        small = task.nbytes <= TINY or (task.nbytes <= SMALL and not self._is_symmetric(task))
+        small = task.nbytes <= TINY or (task.nbytes <= MEDIUM and not self._is_symmetric(task))
         alias = task.in_place and not small and not self._moves(task)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
         key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place)
