@@ -208,7 +208,6 @@ struct Plan {
     bool in_control;                        // whether all ranks' buffers are in the control segments
     bool small;                             // the same of this one's buffers
     bool copies_input;                      // works on a copy of the input
-    uint64_t copied;                        // up to so many bytes of input are copied to mapped memory, if not there
     bool keeps_output;                      // it is there already: of a broadcast's root
     bool overwrites;                        // a call of it has no `out`
     bool read[SHOWN];                       // whether others read these buffers
@@ -391,7 +390,7 @@ struct Walker {
                    && (slab = node.find(row, nbytes)) != nullptr) {
             key = slab->key;
             offset = row - slab->start;
-        } else if (row != nullptr && node.copies && !(buffer == INPUT && is_copied(nbytes))) {
+        } else if (row != nullptr && node.copies && !(buffer == INPUT && plan->copies_input)) {
             offset = static_cast<int64_t>(reinterpret_cast<intptr_t>(row));
         } else {
             const Segment* room = node.rooms[buffer].load(std::memory_order_acquire);
@@ -402,8 +401,6 @@ struct Walker {
         board.places[buffer][0] = key;
         board.places[buffer][1] = offset;
     }
-
-    bool is_copied(uint64_t nbytes) const { return plan->copies_input || nbytes <= plan->copied; }
 
     // Finds the buffers of another rank; false where a segment is not mapped here yet.
     bool find(const Node& node, uint32_t rank) {

@@ -59,7 +59,7 @@ struct Reading {
 
     // Whether each of this rank's buffers has memory wherever it may have to be.
     bool has_rooms() const {
-        const bool needs[] = {plan->copies_input || !node->copies || plan->given <= plan->copied, !node->copies, true};
+        const bool needs[] = {plan->copies_input || !node->copies, !node->copies, true};
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             const uint64_t most = std::max(plan->small ? node->room : 0, node->room_bytes(buffer));
             if (needs[buffer] && bytes_of(buffer) > most) return false;
@@ -161,13 +161,13 @@ template <class Number> static bool take_numbers(PyObject* tuple, std::vector<Nu
 // Takes (words, signature, sizes, kinds, flags, root, peers, readers, starts, instructions, calls).
 static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** called) {
     const char* text;
-    unsigned long long root, sizes[4], itemsize, copied, contributions;
+    unsigned long long root, sizes[4], itemsize, contributions;
     long long signature;
     long dtype, op;
     int in_control, small, copies_input, keeps_output, overwrites;
     PyObject *peers, *readers, *starts, *instructions;
-    if (!PyArg_ParseTuple(given, "sL(KKKKKK)(llK)(ppppp)KO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
-                          sizes + 3, &itemsize, &copied, &dtype, &op, &contributions, &in_control, &small, &copies_input,
+    if (!PyArg_ParseTuple(given, "sL(KKKKK)(llK)(ppppp)KO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
+                          sizes + 3, &itemsize, &dtype, &op, &contributions, &in_control, &small, &copies_input,
                           &keeps_output, &overwrites, &root, &PyTuple_Type, &peers, &PyTuple_Type,
                           &readers, &PyTuple_Type, &starts, &PyTuple_Type, &instructions, &PyTuple_Type, called))
         return false;
@@ -178,7 +178,6 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     plan->scratch = sizes[2];
     plan->aside = sizes[3];
     plan->itemsize = itemsize;
-    plan->copied = copied;
     plan->combine = op < 0 ? nullptr : combine_of(dtype, op);
     plan->contributions = contributions;
     plan->finish = contributions == 0 ? nullptr : op == AVG ? mean_of(dtype) : truth_of(dtype);

@@ -14,19 +14,16 @@ from grids import generator, sampled
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads
 
-WAYS = ("small", "copied", "shared", "mapped")
+WAYS = ("small", "copied", "mapped")
 
 
 @contextlib.contextmanager
 def way(name):
-    """Whatever a call's size: `small` as it comes; `copied` by the system; `shared`, but inputs that several read are
-    mapped; `mapped` as where the system copies nothing."""
+    """Whatever a call's size: `small` as it comes; `copied` by the system; `mapped` as where that copies nothing."""
     with contextlib.ExitStack() as stack:
         if name != "small":
             for size in ("TINY", "MEDIUM", "SMALL"):
                 stack.enter_context(mock.patch.object(plans, size, 0))
-        if name == "copied":
-            stack.enter_context(mock.patch.object(plans, "COPIED", 0))
         if name == "mapped":
             stack.enter_context(mock.patch.object(Copier, "read", side_effect=PermissionError("not permitted")))
         yield

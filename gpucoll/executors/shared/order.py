@@ -78,14 +78,12 @@ Chunk: TypeAlias = tuple[str, int]
 class Order(NamedTuple):
     """One rank's instructions; `sources` are the peers whose memory it reads.
 
-    `readers` has, for every buffer that others read, the mark that each of them shows when it has done so; `shared` are
-    the buffers of which they read every part twice or more, on average.
+    `readers` has, for every buffer that others read, the mark that each of them shows when it has done so.
     """
 
     instructions: tuple[Instruction, ...]
     sources: tuple[int, ...]
     readers: dict[str, dict[int, int]]
-    shared: frozenset[str] = frozenset()
 
 
 class _Result:
@@ -121,7 +119,6 @@ class Arranger:
             self._arriving[peer], self._leaving[peer] = _between(peer, rank, schedules(peer))
         self._reading: dict[Chunk, dict[int, int]] = collections.defaultdict(dict)
         self._readers: dict[str, dict[int, int]] = collections.defaultdict(dict)
-        self._read: dict[str, collections.Counter[Chunk]] = collections.defaultdict(collections.Counter)
         self._sources: dict[int, None] = {}
         self._passed: dict[int, int] = {}
         self._messages = 0
@@ -146,8 +143,7 @@ class Arranger:
             self._round(number, steps)
         self._out.append(Tell(2 * len(self._rounds)))
         self._wait(Wait(-1 - number) for number in range(self._messages))
-        shared = frozenset(name for name, read in self._read.items() if read.total() >= 2 * len(read))
-        return Order(tuple(self._out), tuple(self._sources), dict(self._readers), shared)
+        return Order(tuple(self._out), tuple(self._sources), dict(self._readers))
 
     def _round(self, number: int, steps: Round) -> None:
         if number:
@@ -174,7 +170,6 @@ class Arranger:
         if peer in self._near:
             mark = 2 * next(self._leaving[peer]) + 1
             self._readers[step.src.buffer][peer] = mark
-            self._read[step.src.buffer].update(_chunks(step.src))
         else:
             peer = self._post(peer, part, sends=True)
         chunks = _chunks(part)

@@ -18,7 +18,6 @@ from gpucoll.schedule import Slice
 
 KEPT = 256
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of a room: the least, and where it is no longer rounded up
-COPIED = 1 << 26  # bytes of an input that is copied to mapped memory, since others read it more than once
 LINE = 64
 ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
@@ -76,9 +75,7 @@ class Plans:
         order = arranger.fused() if one_pass else arranger.order()
         rows = [task.input, task.output]
         sizes = [0 if row is None else row.nbytes for row in rows] + [plan.scratch * task.dtype.itemsize]
-        copied = COPIED if "input" in order.shared else 0
-        staged = plan.copy_input or not near.copies or sizes[0] <= copied
-        for buffer, wanted in enumerate((staged, not near.copies, True)):
+        for buffer, wanted in enumerate((plan.copy_input or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._make_room(buffer, sizes[buffer])
         writer = _Writer(task, near.rank, plan.layouts, self._messages)
@@ -95,7 +92,7 @@ class Plans:
         flags = (in_control, small, plan.copy_input,
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast")
         shown = text.encode()[:TEXT - 1].decode(errors="ignore")
-        return self._engine.plan(shown, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize, copied),
+        return self._engine.plan(shown, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize),
                                  (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
                                  order.sources, (*readers,), starts, instructions, (*writer.calls,))
 
