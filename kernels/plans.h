@@ -63,7 +63,8 @@ struct Reading {
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             const uint64_t most = std::max(plan->small ? node->room : 0, node->room_bytes(buffer));
             if (needs[buffer] && bytes_of(buffer) > most) return false;
-            if (plan->in_control && bytes_of(buffer) > node->room) return false;
+            const bool fits = plan->in_control || (plan->small && buffer != SCRATCH);  // what others take for granted
+            if (fits && bytes_of(buffer) > node->room) return false;
         }
         return true;
     }

@@ -20,7 +20,7 @@ from gpucoll.ops import OPS
 from gpucoll.tuner.choice import Choice
 
 ROOM = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are
-LIMITS = {"TINY": ROOM // 8, "SMALL": ROOM, "LEAST": ROOM}
+LIMITS = {"TINY": ROOM // 8, "MEDIUM": ROOM // 4, "SMALL": ROOM, "LEAST": ROOM}
 VARIANTS = 3  # of what a call is given; more than halves of a control segment
 PAIRS = [("sum", "int64"), ("sum", "bfloat16"), ("max", "uint8"), ("avg", "float32")]
 NAMES = [(collective, name) for collective, name in registry() if name != "hierarchical"]
