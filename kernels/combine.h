@@ -10,36 +10,20 @@
 
 static const uint64_t BLOCK = 16384;  // bytes of a result under way, which stay in the nearest cache
 
-struct Add {
-    template <class W> GC_DEV W operator()(W a, W b) const { return add(a, b); }
-};
-struct Multiply {
-    template <class W> GC_DEV W operator()(W a, W b) const { return multiply(a, b); }
-};
-struct Minimum {
-    template <class W> GC_DEV W operator()(W a, W b) const { return minimum(a, b); }
-};
-struct Maximum {
-    template <class W> GC_DEV W operator()(W a, W b) const { return maximum(a, b); }
-};
-struct BitAnd {
-    template <class W> GC_DEV W operator()(W a, W b) const { return bitwise_and(a, b); }
-};
-struct BitOr {
-    template <class W> GC_DEV W operator()(W a, W b) const { return bitwise_or(a, b); }
-};
-struct BitXor {
-    template <class W> GC_DEV W operator()(W a, W b) const { return bitwise_xor(a, b); }
-};
-struct And {
-    template <class W> GC_DEV W operator()(W a, W b) const { return W(a && b); }
-};
-struct Or {
-    template <class W> GC_DEV W operator()(W a, W b) const { return W(a || b); }
-};
-struct Xor {
-    template <class W> GC_DEV W operator()(W a, W b) const { return W(!a != !b); }
-};
+#define GC_OP(Name, ...)                                                             \
+    struct Name {                                                                    \
+        template <class W> GC_DEV W operator()(W a, W b) const { return __VA_ARGS__; } \
+    }
+GC_OP(Add, add(a, b));
+GC_OP(Multiply, multiply(a, b));
+GC_OP(Minimum, minimum(a, b));
+GC_OP(Maximum, maximum(a, b));
+GC_OP(BitAnd, bitwise_and(a, b));
+GC_OP(BitOr, bitwise_or(a, b));
+GC_OP(BitXor, bitwise_xor(a, b));
+GC_OP(And, W(a && b));
+GC_OP(Or, W(a || b));
+GC_OP(Xor, W(!a != !b));
 
 // Elements may begin at any byte.
 template <class T> GC_DEV Wide<T> read(const char* row, uint64_t index) {
@@ -149,60 +133,28 @@ template <class T> static Combine integer(long op) {
     return real<T>(op);
 }
 
+// What there is for each dtype: its ops, a mean, and truth values.
+struct Row {
+    Combine (*combine)(long);
+    Finish mean, truth;
+};
+template <class T> static constexpr Row whole_row() { return {integer<T>, nullptr, make_truth<T>}; }
+template <class T> static constexpr Row real_row() { return {real<T>, divide_all<T>, make_truth<T>}; }
+template <class T> static constexpr Row complex_row() { return {arithmetic<T>, divide_all<T>, nullptr}; }
+
+static const Row ROWS[] = {whole_row<Bool>(), whole_row<i8>(), whole_row<i16>(), whole_row<i32>(), whole_row<i64>(),
+                           whole_row<u8>(), whole_row<u16>(), whole_row<u32>(), whole_row<u64>(), real_row<Float16>(),
+                           real_row<Bfloat16>(), real_row<float>(), real_row<double>(), complex_row<Complex<float>>(),
+                           complex_row<Complex<double>>(), real_row<Float8E4m3fn>(), real_row<Float8E5m2>()};
+
+// Returns the row of a dtype, an empty one where there is none.
+static Row row_of(long dtype) {
+    return dtype >= 0 && dtype < long(sizeof(ROWS) / sizeof(Row)) ? ROWS[dtype] : Row{};
+}
+
 static Combine combine_of(long dtype, long op) {
-    switch (dtype) {
-        case 0: return integer<Bool>(op);
-        case 1: return integer<i8>(op);
-        case 2: return integer<i16>(op);
-        case 3: return integer<i32>(op);
-        case 4: return integer<i64>(op);
-        case 5: return integer<u8>(op);
-        case 6: return integer<u16>(op);
-        case 7: return integer<u32>(op);
-        case 8: return integer<u64>(op);
-        case 9: return real<Float16>(op);
-        case 10: return real<Bfloat16>(op);
-        case 11: return real<float>(op);
-        case 12: return real<double>(op);
-        case 13: return arithmetic<Complex<float>>(op);
-        case 14: return arithmetic<Complex<double>>(op);
-        case 15: return real<Float8E4m3fn>(op);
-        case 16: return real<Float8E5m2>(op);
-    }
-    return nullptr;
+    const Row row = row_of(dtype);
+    return row.combine == nullptr ? nullptr : row.combine(op);
 }
-
-static Finish mean_of(long dtype) {
-    switch (dtype) {
-        case 9: return divide_all<Float16>;
-        case 10: return divide_all<Bfloat16>;
-        case 11: return divide_all<float>;
-        case 12: return divide_all<double>;
-        case 13: return divide_all<Complex<float>>;
-        case 14: return divide_all<Complex<double>>;
-        case 15: return divide_all<Float8E4m3fn>;
-        case 16: return divide_all<Float8E5m2>;
-    }
-    return nullptr;
-}
-
-static Finish truth_of(long dtype) {
-    switch (dtype) {
-        case 0: return make_truth<Bool>;
-        case 1: return make_truth<i8>;
-        case 2: return make_truth<i16>;
-        case 3: return make_truth<i32>;
-        case 4: return make_truth<i64>;
-        case 5: return make_truth<u8>;
-        case 6: return make_truth<u16>;
-        case 7: return make_truth<u32>;
-        case 8: return make_truth<u64>;
-        case 9: return make_truth<Float16>;
-        case 10: return make_truth<Bfloat16>;
-        case 11: return make_truth<float>;
-        case 12: return make_truth<double>;
-        case 15: return make_truth<Float8E4m3fn>;
-        case 16: return make_truth<Float8E5m2>;
-    }
-    return nullptr;
-}
+static Finish mean_of(long dtype) { return row_of(dtype).mean; }
+static Finish truth_of(long dtype) { return row_of(dtype).truth; }
