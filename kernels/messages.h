@@ -161,13 +161,13 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
     std::shared_ptr<Transfer> sent, came;
     bool done;
     Py_BEGIN_ALLOW_THREADS
+    if (x != Py_None) {  // first, so that the other rank reads at the same time
+        sent = transfer_of(true, x, dst, static_cast<uint32_t>(tag));
+        self->mail.begin(self->node, sent);
+    }
     if (out != Py_None) {
         came = transfer_of(false, out, src, static_cast<uint32_t>(tag));
         self->mail.begin(self->node, came);
-    }
-    if (x != Py_None) {
-        sent = transfer_of(true, x, dst, static_cast<uint32_t>(tag));
-        self->mail.begin(self->node, sent);
     }
     done = await_both(self, sent.get(), came.get());
     Py_END_ALLOW_THREADS
