@@ -31,7 +31,6 @@ struct Entry {
     Look x, out;
     int memory;              // whether it is in place, and whether all arrays are in symmetric memory; ANY where no matter
     PlanObject* plan;        // null where there is no entry
-    PyObject* telling;       // or null: a plan by which the root tells of the call, what it told, and a row for the next
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
 };
 
@@ -247,9 +246,9 @@ static int go_on(Engine* self, bool patient) {
 }
 
 // Comes to the next call; false with an error set.
-static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out) {
+static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out, bool listens) {
     try {
-        self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), self->refusals);
+        self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), self->refusals, listens);
     } catch (const std::exception&) {  // no memory, or more than there could be
         PyErr_NoMemory();
         return false;
@@ -258,9 +257,9 @@ static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out)
     return true;
 }
 
-// Does a planned call from its beginning to its end; false with an error set.
+// Does a planned call from its beginning to its end, unless the root is in another one; false with an error set.
 static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject* x, PyObject* out) {
-    const int done = begin(self, planned, x, out) ? advance(self, true) : -1;
+    const int done = begin(self, planned, x, out, true) ? advance(self, true) : -1;
     const bool well = done > 0 || (done == 0 && linger(self, name));
     if (!well) spoil(self, name, x, out);
     self->walker.plan = nullptr;
@@ -294,17 +293,6 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
     return Py_NewRef(may_write(entry, x, out) ? out : Py_None);
 }
 
-// Does what the root tells of a call before it: whether it is what it told before, on the root always; -1 with an error
-// set.
-static int hear(Engine* self, PyObject* name, PyObject* telling) {
-    PlanObject* planned = reinterpret_cast<PlanObject*>(PyTuple_GET_ITEM(telling, 0));
-    const bool is_root = planned->plan->root == self->node.rank;
-    PyObject *told = PyTuple_GET_ITEM(telling, 1), *heard = PyTuple_GET_ITEM(telling, 2);
-    PyObject* row = is_root ? told : heard;
-    if (!perform(self, name, planned, row, row)) return -1;
-    return is_root || std::memcmp(data_of(told), data_of(heard), planned->plan->taken) == 0;
-}
-
 // Notes that this thread is in a call, or is no more, where Python has a part in it; false with an error set.
 static bool owns(Engine* self, PlanObject* planned, bool begins) {
     if (PyTuple_GET_SIZE(planned->calls) == 0) return true;
@@ -314,8 +302,8 @@ static bool owns(Engine* self, PlanObject* planned, bool begins) {
     return noted;
 }
 
-// Does a known call unless another thread is in one; returns `out`, which it takes, None, or null with an error set;
-// what the root has told, where that is another call.
+// Does a known call unless another thread is in one, or the root in another call; returns `out`, which it takes, None, or
+// null with an error set.
 static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObject* x, PyObject* out) {
     PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
     if (mine != Py_True) {
@@ -327,19 +315,14 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     Py_DECREF(mine);
     const double started = now();
     self->under_way++;
-    const int same = self->closed || known.telling == nullptr ? 1 : hear(self, name, known.telling);
     if (self->closed) {
         Py_SETREF(out, Py_NewRef(Py_None));
-    } else if (same < 0) {
+    } else if (!owns(self, known.plan, true) || !perform(self, name, known.plan, x, out) || !owns(self, known.plan, false)) {
         Py_CLEAR(out);
-    } else if (same == 0) {
-        Py_SETREF(out, Py_NewRef(PyTuple_GET_ITEM(known.telling, 2)));
-    } else if (!owns(self, known.plan, true)) {
-        Py_CLEAR(out);
-    } else if (perform(self, name, known.plan, x, out) && owns(self, known.plan, false)) {
-        note(known.seconds, now() - started);
+    } else if (self->walker.has_passed) {
+        Py_SETREF(out, Py_NewRef(Py_None));
     } else {
-        Py_CLEAR(out);
+        note(known.seconds, now() - started);
     }
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
@@ -441,8 +424,7 @@ static PyObject* call(PyObject* object, PyObject* const* given, size_t count, Py
     const int free = is_free(self);
     if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
     Entry known = *entry;  // what follows may run Python, and that may close the communicator
-    PyObject* const kept[] = {reinterpret_cast<PyObject*>(known.plan), known.telling,
-                              reinterpret_cast<PyObject*>(known.seconds)};
+    PyObject* const kept[] = {reinterpret_cast<PyObject*>(known.plan), reinterpret_cast<PyObject*>(known.seconds)};
     for (PyObject* one : kept) Py_XINCREF(one);
     PyObject* out = result_of(self, entry, x, given[5]);
     if (out != nullptr && out != Py_None) out = do_call(self, known, given[0], x, out);
@@ -467,7 +449,6 @@ static void forget_entry(Entry* entry) {
     Py_CLEAR(entry->x.dtype);
     Py_CLEAR(entry->out.dtype);
     Py_CLEAR(entry->plan);
-    Py_CLEAR(entry->telling);
     Py_CLEAR(entry->seconds);
 }
 
@@ -486,7 +467,7 @@ static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArr
 
 // `given` is the caller's `out`.
 static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PyObject* given,
-                 PlanObject* planned, PyObject* telling, PyObject* seconds) {
+                 PlanObject* planned, PyObject* seconds) {
     const int memory = planned->plan->in_control ? ANY : memory_of(self, x, given);
     Entry* entry = entry_for(self, options, x, memory);
     for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
@@ -494,7 +475,6 @@ static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* 
     look_at(&entry->out, out);
     entry->memory = memory;
     Py_XSETREF(entry->plan, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
-    Py_XSETREF(entry->telling, Py_XNewRef(telling));
     Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));
 }
 
@@ -510,44 +490,6 @@ static PyObject* learn(PyObject* object, PyObject* given) {
         PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
         return nullptr;
     }
-    keep(self, options, x, out, callers, reinterpret_cast<PlanObject*>(planned), nullptr, seconds);
+    keep(self, options, x, out, callers, reinterpret_cast<PlanObject*>(planned), seconds);
     Py_RETURN_NONE;
-}
-
-// Whether rows of bytes are as long as a plan by which a root tells of a call writes them.
-static bool may_tell(PyObject* telling) {
-    if (PyTuple_GET_SIZE(telling) != 3 || Py_TYPE(PyTuple_GET_ITEM(telling, 0)) != &plan_type) return false;
-    const Plan* plan = reinterpret_cast<PlanObject*>(PyTuple_GET_ITEM(telling, 0))->plan;
-    for (Py_ssize_t i = 1; i < 3; i++) {
-        PyObject* row = PyTuple_GET_ITEM(telling, i);
-        if (!is_array(row) || static_cast<uint64_t>(PyArray_NBYTES(array_of(row))) < std::max(plan->given, plan->taken)
-            || !PyArray_CHKFLAGS(array_of(row), NPY_ARRAY_CARRAY))
-            return false;
-    }
-    return plan->overwrites;
-}
-
-// tell(another name, what is called, op, root, algorithm, x, out, (plan, what the root told, a row for what it will
-// tell)): by the other name such a call begins with what the root tells of it.
-static PyObject* tell(PyObject* object, PyObject* given) {
-    Engine* self = reinterpret_cast<Engine*>(object);
-    PyObject *name, *options[4], *x, *out, *telling;
-    if (!PyArg_ParseTuple(given, "OOOOOOOO!", &name, options, options + 1, options + 2, options + 3, &x, &out,
-                          &PyTuple_Type, &telling))
-        return nullptr;
-    if (!may_tell(telling)) {
-        PyErr_SetString(PyExc_ValueError, "nothing that a root can tell");
-        return nullptr;
-    }
-    const Entry* known = find(self, options, x, out);
-    if (known == nullptr || !known->out.is_of(out)) Py_RETURN_FALSE;
-    PlanObject* planned = known->plan;
-    PyObject* seconds = reinterpret_cast<PyObject*>(known->seconds);
-    options[0] = name;
-    Py_INCREF(planned);
-    Py_INCREF(seconds);
-    keep(self, options, x, out, out, planned, telling, seconds);
-    Py_DECREF(planned);
-    Py_DECREF(seconds);
-    Py_RETURN_TRUE;
 }

@@ -17,7 +17,7 @@ static PyObject* begin_method(PyObject* object, PyObject* given) {
         PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
         return nullptr;
     }
-    if (!begin(self, reinterpret_cast<PlanObject*>(planned), x, out)) return nullptr;
+    if (!begin(self, reinterpret_cast<PlanObject*>(planned), x, out, false)) return nullptr;
     Py_RETURN_NONE;
 }
 
@@ -84,6 +84,22 @@ static PyObject* words_method(PyObject* object, PyObject* given) {
     return Py_BuildValue("s#LL", board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)),
                          static_cast<long long>(node.heads[rank]->signatures[half].load(std::memory_order_relaxed)),
                          static_cast<long long>(board.refusals));
+}
+
+// next_call(rank): in words which call a rank is in that comes next on this one; "" where it waits for another rank to say so,
+// None where it is in none yet.
+static PyObject* next_call(PyObject* object, PyObject* given) {
+    const Node& node = reinterpret_cast<Engine*>(object)->node;
+    const unsigned long rank = PyLong_AsUnsignedLong(given);
+    if (PyErr_Occurred()) return nullptr;
+    if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
+    const int64_t base = static_cast<int64_t>(node.walks + 1) << ROUNDS;
+    node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
+    if (node.heads[rank]->mark.load(std::memory_order_acquire) >= base) {
+        const Board& board = node.heads[rank]->boards[(node.walks + 1) & 1];
+        return PyUnicode_DecodeUTF8(board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)), "replace");
+    }
+    return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }
 
 // refuse(): this rank has refused a call: others that made it are not in its next one.
@@ -160,7 +176,6 @@ static int traverse(PyObject* object, visitproc visit, void* arg) {
         Py_VISIT(entry.out.dtype);
         Py_VISIT(entry.seconds);
         Py_VISIT(entry.plan);
-        Py_VISIT(entry.telling);
     }
     PyObject* const owned[] = {self->acquire, self->release, self->queue, self->waits, self->alone, self->executor, self->errors,
                                reinterpret_cast<PyObject*>(self->current)};
@@ -228,12 +243,12 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"is_walking", is_walking, METH_NOARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"message", message, METH_VARARGS, nullptr},
+                                {"next_call", next_call, METH_O, nullptr},
                                 {"plan", plan_method, METH_VARARGS, nullptr},
                                 {"probe", probe, METH_O, nullptr},
                                 {"refuse", refuse, METH_NOARGS, nullptr},
                                 {"room", room_method, METH_VARARGS, nullptr},
                                 {"symmetric", symmetric_method, METH_VARARGS, nullptr},
-                                {"tell", tell, METH_VARARGS, nullptr},
                                 {"words", words_method, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"walks", walks, nullptr, nullptr, nullptr},

@@ -46,6 +46,7 @@ struct alignas(64) Head {
     std::atomic<uint32_t> sleepers;  // ranks that wait for the mark to change
     alignas(8) std::atomic<int64_t> failure;
     int64_t token;
+    std::atomic<int64_t> listens;  // the last call of which it has waited for the root to say what it is
     alignas(64) Board boards[2];
     // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
 };
@@ -76,6 +77,7 @@ struct Node {
     std::atomic<const Segment*> rooms[SHOWN];  // of this one, for what is not where others can read it
     std::deque<Segment> all_rooms;             // which a call that is under way may still use
     uint64_t walks;                // how many calls there were
+    int64_t history = 0;           // a number for what they were
     std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
     std::vector<char> aside, fetched;
 
@@ -166,6 +168,11 @@ template <class Call> static int transfer(Call call, int32_t process, char* here
     return 0;
 }
 
+// Whether a rank takes another one for the root of that call.
+static bool is_listening(const Node& node, uint32_t rank, int64_t base) {
+    return node.heads[rank]->listens.load(std::memory_order_seq_cst) >= base;
+}
+
 // By pieces, as long rows would be written past the caches.
 static void copy(char* to, const char* from, uint64_t nbytes) {
     for (uint64_t start = 0; start < nbytes && to != from; start += PIECE)
@@ -210,6 +217,7 @@ struct Plan {
     bool copies_input;                      // works on a copy of the input
     bool keeps_output;                      // it is there already: of a broadcast's root
     bool overwrites;                        // a call of it has no `out`
+    bool announced;                         // by the root alone: the others find out from it what is called
     bool read[SHOWN];                       // whether others read these buffers
     bool writes;                            // whether it writes to other ranks' buffers
     uint32_t root;
@@ -229,7 +237,7 @@ struct Base {
 // The call under way.
 struct Walker {
     enum Outcome { DONE, WAITING, DIFFERS, UNKNOWN, CALLING, BROKEN };
-    enum Stage { BEFORE, MEETING, FINDING, WALKING, ENDING };
+    enum Stage { LISTENING, BEFORE, MEETING, FINDING, WALKING, ENDING };
 
     const Plan* plan = nullptr;  // null where none is
     const char* from;
@@ -237,6 +245,8 @@ struct Walker {
     char *staged, *result;  // where input is copied to, and output from, or null
     int64_t base, half;
     uint64_t refusals;
+    int64_t signature;  // tells what this rank calls, which of its calls it is, and which came before
+    bool has_passed;   // the root is in another call than this rank took it to be: nothing has begun
     Stage stage;
     size_t at;         // in what the stage waits for
     uint32_t awaited;  // the last rank
@@ -245,8 +255,9 @@ struct Walker {
     std::vector<Base> bases;
     std::vector<const char*> rows;
 
-    // Throws where there is no memory for what is aside: nothing has begun then.
-    void begin(Node& node, const Plan* walked, const char* x, char* out, uint64_t refused) {
+    // Throws where there is no memory for what is aside: nothing has begun then. Who `listens` looks first whether the root is
+    // in this call.
+    void begin(Node& node, const Plan* walked, const char* x, char* out, uint64_t refused, bool listens) {
         bases.resize(node.ranks * SHOWN);
         if (node.aside.size() < walked->aside) node.aside.resize(walked->aside);
         plan = walked;
@@ -254,14 +265,28 @@ struct Walker {
         to = out;
         refusals = refused;
         base = static_cast<int64_t>(++node.walks) << ROUNDS;
+        signature = of_kind() ^ static_cast<int64_t>(node.walks << 8) ^ node.history;
         half = node.walks & 1;
-        stage = BEFORE;
+        has_passed = false;
+        stage = listens && walked->announced && walked->root != node.rank ? LISTENING : BEFORE;
         at = 0;
     }
 
     // Goes on as far as it can; WAITING where another rank has not, which who is patient waits for about `PATIENCE`.
     Outcome go_on(Node& node, bool patient) {
         switch (stage) {
+            case LISTENING:
+                node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
+                if (!sees(node, plan->root, base, patient)) {
+                    if (!is_listening(node, plan->root, base)) return WAITING;
+                } else if (signature_of(node, plan->root) != signature) {
+                    node.walks--;
+                    plan = nullptr;
+                    has_passed = true;
+                    return DONE;
+                }
+                enter(BEFORE);
+                [[fallthrough]];
             case BEFORE:  // those that read what the call before the last one left here
                 for (; at < node.ranks; at++)
                     if (node.heads[at] != nullptr && !sees(node, at, node.unread[half][at], patient)) return WAITING;
@@ -272,7 +297,7 @@ struct Walker {
                 for (; at < plan->peers.size(); at++)
                     if (!sees(node, plan->peers[at], base, patient) || is_left(node, plan->peers[at])) return WAITING;
                 for (uint32_t peer : plan->peers)
-                    if (signature_of(node, peer) != own_signature(node)) return DIFFERS;
+                    if (signature_of(node, peer) != signature) return DIFFERS;
                 enter(FINDING);
                 [[fallthrough]];
             case FINDING:
@@ -320,9 +345,6 @@ struct Walker {
         return one.count + 1;
     }
 
-    // Tells what this rank calls, and which of its calls it is.
-    int64_t own_signature(const Node& node) const { return of_kind() ^ static_cast<int64_t>(node.walks << 8); }
-
   private:
     int64_t of_kind() const { return plan->signature + static_cast<int64_t>(refusals); }
 
@@ -367,7 +389,10 @@ struct Walker {
             board.refusals = static_cast<int64_t>(refusals);
             board.kind = of_kind();
         }
-        head->signatures[half].store(own_signature(node), std::memory_order_relaxed);
+        // So that a call which ranks that did not meet in it took for different ones is told where they meet next.
+        const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(of_kind())) * 0x9e3779b97f4a7c15u;
+        node.history = static_cast<int64_t>(mix ^ mix >> 29);
+        head->signatures[half].store(signature, std::memory_order_relaxed);
         show(head, base);
     }
 

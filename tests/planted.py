@@ -80,7 +80,7 @@ PLANTED = [
     ("guard", "a refused call is not counted", "gpucoll/communicator/headers.py",
      "            self._host.refuse()\n", "            pass\n"),
     ("guard", "calls of a node are not compared", "kernels/engine.h",
-     "if (signature_of(node, peer) != own_signature(node)) return DIFFERS;", ""),
+     "if (signature_of(node, peer) != signature) return DIFFERS;", ""),
     ("guard", "who leaves by an error tells nobody", "gpucoll/communicator/core.py",
      "            self._host.fail(failure)\n", ""),
     ("guard", "the culprit is not named", "gpucoll/executors/shared/__init__.py",

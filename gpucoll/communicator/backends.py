@@ -111,6 +111,12 @@ class HostBackend:
         """
         return self._shared is not None
 
+    @property
+    def shows_calls(self) -> Any:
+        """What shows each rank's call to all others before data move, None where there is none; alike on all ranks."""
+        shared = self._shared
+        return shared if shared is not None and shared.name == "shared" and shared.engine is not None else None
+
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Let the engine know a new slab of the heap; `keys` are those of all ranks' slabs."""
         if self._shared is not None:

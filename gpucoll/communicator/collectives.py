@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
-
-import numpy
 
 from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import How
-from gpucoll.communicator.headers import Headers, counted, header_of
+from gpucoll.communicator.core import How, beside
+from gpucoll.communicator.headers import Headers, News, counted, header_of
 from gpucoll.communicator.repeats import Key
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError, GpucollError, PeerError
+from gpucoll.executors import Executor, Task
+from gpucoll.executors.shared.plans import TEXT, words_of
+
+REFUSAL = 100  # characters of one that is told with a header
+SHOWN = re.compile(r"scatter by .*, \d+ bytes of (?P<dtype>\w+), root (?P<root>\d+), shape (?P<shape>\[[\d, ]*\])")
 
 
 class Collectives(Headers):
@@ -80,52 +85,72 @@ class Collectives(Headers):
                 async_op: bool = False) -> Any:
         """Return block `rank` (shape s) of the root's `x` (shape (size, \\*s); None elsewhere). MPI-5.0, 6.6.
 
-        One host message tells the other ranks shape and dtype, or that the root refuses its own arguments: PeerError.
+        The other ranks learn shape and dtype from what the root shows of its call, or by one host message; that tells
+        them, too, if the root refuses its own arguments: PeerError.
         """
         is_plain = stream is None and not async_op and self._group is None
-        found = self._express("scatter", "", root, algorithm, x, out) if is_plain else None
-        if found is not None and found is not self._inbox:
-            return found
-        who = self._sizes("scatter", root)
-        source: Any = None
-        row = found
-        if row is None:
-            news: dict[str, Any] = {}
-            if self.rank == who.root:
-                with self._current(stream, [x]):
-                    source, news = self._root_blocks(x)
-            row = self._tell(who.root, news, "scatter")
-        told = self._read_from(who.root, row, "scatter")
-        return self._scatter_told(source, out, who, How(algorithm, async_op, stream), told, row if is_plain else None)
+        same: Key = ("scatter", "", root, algorithm) if is_plain else ()
+        result = self._express(*same, x, out) if same else None
+        if result is not None:
+            return result
+        who, how = self._sizes("scatter", root), How(algorithm, async_op, stream)
+        if self.rank != who.root:
+            told = self._shown_by(who.root) or self._told_by(who.root, {}, "scatter")
+            if "refused" in told:
+                self._scattering(None, out, who, how, told)  # what is wrong here comes first
+                raise PeerError(f"scatter: rank {who.root} refused its arguments: {told['refused']}", ranks=(who.root,))
+            return self._scatter_told(out, who, how, told, same)
+        told: News = {}
+        try:
+            with self._current(stream, [x]):
+                source = self._checked_blocks(x)
+            told = header_of(source)
+            made = self._scattering(source, out, who, how, told)
+        except GpucollError as error:
+            refusal = {"refused": str(error)[:REFUSAL]} if told else {"error": str(error)}
+            self._told_by(self.rank, told | refusal, "scatter", mine=error)
+            raise
+        executor, task, _ = made
+        if not (same and executor is self._host.shows_calls and len(words_of(task)) < TEXT):
+            self._told_by(self.rank, told, "scatter")
+            same = ()  # nor may it be known without
+        return self._begin(*made, how, same, source, out)
 
     @counted
-    def _scatter_told(self, source: Any, out: Any, who: Sizes, how: How, told: dict[str, Any], row: Any) -> Any:
-        """Scatter what all ranks know of; calls like one that told so by `row` are the engine's from then on."""
-        shape, dtype, may_learn = tuple(told["shape"]), numpy_dtype(told["dtype"]), row is not None and not told["gpu"]
-        same: Key = ("blocks of scatter", "", who.root, how.algorithm) if may_learn else ()
-        if may_learn and out is None:
-            out = numpy.empty(shape[1:], dtype)
-        fits = may_learn and type(out) is numpy.ndarray and out.shape == shape[1:] and out.dtype == dtype
-        result = self._express(*same, source, out) if fits else None
-        if result is None:
-            space = self._told_space("scatter", told, source, out, how.stream)
-            call = prepare_scatter(source, out, shape, dtype, who, space)
-            result = self._run("scatter", call, how, root=who.root, same=same, x=source, out=out)
-        telling = self._telling.get(who.root)
-        if fits and telling is not None and self._engine is not None:
-            self._engine.tell("scatter", *same, source, result, (telling, row.copy(), self._inbox))
-        return result
+    def _scatter_told(self, out: Any, who: Sizes, how: How, told: News, same: Key) -> Any:
+        """Receive a block of the root's array, which it has told of."""
+        return self._begin(*self._scattering(None, out, who, how, told), how, same, None, out)
 
-    def _root_blocks(self, x: Any) -> tuple[Any, dict[str, Any]]:
-        """Return the root's array and what is told of it; an error of its own is told, and then raised."""
-        try:
-            source = check_input("scatter", x)
-            if source.ndim == 0 or source.shape[0] != self.size:
-                raise ArgumentError(f"scatter: x has shape {source.shape}; its first axis must be {self.size}, a block "
-                                    "for each rank", code="GC-SHAPE")
-        except GpucollError as error:
-            self._told_by(self.rank, {"error": str(error)}, "scatter", mine=error)
-        return source, header_of(source)
+    def _scattering(self, source: Any, out: Any, who: Sizes, how: How, told: News) -> tuple[Executor, Task, Prepared]:
+        space = self._told_space("scatter", told, source, out, how.stream)
+        call = beside(prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space), how)
+        executor, task = self._resolve(COLLECTIVES["scatter"], call, how, self.executor, root=who.root)
+        task.announced = f", shape {told['shape']}"
+        return executor, task, call
+
+    def _shown_by(self, root: int) -> News | None:
+        """Return what the root shows of its scatter; None where it tells by a message, or is in another call."""
+        if self._group or not self._host.shows_calls:
+            return None
+        words = ""
+
+        def shown() -> bool:
+            nonlocal words
+            words = self._host.shows_calls.next_call(root)
+            return words is not None
+
+        self._waits.run(iter([shown]), "scatter")
+        match = SHOWN.fullmatch(words)
+        if match is None or int(match["root"]) != root:
+            return None
+        return {"shape": json.loads(match["shape"]), "dtype": match["dtype"], "gpu": False}
+
+    def _checked_blocks(self, x: Any) -> Any:
+        source = check_input("scatter", x)
+        if source.ndim == 0 or source.shape[0] != self.size:
+            raise ArgumentError(f"scatter: x has shape {source.shape}; its first axis must be {self.size}, a block for "
+                                "each rank", code="GC-SHAPE")
+        return source
 
     @shaped(Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",

@@ -157,7 +157,8 @@ class Core:
                   seconds: Seconds | None) -> None:
         """Keep a call for the next time, if it works on the memory of its arrays itself."""
         overwrites = task.collective == "broadcast"
-        key = key_of(same, x, out) if same[0] == task.collective else ()  # not of what is part of another call
+        is_whole = same[0] == task.collective and not task.announced  # not a part of another call
+        key = key_of(same, x, out) if is_whole else ()
         try:
             plan = plan_of(executor, task)
         except OSError:  # which the call itself will meet, and tell the others of
@@ -189,14 +190,18 @@ class Core:
         With `same` it is kept for the next time, with the user's arrays `x` and `out`. What has none, as a barrier of
         the host's, takes the executor asked for if it serves the host.
         """
-        if how.async_op and isinstance(call.space, DeviceSpace):
-            call = call._replace(space=call.space.beside())
+        call = beside(call, how)
         allowed = self._host_executor() if call is NOTHING else self.executor
         executor, task = self._resolve(COLLECTIVES[name], call, how, allowed, op, root)
+        return self._begin(executor, task, call, how, same, x, out)
+
+    def _begin(self, executor: Executor, task: Task, call: Prepared, how: How, same: Key, x: Any, out: Any) -> Any:
+        """Run a resolved call, or begin it."""
         seconds = self._seconds(executor, task)
         if same:
             self._remember(same, x, out, executor, task, call, seconds)
-        return self._start(name, self._operation(executor, task, call.space, call), call, how.async_op, seconds)
+        operation = self._operation(executor, task, call.space, call)
+        return self._start(task.collective, operation, call, how.async_op, seconds)
 
     def _seconds(self, executor: Executor, task: Task) -> Seconds | None:
         """Return where calls like this one are noted; those on a device do not wait, and are not."""
@@ -373,6 +378,12 @@ class Core:
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
+
+
+def beside(call: Prepared, how: How) -> Prepared:
+    """Return the call, on a stream of its own where nobody waits for it on a GPU."""
+    is_beside = how.async_op and isinstance(call.space, DeviceSpace)
+    return call._replace(space=call.space.beside()) if is_beside else call
 
 
 def nothing(*_: Any) -> None:

@@ -12,7 +12,6 @@ import numpy
 from gpucoll.arrays import Array, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import Core, How
-from gpucoll.communicator.repeats import plan_of
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, PeerError
 
@@ -43,27 +42,10 @@ def counted(call: Callable[..., Any]) -> Callable[..., Any]:
 class Headers(Core):
     """Exchanges of small JSON objects, by the communicator's own schedules: with a deadline like every wait."""
 
-    @functools.cached_property
-    def _inbox(self) -> Array:
-        """The row for what a root tells of a call that the engine does."""
-        return numpy.empty(_room(self.size), numpy.uint8)
-
-    @functools.cached_property
-    def _telling(self) -> dict[int, Any]:
-        """How roots tell, by rank: what the engine walks, where it does."""
-        return {}
-
     def _told_by(self, root: int, news: News, name: str, mine: GpucollError | None = None) -> News:
         """Return the root's news on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""
-        return self._read_from(root, self._tell(root, news, name), name, mine)
-
-    def _tell(self, root: int, news: News, name: str) -> Array:
-        """Return a row with the root's news on every rank."""
         row = _row(news, self.size) if self.rank == root else numpy.empty(_room(self.size), numpy.uint8)
-        return self._exchange("broadcast", row, name, root)
-
-    def _read_from(self, root: int, row: Array, name: str, mine: GpucollError | None = None) -> News:
-        """Return what is in such a row; where it is an error, raise it: `mine` on the root, PeerError elsewhere."""
+        row = self._exchange("broadcast", row, name, root)
         return self._heard([_read(row.tobytes())], name, mine, first=root)[0]
 
     def _told_by_all(self, news: News, name: str, mine: GpucollError | None = None) -> list[News]:
@@ -79,12 +61,10 @@ class Headers(Core):
         result = self._express(*same, row, None)
         if result is None:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
-            executor, task = self._resolve(COLLECTIVES[collective], call, How(algorithm), self._host_executor(),
-                                           root=root)
+            allowed = "shared" if self._host.shows_calls else self._host_executor()  # where the others look for it
+            executor, task = self._resolve(COLLECTIVES[collective], call, How(algorithm), allowed, root=root)
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
-            if collective == "broadcast" and self.size > 1:
-                self._telling[root] = plan_of(executor, task)
             result = call.result
         return result
 

@@ -22,7 +22,7 @@ from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants
     on_shared,
     ranks,
 )
-from multirank.test_told import scattered  # noqa: F401 (mutants are planted into it)
+from multirank.test_told import roots_of_scatter_that_differ, scattered  # noqa: F401 (mutants are planted into them)
 from pace import seconds
 from ranks import RankError
 

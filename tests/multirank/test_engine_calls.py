@@ -48,17 +48,6 @@ def words_that_begin_alike(mpi):
 
 
 @on_shared
-def what_a_root_tells_is_no_users_array(comm):
-    """A scatter of bytes as many as a header has, by its algorithm."""
-    blocks = numpy.ones((comm.size, 3)) if comm.rank == 0 else None
-    for _ in range(3):
-        comm.scatter(blocks)
-    x = numpy.zeros(comm._inbox.size, numpy.uint8) if comm.rank == 0 else None
-    with pytest.raises((gc.ArgumentError, gc.PeerError)):
-        comm.scatter(x, algorithm="binomial")
-
-
-@on_shared
 def calls_are_resolved_once(comm):
     """Whatever their length and memory, and whether there is a place for the result."""
     for count in (9, TINY // 8 + 9, SMALL // 8 + 9):
@@ -149,7 +138,7 @@ def calls_that_come_again_pass_few_lines(comm):
 
 @pytest.mark.parametrize("body", [
     calls_that_come_again_pass_few_lines,
-    ops_of_the_users_own, a_root_only_reads, words_that_begin_alike, what_a_root_tells_is_no_users_array,
+    ops_of_the_users_own, a_root_only_reads, words_that_begin_alike,
     calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_need_no_room])
 def test_engine_calls(ranks, body):  # noqa: F811 (the fixture)
     ranks(body, 3)

@@ -31,11 +31,46 @@ def scattered(comm):
     for turn in range(4):
         before = comm._engine.walks
         assert (comm.scatter(x + turn if comm.rank == 0 else None) == x[comm.rank] + turn).all()
-    assert comm._engine.walks == before + 2  # what the root tells, and the blocks
+    assert comm._engine.walks == before + 1
     for out in (numpy.empty(5, x.dtype), numpy.empty((2, 2), x.dtype), numpy.empty(4, "f4")):
         with pytest.raises((gc.ArgumentError, gc.DtypeError)):
             comm.scatter(x if comm.rank == 0 else None, out)
         assert (comm.scatter(x if comm.rank == 0 else None) == x[comm.rank]).all()
+
+
+@on_shared
+def scattered_in_other_ways(comm):
+    """A root in a group, or with an array of many axes, tells by a message; who does not wait finds out as others."""
+    x = numpy.arange(comm.size * 6).reshape(comm.size, 6)
+    for turn in range(12):
+        late = {"async_op": True} if turn % 4 == comm.rank else {}
+        with comm.group() if turn % 3 == 2 else contextlib.nullcontext():
+            one = comm.scatter(x + turn if comm.rank == 0 else None, **late)
+            other = comm.scatter(x * turn if comm.rank == 1 else None, root=1, **late)
+        one, other = (found.wait() if late else found for found in (one, other))
+        assert (one == x[comm.rank] + turn).all(), turn
+        assert (other == x[comm.rank] * turn).all(), turn
+        many = x.reshape(comm.size, *[1] * 40, 6) if numpy.__version__ >= "2" else x
+        assert (comm.scatter(many if comm.rank == 2 else None, root=2).reshape(-1) == x[comm.rank]).all()
+
+
+def roots_of_scatter_that_differ(mpi):
+    """Nobody shows a call while all wait for another rank to show it: that is told, and does not take the deadline."""
+    for root in (lambda rank: (rank + 1) % 3, lambda rank: 1 - min(rank, 1), lambda rank: min(rank, 1)):
+        with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+            x = numpy.ones((3, 2))
+            for known in range(3):
+                comm.scatter(x if comm.rank == known else None, root=known)
+            chosen = root(comm.rank)
+
+            def call(chosen=chosen, comm=comm, x=x):
+                comm.scatter(x if comm.rank == chosen else None, root=chosen)
+                for _ in range(2):  # who has only given goes on
+                    comm.barrier()
+
+            with pytest.raises((gc.MismatchError, gc.PeerError), match="root"):
+                call()
+        mpi.Barrier()
 
 
 def refused_after_told(mpi, collective):
@@ -82,7 +117,8 @@ def even_blocks(comm):
         check(at_root or everywhere, 0, turn)
 
 
-CASES = [(scattered, (), (3, 2)), (even_blocks, (), (3,)),
+CASES = [(scattered, (), (3, 2)), (scattered_in_other_ways, (), (3,)), (roots_of_scatter_that_differ, (), (3,)),
+         (even_blocks, (), (3,)),
          *((refused_after_told, (name,), (3,)) for name in ("scatter", "scatter_v"))]
 
 

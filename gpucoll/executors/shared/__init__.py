@@ -114,20 +114,33 @@ class SharedExecutor:
         deadline = time.monotonic() + TOLD
         while any(words[rank][MARK] >> ROUNDS < number for rank in self._near.all) and time.monotonic() < deadline:
             os.sched_yield()
-        shown = {rank: self.engine.words(rank, number % 2) for rank in sorted(self._near.all)
-                 if words[rank][MARK] >> ROUNDS in (number, number + 1)}
-        fewest = min(refusals for _, _, refusals in shown.values())
+        for earlier in range(3):  # ranks that did not meet in a call find out in a later one
+            shown = {rank: self.engine.words(rank, (number - earlier) % 2) for rank in sorted(self._near.all)
+                     if number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
+            groups = collections.defaultdict(list)
+            for rank, (text, _, refusals) in shown.items():
+                groups[text, refusals].append(rank)
+            if len(groups) > 1:
+                break
+        fewest = min((refusals for _, _, refusals in shown.values()), default=0)
         refused = tuple(rank for rank, (_, _, refusals) in shown.items() if refusals > fewest)
-        groups = collections.defaultdict(list)
-        for rank, (text, signature, _) in shown.items():
-            groups[text, signature].append(rank)
         calls = "; ".join(f"ranks {_listed(ranks)}: {text}" for (text, _), ranks in groups.items())
         if refused:
             raise PeerError(f"ranks {_listed(refused)} refused a call that others have made, and are in a later one: "
                             f"{calls}", ranks=refused)
-        _, *others = groups.values()
+        others = list(groups.values())[1:]
         raise MismatchError(f"ranks of this node make different calls: {calls}", code="GC-CALL",
                             ranks=tuple(sorted(rank for ranks in others for rank in ranks)))
+
+    def next_call(self, rank: int) -> str | None:
+        """Return in words which call a rank is in that comes next on this one; None where it is in none yet.
+
+        "" stands for one in which it waits for another rank, too. Raises as `watch` does.
+        """
+        words: str | None = self.engine.next_call(rank)
+        if words is None:
+            self.watch(awaited=rank)
+        return words
 
     def out_of_reach(self, number: int) -> None:
         """Raise BackendError for the system's error of that number."""

@@ -55,7 +55,7 @@ class Plans:
         small = task.nbytes <= TINY or (task.nbytes <= MEDIUM and not self._is_symmetric(task))
         alias = task.in_place and not small and not self._moves(task)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
-        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place)
+        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place, task.announced)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) == KEPT:
@@ -80,8 +80,10 @@ class Plans:
                 self._make_room(buffer, sizes[buffer])
         writer = _Writer(task, near.rank, plan.layouts, self._messages)
         instructions = (*writer.rows(order.instructions),)
-        readers = ((BUFFERS.index(name), peer, mark) for name, ends in order.readers.items()
-                   for peer, mark in ends.items())
+        readers = [(BUFFERS.index(name), peer, mark) for name, ends in order.readers.items()
+                   for peer, mark in ends.items()]
+        if task.announced and near.rank == task.root:  # all others read what it shows of the call
+            readers += [(0, peer, 0) for peer in near.all - {near.rank}]
         starts = () if task.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, near.size + 1))
         # Alike on all ranks, unlike their scratch: the engine refuses what is too long for a workspace.
@@ -90,11 +92,11 @@ class Plans:
         place = NOTHING if task.op is None or task.op.expression else PLACES.index(
             "sum" if task.op.factor is not None else task.op.name)
         flags = (in_control, small, plan.copy_input,
-                 task.in_place and task.collective == "broadcast", task.collective == "broadcast")
+                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", task.announced != "")
         shown = text.encode()[:TEXT - 1].decode(errors="ignore")
         return self._engine.plan(shown, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize),
                                  (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
-                                 order.sources, (*readers,), starts, instructions, (*writer.calls,))
+                                 order.sources, tuple(readers), starts, instructions, (*writer.calls,))
 
     def _finish(self, task: Task) -> int:
         """Return of how many contributions the engine forms the mean, or the truth value; 0 where it does neither."""
@@ -137,7 +139,7 @@ def words_of(task: Task) -> str:
     """Return in words what is alike where ranks make the same call."""
     op = "" if task.op is None else f", op {task.op.expression or task.op.name}"
     return (f"{task.collective} by {task.algorithm}, {task.nbytes} bytes of {task.dtype.name}{op}, "
-            f"root {task.root}")
+            f"root {task.root}{task.announced}")
 
 
 def signature_of(text: str) -> int:
