@@ -28,6 +28,7 @@ from gpucoll.arrays.prepare import (
     prepare,
     prepare_blocks,
     prepare_scatter,
+    split,
     target,
 )
 from gpucoll.arrays.space import HOST, Space
@@ -35,4 +36,4 @@ from gpucoll.arrays.space import HOST, Space
 __all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "bounds",
            "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",
            "flat", "is_borrowed", "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks",
-           "prepare_scatter", "same_memory", "stream_of", "target"]
+           "prepare_scatter", "same_memory", "split", "stream_of", "target"]

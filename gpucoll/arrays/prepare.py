@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -179,7 +180,7 @@ def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequenc
     width = math.prod(tail)
     lengths_in, lengths_out = (tuple(length * width for length in side) for side in lengths)
     array = space.empty(sum(lengths_out), dtype) if has_output else None
-    blocks = None if array is None else _blocks(array, lengths[1], tail)
+    blocks = None if array is None else split(array, lengths[1], tail)
     result = blocks[0] if blocks is not None and not row.output.blocks else blocks
     nbytes = most * width * dtype.itemsize
     kind = kind or row_of(dtype)
@@ -188,10 +189,11 @@ def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequenc
     return Prepared(row_in, found, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, given)
 
 
-def _blocks(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:
-    """Return views of one row: a block for each length."""
-    layout = Ragged.of(length * math.prod(tail) for length in lengths)
-    return [row[slice(*layout.span(index, 1))].reshape(length, *tail) for index, length in enumerate(lengths)]
+def split(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:
+    """Return views of one row: a block for each length along the first axis."""
+    width, stops = math.prod(tail), itertools.accumulate(lengths)
+    return [row[(stop - length) * width:stop * width].reshape(length, *tail)
+            for length, stop in zip(lengths, stops, strict=True)]
 
 
 def kind_of(name: str, x: Array, dtype: object) -> Dtype:

@@ -95,11 +95,7 @@ class Collectives(Headers):
             return result
         who, how = self._sizes("scatter", root), How(algorithm, async_op, stream)
         if self.rank != who.root:
-            told = self._shown_by(who.root) or self._told_by(who.root, {}, "scatter")
-            if "refused" in told:
-                self._scattering(None, out, who, how, told)  # what is wrong here comes first
-                raise PeerError(f"scatter: rank {who.root} refused its arguments: {told['refused']}", ranks=(who.root,))
-            return self._scatter_told(out, who, how, told, same)
+            return self._scatter_to(out, who, how, same)
         told: News = {}
         try:
             with self._current(stream, [x]):
@@ -115,6 +111,13 @@ class Collectives(Headers):
             self._told_by(self.rank, told, "scatter")
             same = ()  # nor may it be known without
         return self._begin(*made, how, same, source, out)
+
+    def _scatter_to(self, out: Any, who: Sizes, how: How, same: Key) -> Any:
+        told = self._shown_by(who.root) or self._told_by(who.root, {}, "scatter")
+        if "refused" in told:
+            self._scattering(None, out, who, how, told)  # what is wrong here comes first
+            raise PeerError(f"scatter: rank {who.root} refused its arguments: {told['refused']}", ranks=(who.root,))
+        return self._scatter_told(out, who, how, told, same)
 
     @counted
     def _scatter_told(self, out: Any, who: Sizes, how: How, told: News, same: Key) -> Any:

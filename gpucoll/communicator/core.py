@@ -382,8 +382,9 @@ class Core:
 
 def beside(call: Prepared, how: How) -> Prepared:
     """Return the call, on a stream of its own where nobody waits for it on a GPU."""
-    is_beside = how.async_op and isinstance(call.space, DeviceSpace)
-    return call._replace(space=call.space.beside()) if is_beside else call
+    if how.async_op and isinstance(call.space, DeviceSpace):
+        return call._replace(space=call.space.beside())
+    return call
 
 
 def nothing(*_: Any) -> None:

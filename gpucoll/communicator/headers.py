@@ -29,9 +29,9 @@ def header_of(x: Array) -> News:
 def counted(call: Callable[..., Any]) -> Callable[..., Any]:
     """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
     @functools.wraps(call)
-    def method(self: Headers, *arguments: Any) -> Any:
+    def method(self: Headers, *arguments: Any, **options: Any) -> Any:
         try:
-            return call(self, *arguments)
+            return call(self, *arguments, **options)
         except (ArgumentError, DtypeError, MemoryError):
             self._host.refuse()
             raise
@@ -44,13 +44,15 @@ class Headers(Core):
 
     def _told_by(self, root: int, news: News, name: str, mine: GpucollError | None = None) -> News:
         """Return the root's news on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""
-        row = _row(news, self.size) if self.rank == root else numpy.empty(_room(self.size), numpy.uint8)
+        row = row_with(news, self.size) if self.rank == root else numpy.empty(_room(self.size), numpy.uint8)
         row = self._exchange("broadcast", row, name, root)
         return self._heard([_read(row.tobytes())], name, mine, first=root)[0]
 
     def _told_by_all(self, news: News, name: str, mine: GpucollError | None = None) -> list[News]:
         """Return everybody's news on every rank; an error of any rank is raised on all."""
-        rows = self._exchange("all_gather", _row(news, self.size), name)
+        return self._heard_from_all(self._exchange("all_gather", row_with(news, self.size), name), name, mine)
+
+    def _heard_from_all(self, rows: Array, name: str, mine: GpucollError | None) -> list[News]:
         return self._heard([_read(row.tobytes()) for row in rows], name, mine)
 
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
@@ -93,7 +95,8 @@ def _room(ranks: int) -> int:
     return ROOM + ROOM_PER_RANK * ranks
 
 
-def _row(news: News, ranks: int) -> Array:
+def row_with(news: News, ranks: int) -> Array:
+    """Return a host message that says so."""
     row = numpy.zeros(_room(ranks), numpy.uint8)
     text = json.dumps(news).encode()
     if "error" in news:  # nothing else then: as many of its characters as there is room for, escaped as they are

@@ -1,26 +1,54 @@
 """The v-variants: blocks that differ in their first axis. Counts are discovered by one host message.
 
-What is wrong on one rank is raised on every rank: the host message carries the refusal.
+What is wrong on one rank is raised on every rank: the host message carries the refusal. A call whose counts came before
+is the engine's, as others are.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy
 
-from gpucoll.arrays import Array, Sizes, check_blocks, check_rows, flat, joined, kind_of, on_gpu, prepare_blocks
+from gpucoll.arrays import (
+    HOST,
+    Array,
+    Sizes,
+    check_blocks,
+    check_rows,
+    flat,
+    joined,
+    kind_of,
+    on_gpu,
+    prepare_blocks,
+    split,
+)
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import How
-from gpucoll.communicator.headers import Headers, News, check_alike, counted
+from gpucoll.communicator.headers import KEPT, Headers, News, check_alike, counted, row_with
+from gpucoll.communicator.repeats import Key, plan_of
+from gpucoll.communicator.times import Seconds
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
-
-if TYPE_CHECKING:
-    from gpucoll.communicator.collectives import Collectives
+from gpucoll.executors import Executor, Task
 
 T = TypeVar("T")
+Counts = tuple[int, ...]
+
+
+class Blocks(NamedTuple):
+    """A call whose blocks' lengths all ranks know: `same` finds it again, () where it is not to be found."""
+
+    name: str
+    tail: tuple[int, ...]
+    dtype: numpy.dtype
+    given: Counts  # lengths along the first axis of this rank's input
+    taken: Counts  # and of its output
+    most: int      # the longest input or output of all ranks: what is chosen by it must be alike on all
+    same: Key
 
 
 class VectorVariants(Headers):
@@ -37,64 +65,45 @@ class VectorVariants(Headers):
 
     def _gather_v(self, name: str, x: Any, root: Any, how: How) -> Any:
         who = self._sizes(name, root)
-        source, news = self._agree(name, lambda: self._opened(check_rows, name, x, how.stream),
-                                   lambda row: {"counts": [len(row)], "plain": self._is_plain_call(how)})
-        return self._gather_told(name, source, [one["counts"][0] for one in news], who, how, _are_even(news))
-
-    @counted
-    def _gather_told(self, name: str, source: Array, counts: list[int], who: Sizes, how: How, are_even: bool) -> Any:
-        if are_even:
-            plain = cast("Collectives", self)
-            rows = plain.all_gather(source) if name == "all_gather_v" else plain.gather(source, root=who.root)
-            return None if rows is None else list(rows)
-        row, here = COLLECTIVES[name], COLLECTIVES[name].output.exists(self.rank, who.root)
-        space = self._space(name, source, stream=how.stream)
-        call = prepare_blocks(row, flat(source, space), ((len(source),), counts if here else ()), sum(counts),
-                              source.shape[1:], source.dtype, space, has_output=here, given=source)
-        return self._run(name, call, how, root=who.root)
+        source, everyone = self._agree(name, lambda: self._opened(check_rows, name, x, how.stream),
+                                       lambda row: (len(row),))
+        counts = tuple(one for one, in everyone)
+        taken = counts if COLLECTIVES[name].output.exists(self.rank, who.root) else ()
+        blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts),
+                        self._same(name, counts, source, how, root=who.root))
+        return self._run_blocks(blocks, source, source, how, root=who.root)
 
     def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6."""
         who = self._sizes("scatter_v", root)
-        here = self.rank == who.root
-        blocks, mine = None, None
-        if here:
-            blocks, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))
-        news: News = {"error": str(mine)} if mine else _news(blocks, _counts) if blocks else {}
+        arrays, mine = None, None
+        if self.rank == who.root:
+            arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))
+        news = {"error": str(mine)} if mine else {} if arrays is None else _news(arrays, tuple(map(len, arrays)))
         told = self._told_by(who.root, news, "scatter_v", mine)
-        return self._scatter_v_told(blocks, told, who, How(algorithm, async_op, stream))
+        return self._scatter_v_told(arrays, told, who, How(algorithm, async_op, stream))
 
     @counted
-    def _scatter_v_told(self, blocks: list[Array] | None, told: News, who: Sizes, how: How) -> Any:
-        here, stream = blocks is not None, how.stream
-        counts, tail, dtype = told["counts"], tuple(told["tail"]), numpy_dtype(told["dtype"])
-        space = self._told_space("scatter_v", told, blocks and blocks[0], None, stream)
-        source = None if blocks is None else joined(blocks, space)
-        call = prepare_blocks(COLLECTIVES["scatter_v"], source, (counts if here else (), (counts[self.rank],)),
-                              sum(counts), tail, dtype, space, given=blocks)
-        return self._run("scatter_v", call, how, root=who.root)
+    def _scatter_v_told(self, arrays: list[Array] | None, told: News, who: Sizes, how: How) -> Any:
+        counts, tail, dtype = tuple(told["counts"]), tuple(told["tail"]), numpy_dtype(told["dtype"])
+        space = self._told_space("scatter_v", told, arrays and arrays[0], None, how.stream)
+        source = None if arrays is None else joined(arrays, space)
+        like = numpy.empty((0, *tail), dtype) if not told["gpu"] else None
+        blocks = Blocks("scatter_v", tail, dtype, () if arrays is None else counts, (counts[self.rank],), sum(counts),
+                        self._same("scatter_v", counts, like, how, root=who.root))
+        return self._run_blocks(blocks, source, arrays, how, space=space, root=who.root)
 
     def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
-        name = "all_to_all_v"
+        name, how = "all_to_all_v", How(algorithm, async_op, stream)
         self._check_usable()
-        how = How(algorithm, async_op, stream)
-        blocks, news = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
-                                   lambda blocks: {**_counts(blocks), "plain": self._is_plain_call(how)})
-        return self._all_to_all_told(blocks, [one["counts"] for one in news], how, _are_even(news))
-
-    @counted
-    def _all_to_all_told(self, blocks: list[Array], everyone: list[list[int]], how: How, are_even: bool) -> Any:
-        name = "all_to_all_v"
-        if are_even:
-            return list(cast("Collectives", self).all_to_all(numpy.stack(blocks)))
+        arrays, everyone = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
+                                       lambda arrays: tuple(map(len, arrays)))
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
-        lengths = everyone[self.rank], [row[self.rank] for row in everyone]
-        space = self._space(name, blocks[0], stream=how.stream)
-        call = prepare_blocks(COLLECTIVES[name], joined(blocks, space), lengths, most, blocks[0].shape[1:],
-                              blocks[0].dtype, space, given=blocks)
-        return self._run(name, call, how)
+        blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[self.rank],
+                        tuple(row[self.rank] for row in everyone), most, self._same(name, everyone, arrays[0], how))
+        return self._run_blocks(blocks, arrays, arrays, how)
 
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
                          algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
@@ -102,54 +111,93 @@ class VectorVariants(Headers):
 
         `counts` is the same on all ranks. MPI-5.0, 6.10.2.
         """
-        name = "reduce_scatter_v"
+        name, how = "reduce_scatter_v", How(algorithm, async_op, stream)
         self._check_usable()
-
-        lengths: list[int] = []
+        lengths: Counts = ()
 
         def check() -> Array:
+            nonlocal lengths
             rows = self._opened(check_rows, name, x, stream)
-            lengths[:] = self._check_counts(name, counts, len(rows))
+            lengths = self._check_counts(name, counts, len(rows))
             return rows
 
-        source, news = self._agree(name, check, lambda rows: {"counts": lengths})
-        check_alike(name, news, "counts", "GC-COUNTS")
-        return self._reduce_told(source, lengths, op, dtype, How(algorithm, async_op, stream))
+        source, _ = self._agree(name, check, lambda _: lengths, alike=True)
+        same = self._same(name, lengths, source, how, op) if dtype is None else ()
+        blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), same)
+        return self._run_blocks(blocks, source, source, how, op=op, kind=dtype)
+
+    def _same(self, name: str, counts: Any, x: Any, how: How, op: Any = "", root: int = 0) -> Key:
+        """Return what the engine finds such a call by; () for one that it does not do from beginning to end."""
+        is_plain = type(x) is numpy.ndarray and not how.async_op and how.stream is None and self._group is None
+        return (f"{name} {counts} {x.shape[1:]}", op, root, how.algorithm) if is_plain else ()
 
     @counted
-    def _reduce_told(self, source: Array, lengths: list[int], op: Any, dtype: Any, how: How) -> Any:
-        name = "reduce_scatter_v"
-        space = self._space(name, source, stream=how.stream)
-        call = prepare_blocks(COLLECTIVES[name], flat(source, space), (lengths, (lengths[self.rank],)),
-                              sum(lengths), source.shape[1:], source.dtype, space, given=source,
-                              kind=kind_of(name, source, dtype))
-        return self._run(name, call, how, self._check_op(name, op, call))
+    def _run_blocks(self, blocks: Blocks, source: Any, given: Any, how: How, *, space: Any = None, op: Any = None,
+                    root: int = 0, kind: Any = None) -> Any:
+        """Run a call on `source`: an array, a list of arrays to be joined, or None; `given` lives as long."""
+        row, width = COLLECTIVES[blocks.name], math.prod(blocks.tail)
+        if blocks.same and source is not None:
+            source = joined(source, HOST) if isinstance(source, list) else flat(source, HOST)
+        if blocks.same:
+            out = numpy.empty(sum(blocks.taken) * width, blocks.dtype) if blocks.taken else None
+            if self._express(*blocks.same, source, out) is not None:
+                views = None if out is None else split(out, blocks.taken, blocks.tail)
+                return views[0] if views is not None and not row.output.blocks else views
+        if space is None:
+            space = self._space(blocks.name, source[0] if isinstance(source, list) else source, stream=how.stream)
+        if source is not None:
+            source = joined(source, space) if isinstance(source, list) else flat(source, space)
+        call = prepare_blocks(row, source, (blocks.given, blocks.taken), blocks.most, blocks.tail, blocks.dtype, space,
+                              has_output=bool(blocks.taken), given=given,
+                              kind=kind_of(blocks.name, source, kind) if row.reduces else None)
+        checked = self._check_op(blocks.name, op, call) if row.reduces else None
+        executor, task = self._resolve(row, call, how, self.executor, checked, root)
+        self._learn_rows(blocks.same, executor, task)
+        return self._begin(executor, task, call, how, (), None, None)
 
-    def _is_plain_call(self, how: How) -> bool:
-        """Return whether this rank makes a call that a collective of even blocks could stand for."""
-        return how == How() and self._group is None
+    def _learn_rows(self, same: Key, executor: Executor, task: Task) -> None:
+        """Let the engine know a call that it can do, by the rows that it works on."""
+        if not same or (planned := plan_of(executor, task)) is None or self._host_engine() is None:
+            return
+        seconds = cast("Seconds", self._seconds(executor, task))
+        self._engine.learn(*same, task.input, task.output, task.output, planned, seconds.ring)
 
-    def _check_counts(self, name: str, counts: Any, rows: int) -> list[int]:
+    def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = isinstance(counts, Sequence | numpy.ndarray) and all(
             isinstance(count, int | numpy.integer) and not isinstance(count, bool) and count >= 0 for count in counts)
         if not whole or len(counts) != self.size or sum(counts) != rows:
             raise ArgumentError(f"{name}: counts {counts!r} must be {self.size} numbers whose sum is {rows}, the "
                                 "length of x's first axis", code="GC-COUNTS")
-        return [int(count) for count in counts]
+        return tuple(int(count) for count in counts)
 
     def _opened(self, check: Callable[..., T], name: str, x: Any, stream: Any, *more: int) -> T:
         """Return what `check` returns, called while the call's stream is the current one."""
         with self._current(stream, x if isinstance(x, list | tuple) else [x]):
             return check(name, x, *more)
 
-    def _agree(self, name: str, check: Callable[[], Any], told: Callable[[Any], News]) -> tuple[Any, list[News]]:
-        """Return this rank's checked argument and everybody's news; raise alike everywhere what is wrong anywhere."""
+    @functools.cached_property
+    def _agreed(self) -> dict[tuple[str, bytes], tuple[Counts, ...]]:
+        """What all ranks told in calls before, and whose counts that were."""
+        return {}
+
+    def _agree(self, name: str, check: Callable[[], Any], counts: Callable[[Any], Counts], *,
+               alike: bool = False) -> tuple[Any, tuple[Counts, ...]]:
+        """Return this rank's checked argument and everybody's counts; raise alike everywhere what is wrong anywhere."""
         checked, mine = _attempt(check)
-        everyone = self._told_by_all({"error": str(mine)} if mine else _news(checked, told), name, mine)
-        check_alike(name, everyone, "dtype", "GC-DTYPE")
-        check_alike(name, everyone, "tail", "GC-SHAPE")
-        check_alike(name, everyone, "gpu", "GC-DEVICE")
-        return checked, everyone
+        mine_row = row_with({"error": str(mine)}, self.size) if mine else \
+            _row_of(*_like(checked), counts(checked), self.size)
+        rows = self._exchange("all_gather", mine_row, name)
+        key = (name, rows.tobytes())
+        found = self._agreed.get(key) if mine is None else None
+        if found is None:
+            everyone = self._heard_from_all(rows, name, mine)
+            for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), ("gpu", "GC-DEVICE"),
+                               *([("counts", "GC-COUNTS")] if alike else [])]:
+                check_alike(name, everyone, what, code)
+            if len(self._agreed) == KEPT:
+                self._agreed.clear()
+            found = self._agreed[key] = tuple(tuple(one["counts"]) for one in everyone)
+        return checked, found
 
 
 def _attempt(check: Callable[[], Any]) -> tuple[Any, GpucollError | None]:
@@ -159,17 +207,16 @@ def _attempt(check: Callable[[], Any]) -> tuple[Any, GpucollError | None]:
         return None, error
 
 
-def _news(checked: Any, told: Callable[[Any], News]) -> News:
+def _like(checked: Any) -> tuple[numpy.dtype, tuple[int, ...], bool]:
     some = checked[0] if isinstance(checked, list) else checked
-    return {"dtype": row_of(some.dtype).name, "tail": list(some.shape[1:]), "gpu": on_gpu(some), **told(checked)}
+    return some.dtype, some.shape[1:], on_gpu(some)
 
 
-def _are_even(news: Sequence[News]) -> bool:
-    """Return, on every rank alike, whether a collective of even blocks stands for a call: those are quicker."""
-    counts = {count for one in news for count in one["counts"]}
-    return len(counts) == 1 and min(counts) > 0 and all(one["plain"] and not one["gpu"] for one in news)
+def _news(checked: Any, counts: Counts) -> News:
+    dtype, tail, gpu = _like(checked)
+    return {"dtype": row_of(dtype).name, "tail": tail, "gpu": gpu, "counts": counts}
 
 
-def _counts(blocks: list[Array]) -> News:
-    return {"counts": [len(block) for block in blocks]}
-
+@functools.lru_cache(KEPT)
+def _row_of(dtype: numpy.dtype, tail: tuple[int, ...], gpu: bool, counts: Counts, ranks: int) -> Array:
+    return row_with({"dtype": row_of(dtype).name, "tail": tail, "gpu": gpu, "counts": counts}, ranks)

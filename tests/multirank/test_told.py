@@ -2,12 +2,14 @@
 
 import contextlib
 import math
+from unittest import mock
 
 import numpy
 import pytest
 
 import gpucoll as gc
 import oracle
+from gpucoll.communicator import core
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
 
@@ -94,8 +96,38 @@ def refused_after_told(mpi, collective):
 
 
 @on_shared
-def even_blocks(comm):
-    """Blocks that happen to be alike, also where one rank does not wait for the call, or makes it in a group."""
+def lengths_that_change(comm):
+    """Blocks whose lengths differ from rank to rank and from call to call, as long in all as before."""
+    everyone = range(comm.size)
+    for turn in range(24):
+        counts = [(rank + turn // 2) % comm.size * 2 for rank in everyone]
+        whole = numpy.arange(sum(counts) * 3.0).reshape(-1, 3) + turn
+        parts = numpy.split(whole, numpy.cumsum(counts)[:-1])
+        root, mine = turn % comm.size, parts[comm.rank]
+        found = comm.all_gather_v(mine.copy())
+        assert [one.tolist() for one in found] == [one.tolist() for one in parts], turn
+        found = comm.gather_v(mine.copy(), root)
+        assert (found is None) == (comm.rank != root)
+        assert found is None or [one.tolist() for one in found] == [one.tolist() for one in parts], turn
+        found = comm.scatter_v([one.copy() for one in parts] if comm.rank == root else None, root)
+        assert found.tolist() == mine.tolist()
+        found = comm.all_to_all_v([parts[(comm.rank + other) % comm.size] + comm.rank for other in everyone])
+        assert [one.tolist() for one in found] == [(parts[(comm.rank + other) % comm.size] + other).tolist()
+                                                   for other in everyone], turn
+        for op, expected in (("sum", whole * comm.size + comm.size * (comm.size - 1) / 2),
+                             ("max", whole + comm.size - 1)):
+            found = comm.reduce_scatter_v(whole + comm.rank, counts, op)
+            assert found.tolist() == numpy.split(expected, numpy.cumsum(counts)[:-1])[comm.rank].tolist(), (turn, op)
+    for name, x in (("all_gather_v", numpy.ones((2, 3))), ("reduce_scatter_v", numpy.ones((2 * comm.size, 3)))):
+        more = () if name == "all_gather_v" else ([2] * comm.size,)
+        getattr(comm, name)(x, *more)
+        with mock.patch.object(core.Core, "_resolve", side_effect=AssertionError(name)):
+            getattr(comm, name)(x, *more)
+
+
+@on_shared
+def blocks_that_come_again(comm):
+    """Blocks as long as before, or not, also where one rank does not wait for the call, or makes it in a group."""
     def given(rank, turn):
         return numpy.arange(6).reshape(3, 2) + 100 * rank + 1000 * turn
 
@@ -118,7 +150,7 @@ def even_blocks(comm):
 
 
 CASES = [(scattered, (), (3, 2)), (scattered_in_other_ways, (), (3,)), (roots_of_scatter_that_differ, (), (3,)),
-         (even_blocks, (), (3,)),
+         (blocks_that_come_again, (), (3,)), (lengths_that_change, (), (2, 3)),
          *((refused_after_told, (name,), (3,)) for name in ("scatter", "scatter_v"))]
 
 
