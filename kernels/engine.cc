@@ -102,6 +102,24 @@ static PyObject* next_call(PyObject* object, PyObject* given) {
     return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }
 
+// record(address, place of the last call's number, of the records, how many): what is called from now on is noted there.
+static PyObject* record(PyObject* object, PyObject* given) {
+    unsigned long long start, last, records, capacity;
+    if (!PyArg_ParseTuple(given, "KKKK", &start, &last, &records, &capacity)) return nullptr;
+    char* memory = reinterpret_cast<char*>(static_cast<uintptr_t>(start));
+    Flight& flight = reinterpret_cast<Engine*>(object)->node.flight;
+    flight.last = reinterpret_cast<std::atomic<uint64_t>*>(memory + last);
+    flight.capacity = capacity;
+    flight.records = reinterpret_cast<FlightRecord*>(memory + records);
+    Py_RETURN_NONE;
+}
+
+// awaited(): the rank that the call under way waits for, or waited for last; None where none is under way.
+static PyObject* awaited(PyObject* object, PyObject*) {
+    const Walker& walker = reinterpret_cast<Engine*>(object)->walker;
+    return walker.plan == nullptr ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(walker.awaited);
+}
+
 // refuse(): this rank has refused a call: others that made it are not in its next one.
 static PyObject* refuse(PyObject* object, PyObject*) {
     reinterpret_cast<Engine*>(object)->refusals++;
@@ -232,6 +250,7 @@ static PyObject* is_busy(PyObject* object, PyObject*) {
 }
 
 static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr},
+                                {"awaited", awaited, METH_NOARGS, nullptr},
                                 {"bind", bind, METH_VARARGS, nullptr},
                                 {"begin", begin_method, METH_VARARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
@@ -246,6 +265,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"next_call", next_call, METH_O, nullptr},
                                 {"plan", plan_method, METH_VARARGS, nullptr},
                                 {"probe", probe, METH_O, nullptr},
+                                {"record", record, METH_VARARGS, nullptr},
                                 {"refuse", refuse, METH_NOARGS, nullptr},
                                 {"room", room_method, METH_VARARGS, nullptr},
                                 {"symmetric", symmetric_method, METH_VARARGS, nullptr},

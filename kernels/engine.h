@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "combine.h"
+#include "flight.h"
 
 static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before somebody looks at its deadline
 static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
@@ -80,6 +81,7 @@ struct Node {
     int64_t history = 0;           // a number for what they were
     std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
     std::vector<char> aside, fetched;
+    Flight flight;
 
     // Where a workspace is in the control segment of a rank. What is read and written together begins at unlike places
     // of a page: a processor takes a load for one of a store before it that has the same place.
@@ -268,6 +270,8 @@ struct Walker {
         signature = of_kind() ^ static_cast<int64_t>(node.walks << 8) ^ node.history;
         half = node.walks & 1;
         has_passed = false;
+        awaited = node.rank;
+        node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
         stage = listens && walked->announced && walked->root != node.rank ? LISTENING : BEFORE;
         at = 0;
     }
@@ -281,6 +285,7 @@ struct Walker {
                     if (!is_listening(node, plan->root, base)) return WAITING;
                 } else if (signature_of(node, plan->root) != signature) {
                     node.walks--;
+                    node.flight.left();
                     plan = nullptr;
                     has_passed = true;
                     return DONE;
@@ -323,6 +328,7 @@ struct Walker {
         if (result != nullptr) copy(to, result, plan->taken);
         if (plan->finish != nullptr) plan->finish(to, plan->taken, plan->contributions);
         plan = nullptr;
+        node.flight.ended();
         return DONE;
     }
 

@@ -1,0 +1,71 @@
+"""The processes of the ranks of one host, watched: who has ended, and who is stopped.
+
+A process descriptor (`pidfd_open`, Linux 5.3) is readable once its process has ended, whoever its parent is, and never
+stands for a later process with the same number. A process keeps one for each of the others, whatever the
+communicators. Where there is no such call, or ranks do not see each other's processes, nobody is watched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a device", "Z": "dead", "X": "dead"}
+_descriptors: dict[int, int] = {}  # by process; kept as long as this process lives
+
+
+def process_namespace() -> str:
+    """Return what tells apart the hosts, and containers of them, whose process numbers mean the same."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def visible(everyone: Iterable[tuple[int, str]]) -> dict[int, int]:
+    """Return the processes of the ranks whose numbers mean the same here, by rank; one pair (number, namespace) a rank."""
+    here = process_namespace()
+    return {rank: number for rank, (number, namespace) in enumerate(everyone) if here and namespace == here}
+
+
+class Processes:
+    """The processes of some ranks; this one's own is not watched."""
+
+    def __init__(self, numbers: Mapping[int, int]) -> None:
+        self.numbers = dict(numbers)
+        self._poll = select.poll()
+        self._ranks: dict[int, int] = {}
+        for rank, number in self.numbers.items():
+            if number != os.getpid() and (descriptor := _descriptor(number)) is not None:
+                self._ranks[descriptor] = rank
+                self._poll.register(descriptor, select.POLLIN)
+
+    def ended(self) -> tuple[int, ...]:
+        """Return the ranks whose processes have ended."""
+        return tuple(sorted(self._ranks[descriptor] for descriptor, _ in self._poll.poll(0))) if self._ranks else ()
+
+    def state(self, rank: int) -> str:
+        """Return in a word what the process of a rank is doing, "" where that is not known, or it runs."""
+        if rank not in self.numbers:
+            return ""
+        if rank in self.ended():
+            return "dead"
+        try:
+            with open(f"/proc/{self.numbers[rank]}/stat") as file:
+                return STOPPED.get(file.read().rpartition(")")[2].split()[0], "")
+        except OSError:
+            return ""
+
+
+def _descriptor(number: int) -> int | None:
+    if number not in _descriptors:
+        open_process: Any = getattr(os, "pidfd_open", None)
+        if open_process is None:
+            return None
+        with contextlib.suppress(OSError):
+            _descriptors[number] = open_process(number)
+    return _descriptors.get(number)

@@ -1,0 +1,130 @@
+"""`gpucoll report DIR`: what every rank was doing in the end, from the files of the flight recorder.
+
+The calls of a communicator are compared by their numbers: ranks that make the same calls record the same words. Said
+are the first call in which ranks differ, where each rank was, who was missing, and who was waited for most.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpucoll.errors import ArgumentError
+from gpucoll.guard.flight import ENDED, Story, read
+
+SHOWN = 8  # calls before the last one that are shown
+
+
+def stories(folder: Path) -> tuple[dict[str, list[Story]], list[str]]:
+    """Return the stories by communicator, in rank order, and what is wrong with files that tell none."""
+    groups: dict[str, list[Story]] = collections.defaultdict(list)
+    damaged = []
+    for path in sorted(folder.glob("*.flight")):
+        try:
+            story = read(path)
+        except ArgumentError as error:
+            damaged.append(str(error.args[0]))
+            continue
+        groups[story.group].append(story)
+    return {name: sorted(found, key=lambda story: story.rank) for name, found in sorted(groups.items())}, damaged
+
+
+def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
+    """Return what is to be said of a communicator; a rank without calls is where it began."""
+    size = ranks[0].size
+    ends = {story.rank: story.calls[-1] if story.calls else None for story in ranks}
+    furthest = max((call.number for call in ends.values() if call is not None), default=0)
+    return {"communicator": group, "ranks": size, "unheard": sorted(set(range(size)) - set(ends)),
+            "calls": furthest, "divergence": divergence(ranks),
+            "last": {rank: {"call": call.number, "words": call.words, "state": _state(call)} if call else
+                     {"call": 0, "words": "", "state": "has made no call"} for rank, call in ends.items()},
+            "missing": sorted(rank for rank, call in ends.items()
+                              if call is None or (call.number < furthest and call.words != ENDED)),
+            "stragglers": stragglers(ranks)}
+
+
+def divergence(ranks: Sequence[Story]) -> dict[str, Any] | None:
+    """Return the first call in which ranks differ, and who made which; None where none is known."""
+    by_number: dict[int, dict[str, list[int]]] = collections.defaultdict(lambda: collections.defaultdict(list))
+    for story in ranks:
+        for call in story.calls:
+            by_number[call.number][call.words].append(story.rank)
+    for number in sorted(by_number):
+        if len(by_number[number]) > 1:
+            return {"call": number, "who": dict(by_number[number])}
+    return None
+
+
+def stragglers(ranks: Sequence[Story]) -> list[dict[str, Any]]:
+    """Return who came last to calls, and how long the others waited for it in all, the worst first."""
+    began: dict[int, dict[int, int]] = collections.defaultdict(dict)
+    for story in ranks:
+        for call in story.calls:
+            began[call.number][story.rank] = call.began
+    waited: collections.Counter[int] = collections.Counter()
+    came_last: collections.Counter[int] = collections.Counter()
+    for times in began.values():
+        if len(times) == len(ranks) > 1:
+            last = max(times, key=times.__getitem__)
+            came_last[last] += 1
+            waited[last] += times[last] - int(statistics.median(times.values()))
+    return [{"rank": rank, "came_last": came_last[rank], "seconds": nanoseconds / 1e9}
+            for rank, nanoseconds in waited.most_common()]
+
+
+def timeline(groups: dict[str, list[Story]]) -> dict[str, Any]:
+    """Return all calls in Chrome's trace format (chrome://tracing, ui.perfetto.dev): a process each rank."""
+    events: list[dict[str, Any]] = []
+    for group, ranks in groups.items():
+        for story in ranks:
+            events.append({"ph": "M", "name": "process_name", "pid": story.rank,
+                           "args": {"name": f"rank {story.rank} on {story.host}"}})
+            for call in story.calls:
+                shared = {"name": call.words.partition(",")[0], "cat": group, "pid": story.rank, "tid": group,
+                          "ts": call.began / 1e3, "args": {"call": call.number, "words": call.words}}
+                events.append(shared | ({"ph": "B"} if call.ended is None else
+                                        {"ph": "X", "dur": (call.ended - call.began) / 1e3}))
+    return {"traceEvents": events, "displayTimeUnit": "ns"}
+
+
+def lines(found: dict[str, Any]) -> Iterable[str]:
+    """Yield a summary for people."""
+    yield f"{found['communicator']}: {found['ranks']} ranks, {found['calls']} calls"
+    for rank, last in found["last"].items():
+        yield f"  rank {rank}: call {last['call']} {last['state']}" + (f": {last['words']}" if last["words"] else "")
+    if found["unheard"]:
+        yield f"  no file of ranks {_names(found['unheard'])}"
+    if found["divergence"]:
+        who = "; ".join(f"ranks {_names(ranks)}: {words}" for words, ranks in found["divergence"]["who"].items())
+        yield f"  first divergence in call {found['divergence']['call']}: {who}"
+    if found["missing"]:
+        yield f"  missing in call {found['calls']}: ranks {_names(found['missing'])}"
+    for one in found["stragglers"][:3]:
+        yield f"  rank {one['rank']} came last to {one['came_last']} calls: {one['seconds']:.6f} s waited for it"
+
+
+def written(folder: Path, trace: Path | None, as_json: bool) -> str:
+    """Return the report of a folder, and write the timeline where `trace` says; ArgumentError where there is none."""
+    groups, damaged = stories(folder)
+    if not groups:
+        raise ArgumentError(f"report: {folder} has no file of the flight recorder{': ' if damaged else ''}"
+                            f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR names the folder where ranks write them",
+                            code="GC-DUMP")
+    found = [summary(group, ranks) for group, ranks in groups.items()]
+    if trace is not None:
+        trace.write_text(json.dumps(timeline(groups)))
+    if as_json:
+        return json.dumps({"communicators": found, "damaged": damaged}, indent=1)
+    return "\n".join([line for one in found for line in lines(one)] + [f"damaged: {one}" for one in damaged])
+
+
+def _state(call: Any) -> str:
+    return "is under way" if call.ended is None else "has ended"
+
+
+def _names(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
