@@ -12,9 +12,10 @@ from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.bootstrap import Place
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
+from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.links import Link
+from gpucoll.plan import Layouts, Plan, resolve
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice
 from gpucoll.waits import Waits

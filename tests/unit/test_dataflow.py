@@ -1,4 +1,4 @@
-"""The program of a plan for two streams: what conflicts is ordered, on every rank messages still meet."""
+"""A plan on two streams: what conflicts is ordered, on every rank messages still meet."""
 
 import itertools
 
@@ -8,8 +8,8 @@ from gpucoll.algorithms import algorithms, schedule
 from gpucoll.analysis.replay import replay
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.executors import Layouts, resolve
-from gpucoll.executors.nccl.dataflow import Exchange, program
+from gpucoll.executors.nccl import nodes_of
+from gpucoll.plan import Layouts, resolve
 from gpucoll.schedule import Recv, Send, Slice
 from grids import generator, naming
 
@@ -26,11 +26,10 @@ def plans(collective, algorithm, size, segments, elements, in_place=False):
         yield resolve(made, Layouts(layout, layout), in_place=in_place)
 
 
-def touched(work):
-    """What a node reads and writes: its own reading of messages and writes."""
-    if isinstance(work, Exchange):
-        return {m.span for m in work.sends}, {m.span for m in work.receives}
-    return {span for write in work for span in (write.base, *write.operands)}, {write.dst for write in work}
+def touched(node):
+    """What a node reads and writes: its own reading of messages and results."""
+    return ({m.span for m in node.sends} | {span for form in node.forms for span in form.sources},
+            {m.span for m in node.receives} | {form.dst for form in node.forms})
 
 
 def conflict(first, then):
@@ -51,7 +50,7 @@ def faults(nodes):
         follows.append(direct.union(*(follows[one] for one in direct)))
         last[node.side] = len(follows) - 1
     wrong = [(a, b) for a, b in itertools.combinations(range(len(nodes)), 2)
-             if a not in follows[b] and conflict(nodes[a].work, nodes[b].work)]
+             if a not in follows[b] and conflict(nodes[a], nodes[b])]
     side = {number for number, node in enumerate(nodes) if node.side}
     lost = side - follows[-1] if side else set()
     silent = [node.after for node in nodes if node.after is not None and not nodes[node.after].awaited]
@@ -76,9 +75,9 @@ class Lengths:
 
 def exchanges(nodes):
     for node in nodes:
-        if isinstance(node.work, Exchange):
-            yield (*(Send(Slice("input", 0, m.span.stop - m.span.start), m.peer) for m in node.work.sends),
-                   *(Recv(Slice("output", 0, m.span.stop - m.span.start), m.peer) for m in node.work.receives))
+        if node.sends or node.receives:
+            yield (*(Send(Slice("input", 0, m.span.stop - m.span.start), m.peer) for m in node.sends),
+                   *(Recv(Slice("output", 0, m.span.stop - m.span.start), m.peer) for m in node.receives))
 
 
 @pytest.mark.parametrize("cases", [
@@ -87,7 +86,7 @@ def test_conflicts_are_ordered_and_groups_of_messages_meet(cases):
     """As strict as NCCL can be: a group ends when all its messages have met, and groups come one after the other."""
     for case, in_place in itertools.product(cases, (False, True)):
         with naming((*case, in_place)):
-            everyone = [program(plan).nodes for plan in plans(*case, in_place)]
+            everyone = [nodes_of(plan) for plan in plans(*case, in_place)]
             assert not any(map(faults, everyone))
             rounds = [list(exchanges(nodes)) for nodes in everyone]
             sent = sum(isinstance(step, Send) for one in rounds for steps in one for step in steps)
