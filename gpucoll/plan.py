@@ -15,7 +15,6 @@ from typing import NamedTuple, TypeAlias
 from gpucoll.chunks import Layout, Ragged
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
-PIECE = 1 << 26  # elements of at most 16 bytes
 HALVES = ("even", "odd")  # of what is aside: rounds take them in turn, so that one may begin before the last has ended
 Chunk: TypeAlias = tuple[str, int]
 
@@ -101,12 +100,6 @@ def resolve(schedule: Schedule, layouts: Layouts, *, in_place: bool,
     return Plan(resolved, resolver.workspace, copy_input, layouts, schedules)
 
 
-def pieces(span: Span) -> list[Span]:
-    """Return `span` in pieces of at most PIECE elements: MPI counts bytes in 31 bits. An empty span is one piece."""
-    starts = range(span.start, span.stop, PIECE) or [span.start]
-    return [span._replace(start=start, stop=min(start + PIECE, span.stop)) for start in starts]
-
-
 def _reads_overwritten(rounds: Iterable[Round]) -> bool:
     """Return whether a round reads a chunk of input that an earlier one wrote in output."""
     written: set[int] = set()
@@ -129,6 +122,7 @@ class _Resolver:
         self.workspace = dict.fromkeys(("scratch", *HALVES), 0)
         self._number = self._used = 0  # of steps, and of the elements of `half`
         self._half = HALVES[0]
+        self._spans: dict[Slice, Span] = {}
         self._writer: dict[Chunk, int] = {}
         self._readers: dict[Chunk, set[int]] = collections.defaultdict(set)  # since then
         self._users: dict[str, set[int]] = {half: set() for half in HALVES}  # who reads what is aside
@@ -163,11 +157,12 @@ class _Resolver:
                 *(self._form(dst, tuple(sources)) for dst, sources in results.items() if sources != [dst]))
 
     def _span(self, part: Slice) -> Span:
-        if self._alias and part.buffer == "input":
-            part = part._replace(buffer="output")
-        span = Span(part.buffer, *self._layouts.span(part), part)
-        if part.buffer == "scratch":
-            self.workspace["scratch"] = max(self.workspace["scratch"], span.stop)
+        span = self._spans.get(part)
+        if span is None:
+            real = part._replace(buffer="output") if self._alias and part.buffer == "input" else part
+            span = self._spans[part] = Span(real.buffer, *self._layouts.span(real), real)
+            if part.buffer == "scratch":
+                self.workspace["scratch"] = max(self.workspace["scratch"], span.stop)
         return span
 
     def _aside(self, span: Span) -> Span:

@@ -12,8 +12,8 @@ import numpy
 
 from gpucoll.arrays import Array, Sizes, check_blocks, check_rows, flat, joined, kind_of, on_gpu, prepare_blocks
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import How
-from gpucoll.communicator.headers import Headers, News, check_alike, counted
+from gpucoll.communicator.core import How, counted
+from gpucoll.communicator.headers import Headers, News, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
 

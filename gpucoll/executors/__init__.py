@@ -42,13 +42,6 @@ class Task:
     stream: Any = None
     repeated: bool = False
 
-    def again(self, source: Any, target: Any) -> Task:
-        """Return the same task from `source` to `target`."""
-        task = Task.__new__(Task)
-        task.__dict__.update(self.__dict__)
-        task.input, task.output = source, target
-        return task
-
 
 class Executor(Protocol):
     """Runs tasks; made for a communicator, closed with it.

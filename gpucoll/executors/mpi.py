@@ -16,11 +16,12 @@ import numpy
 from gpucoll.arrays import Array, combiner
 from gpucoll.errors import RankFailedError
 from gpucoll.executors import Task
-from gpucoll.plan import Form, Message, Plan, Span, Step, pieces
+from gpucoll.plan import Form, Message, Plan, Span, Step
 from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
 
 BYTES = "B"  # MPI's unsigned char
+PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
 # The tag of `farewell`, the first of a device's two transports, and the first of the calls
 FAREWELL, DEVICE_TAG, FIRST_TAG = 0, 1, 3
@@ -75,7 +76,7 @@ class MpiExecutor:
 
 
 class _Run:
-    """One task under way: its buffers by name, as elements and as bytes."""
+    """One task under way: its buffers by name."""
 
     def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
                  room: Callable[[str, int], Array]) -> None:
@@ -84,12 +85,10 @@ class _Run:
         self.receives: list[Any] = []
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
-        self._elements: dict[str, Any] = {
-            "input": task.input.copy() if plan.copy_input else task.input, "output": task.output,
-            **{name: room(name, count * dtype.itemsize).view(dtype) for name, count in plan.workspace.items()}}
-        self._bytes: dict[str, Any] = {
-            name: None if row is None else row.view(numpy.uint8) for name, row in self._elements.items()}
-        self._width = dtype.itemsize
+        self._nothing = numpy.empty(0, dtype)
+        self._rows = {name: room(name, count * dtype.itemsize).view(dtype)
+                      for name, count in plan.workspace.items() if count}
+        self._rows |= {"input": task.input.copy() if plan.copy_input else task.input, "output": task.output}
         self._combine = None if task.op is None else combiner(task.op, task.dtype)
 
     def round(self, steps: tuple[Step, ...]) -> Operation:
@@ -104,8 +103,9 @@ class _Run:
         yield from self._end(list(self._under_way))
 
     def _begin(self, message: Message) -> None:
-        begin = self._comm.Isend if message.sends else self._comm.Irecv
-        requests = [begin(self._buffer(piece), message.peer, self._tag) for piece in pieces(message.span)]
+        begin, row = self._comm.Isend if message.sends else self._comm.Irecv, self._row(message.span).view(numpy.uint8)
+        requests = [begin([row[start:start + PIECE], BYTES], message.peer, self._tag)
+                    for start in range(0, len(row), PIECE) or (0,)]
         self._under_way[message.number] = requests
         if not message.sends:
             self.receives += requests
@@ -122,10 +122,7 @@ class _Run:
             numpy.copyto(dst, first)
 
     def _row(self, span: Span) -> Array:
-        return self._elements[span.buffer][span.start:span.stop]
-
-    def _buffer(self, span: Span) -> list[Any]:
-        return [self._bytes[span.buffer][span.start * self._width:span.stop * self._width], BYTES]
+        return self._rows.get(span.buffer, self._nothing)[span.start:span.stop]
 
 
 def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:

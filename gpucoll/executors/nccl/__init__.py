@@ -23,11 +23,12 @@ from gpucoll.errors import ArgumentError
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.nccl.replay import Graphs, Replay
 from gpucoll.executors.nccl.rooms import Rooms, StreamOrder
-from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step, pieces
+from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step
 from gpucoll.work import Operation
 
 TOKEN = 1  # bytes of a barrier's message, which has no data
 PROGRAMS = 1024  # kept
+PIECE = 1 << 26  # elements of at most 16 bytes
 
 
 @dataclass
@@ -270,4 +271,7 @@ def _groups(steps: Sequence[Step]) -> Iterator[Node]:
 
 
 def _cut(message: Message) -> list[Message]:
-    return [message._replace(span=piece) for piece in pieces(message.span)]
+    """Return `message` in pieces: MPI, on the emulated device, counts bytes in 31 bits."""
+    span = message.span
+    starts = range(span.start, span.stop, PIECE) or [span.start]
+    return [message._replace(span=span._replace(start=start, stop=min(start + PIECE, span.stop))) for start in starts]
