@@ -27,9 +27,6 @@ TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call befo
 FAREWELL, DEVICE_TAG, FIRST_TAG = 0, 1, 3
 
 
-_NO_ROOM = numpy.empty(0, numpy.uint8)
-
-
 class MpiExecutor:
     """Runs schedules by messages over `comm`, on which nobody else sends."""
 
@@ -66,9 +63,9 @@ class MpiExecutor:
 
         One operation of a communicator runs at a time, so that it is never used twice at once.
         """
-        if self._rooms.get(name, _NO_ROOM).nbytes < nbytes:
+        if name not in self._rooms or self._rooms[name].nbytes < nbytes:
             self._rooms[name] = numpy.empty(nbytes, numpy.uint8)
-        return self._rooms.get(name, _NO_ROOM)[:nbytes]
+        return self._rooms[name][:nbytes]
 
     def close(self) -> None:
         """Drop the memory kept for messages."""
@@ -85,9 +82,7 @@ class _Run:
         self.receives: list[Any] = []
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
-        self._nothing = numpy.empty(0, dtype)
-        self._rows = {name: room(name, count * dtype.itemsize).view(dtype)
-                      for name, count in plan.workspace.items() if count}
+        self._rows = {name: room(name, count * dtype.itemsize).view(dtype) for name, count in plan.workspace.items()}
         self._rows |= {"input": task.input.copy() if plan.copy_input else task.input, "output": task.output}
         self._combine = None if task.op is None else combiner(task.op, task.dtype)
 
@@ -104,8 +99,8 @@ class _Run:
 
     def _begin(self, message: Message) -> None:
         begin, row = self._comm.Isend if message.sends else self._comm.Irecv, self._row(message.span).view(numpy.uint8)
-        requests = [begin([row[start:start + PIECE], BYTES], message.peer, self._tag)
-                    for start in range(0, len(row), PIECE) or (0,)]
+        starts = range(0, len(row), PIECE) or (0,)
+        requests = [begin([row[start:start + PIECE], BYTES], message.peer, self._tag) for start in starts]
         self._under_way[message.number] = requests
         if not message.sends:
             self.receives += requests
@@ -122,7 +117,7 @@ class _Run:
             numpy.copyto(dst, first)
 
     def _row(self, span: Span) -> Array:
-        return self._rows.get(span.buffer, self._nothing)[span.start:span.stop]
+        return self._rows[span.buffer][span.start:span.stop]
 
 
 def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:

@@ -1,4 +1,4 @@
-"""A plan on two streams: what conflicts is ordered, on every rank messages still meet."""
+"""What waits for what, in a plan and on two streams: what conflicts is ordered, on every rank messages still meet."""
 
 import itertools
 
@@ -8,8 +8,8 @@ from gpucoll.algorithms import algorithms, schedule
 from gpucoll.analysis.replay import replay
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.executors.nccl import nodes_of
-from gpucoll.plan import Layouts, resolve
+from gpucoll.executors.nccl import Node, nodes_of
+from gpucoll.plan import Form, Layouts, resolve
 from gpucoll.schedule import Recv, Send, Slice
 from grids import generator, naming
 
@@ -39,6 +39,21 @@ def conflict(first, then):
 
     (reads, writes), (others_reads, others_writes) = touched(first), touched(then)
     return meet(writes, others_reads | others_writes) or meet(reads, others_writes)
+
+
+def of_step(step):
+    if isinstance(step, Form):
+        return Node(forms=[step])
+    return Node(sends=[step]) if step.sends else Node(receives=[step])
+
+
+def unordered(plan):
+    """Pairs of steps of which one writes what the other touches, though it follows it by no way."""
+    steps, follows = [step for steps in plan.rounds for step in steps], {}
+    for step in steps:
+        follows[step.number] = step.after.union(*(follows[number] for number in step.after))
+    return [(first, then) for first, then in itertools.combinations(steps, 2)
+            if first.number not in follows[then.number] and conflict(of_step(first), of_step(then))]
 
 
 def faults(nodes):
@@ -80,8 +95,18 @@ def exchanges(nodes):
                    *(Recv(Slice("output", 0, m.span.stop - m.span.start), m.peer) for m in node.receives))
 
 
-@pytest.mark.parametrize("cases", [
-    pytest.param(generator(10).sample(CASES, 60), id="few"), pytest.param(CASES, id="all", marks=pytest.mark.nightly)])
+SOME = [pytest.param(generator(10).sample(CASES, 60), id="few"),
+        pytest.param(CASES, id="all", marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("cases", SOME)
+def test_steps_follow_what_they_conflict_with(cases):
+    for case, in_place in itertools.product(cases, (False, True)):
+        with naming((*case, in_place)):
+            assert not any(map(unordered, plans(*case, in_place)))
+
+
+@pytest.mark.parametrize("cases", SOME)
 def test_conflicts_are_ordered_and_groups_of_messages_meet(cases):
     """As strict as NCCL can be: a group ends when all its messages have met, and groups come one after the other."""
     for case, in_place in itertools.product(cases, (False, True)):
