@@ -10,7 +10,7 @@ from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.executors.nccl import Node, nodes_of
 from gpucoll.plan import Form, Layouts, resolve
-from gpucoll.schedule import Recv, Send, Slice
+from gpucoll.schedule import Recv, RecvReduce, Send, Slice
 from grids import generator, naming
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
@@ -104,6 +104,14 @@ def test_steps_follow_what_they_conflict_with(cases):
     for case, in_place in itertools.product(cases, (False, True)):
         with naming((*case, in_place)):
             assert not any(map(unordered, plans(*case, in_place)))
+
+
+def test_what_is_aside_is_read_before_something_else_comes_there():
+    """Two rounds later, where the lengths of what comes are others."""
+    apart = [RecvReduce(Slice("output", chunk), 1) for chunk in range(2)]
+    rounds = [apart, (), [RecvReduce(Slice("output", 2, 2), 1)]]
+    layout = Layout(8, 4)
+    assert unordered(resolve(rounds, Layouts(layout, layout), in_place=False)) == []
 
 
 @pytest.mark.parametrize("cases", SOME)
