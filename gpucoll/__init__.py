@@ -12,6 +12,7 @@
     arrays, waits               what is accepted, flat views, NumPy's reductions; deadlines and progress
     analysis                    a schedule proved, counted, predicted and drawn: verify, count, simulate, draw
     algorithms                  ring, tree, star, ...: one file each
+    plan                        a schedule on buffers of given lengths: what waits for what
     collectives, topology       what each collective promises; shapes of rings and trees
     schedule, chunks, ops, dtypes     the vocabulary
     errors, arguments           typed errors; command lines under mpiexec

@@ -62,7 +62,7 @@ class MpiLink:
         self.place = _made(lambda: bootstrap.place(self.mpi))
         self.table = table or by_first_rank(self.mpi, load)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self._has_ended = MPI.Is_finalized
+        self.has_ended = MPI.Is_finalized
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
 
     @classmethod
@@ -88,9 +88,6 @@ class MpiLink:
 
         status = MPI.Status()
         return status.source if self.points.Iprobe(MPI.ANY_SOURCE, tag, status) else None
-
-    def has_ended(self) -> bool:
-        return self._has_ended()
 
     def free(self) -> None:
         self.wire.Free()

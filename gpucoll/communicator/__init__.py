@@ -1,6 +1,7 @@
 """The communicator: one method per collective, all of one shape.
 
-    core           what a call goes through: checked, resolved, run at once or behind a `Work`
+    core           what a call goes through: checked, resolved, cached, run at once or behind a `Work`
+    closing        how a communicator ends
     collectives    the calls whose shapes are alike on all ranks
     ragged         the v-variants
     points         messages between two ranks, groups of calls, splits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from gpucoll.collectives import collective as collective_row
@@ -40,8 +41,14 @@ class Advice(Core):
         found = self._tuner.candidates(row.name, nbytes, executors, where)
         if not found:
             raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
-        times = [self._times.summary(row.name, one.executor, one.algorithm, nbytes) for one in found]
+        times = [self._known(row.name, one.executor, one.algorithm, nbytes) for one in found]
         return explained(row.name, nbytes, self.size, f"the table {self._tuner.source(where)}", found, times)
+
+    def _known(self, collective: str, executor: str, algorithm: str, nbytes: int) -> tuple[int, float | None]:
+        """Return of how many calls something is known, and their median seconds."""
+        noted, *seconds = self._times[collective, executor, algorithm, nbytes.bit_length()].tolist()
+        known = seconds[:int(noted)]
+        return len(known), statistics.median(known) if known else None
 
     def _able(self, task: Task, where: str) -> tuple[str, ...]:
         if where != "cpu" and where not in self._gpus:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from gpucoll.algorithms import schedule
-from gpucoll.arrays import Cut
+from gpucoll.arrays import Array, Cut, address, same_memory
 from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.bootstrap import Place
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
+from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.links import Link
+from gpucoll.plan import Layouts, Plan, resolve
 from gpucoll.schedule import Schedule
-from gpucoll.tuner import Choice
+from gpucoll.tuner import Choice, Tuner
 from gpucoll.waits import Waits
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 NATIVE = "native"
 PLANS = 1024  # resolved schedules kept
 HYBRID = "hybrid"
+WITH_ENGINE = ("shared", HYBRID)
 
 
 class Backend(Protocol):
@@ -67,13 +70,21 @@ def _refused(task: Task, there: list[Executor], allowed: str | None) -> Argument
                          f"{names}, but this communicator has executor={allowed!r}", code="GC-EXECUTOR")
 
 
-def chosen(backend: Backend, task: Task, name: str) -> Executor:
-    """Return the executor `name` once it has what it needs for `task`; ArgumentError says what it lacks."""
+def choose(backend: Backend, task: Task, tuner: Tuner, place: Place, cut: Cut,
+           executors: tuple[str, ...]) -> Executor:
+    """Complete `task`, which has the algorithm asked for, by algorithm and plan; return who of `executors` runs it.
+
+    It has what it needs then; ArgumentError says what it lacks.
+    """
+    choice = tuner.choose(task.collective, task.algorithm, task.nbytes, executors, task.device)
+    task.algorithm = choice.algorithm
+    if choice.algorithm != NATIVE:
+        task.plan = make_plan(task.collective, choice, place, task.root, cut, task.in_place)
     for executor in backend.executors:
-        reason = executor.serves(task) if executor.name == name else ""
+        reason = executor.serves(task) if executor.name == choice.executor else ""
         if reason is None:
             return executor
-    raise ArgumentError(f"{task.collective}: executor {name} cannot serve: {reason}", code="GC-ALGO")
+    raise ArgumentError(f"{task.collective}: executor {choice.executor} cannot serve: {reason}", code="GC-ALGO")
 
 
 class HostBackend:
@@ -89,7 +100,7 @@ class HostBackend:
         self.heap = Heap(link.place.size)
         self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked))
         first = self.executors[0]
-        self._shared = cast("SharedExecutor", first) if first.name in ("shared", HYBRID) else None
+        self._shared = cast("SharedExecutor", first) if first.name in WITH_ENGINE else None
 
     def engine(self, waits: Waits) -> Any:
         """Return what does calls that were planned before, which keeps to `waits`; None where there is none."""
@@ -140,6 +151,54 @@ class HostBackend:
         for executor in self.executors:
             executor.close()
         self.heap.close()
+
+
+@dataclass(slots=True)
+class CachedCall:
+    """A call that is resolved, to be made again on arrays like its own: on a GPU on those themselves.
+
+    `task` keeps none of them alive: on a device it has addresses, on the host rows are made anew.
+    """
+
+    executor: Executor
+    task: Task
+    seconds: Array | None
+    launch: Launcher | None = None  # what enqueues it on a GPU and waits for nothing
+
+
+class DeviceRow:
+    """A row of device memory as executors see it: its address and how long it is."""
+
+    __slots__ = ("data", "dtype", "nbytes", "ptr", "size")
+
+    def __init__(self, row: Any) -> None:
+        self.ptr, self.size, self.nbytes, self.dtype = address(row), row.size, row.nbytes, row.dtype
+        self.data = self  # as CuPy's arrays have it
+
+
+def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None) -> CachedCall | None:
+    """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other."""
+    on_device = task.device != "cpu"
+    sides = ((x, task.input), (out, task.output))
+    if (on_device and executor.name == "native" and task.device == "emulated") \
+            or not all(row is None or _is_plain(array, row) for array, row in sides):
+        return None
+    rows = [None if row is None or not on_device else DeviceRow(row) for row in (task.input, task.output)]
+    again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
+    return CachedCall(executor, again, seconds)
+
+
+def _is_plain(x: Any, row: Any) -> bool:
+    """Return whether an executor works on the memory of `x` itself, in the dtype of `x`; not for another library's."""
+    flags = getattr(x, "flags", None)
+    return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
+
+
+def plan_of(executor: Executor, task: Task) -> Any:
+    """Return the engine's plan for calls like `task`, None where another executor does them, or takes a step more."""
+    if executor.name not in WITH_ENGINE or task.collective == "exscan":
+        return None
+    return cast("SharedExecutor", executor).plan(task)
 
 
 @functools.lru_cache(PLANS)

@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
-from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare, prepare_scatter
+from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import How, beside
-from gpucoll.communicator.headers import Headers, News, counted, header_of
-from gpucoll.communicator.repeats import Key
+from gpucoll.communicator.core import How, Key, counted
+from gpucoll.communicator.gpu import beside
+from gpucoll.communicator.headers import Headers, News, header_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import ArgumentError, GpucollError, PeerError
@@ -39,7 +39,7 @@ class Collectives(Headers):
             result = self._express("all_reduce", op, 0, algorithm, x, out)
             if result is not None:
                 return result
-        return self._reduction("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(ReducingToRoot)
     def reduce(self, x: Any, out: Any = None, op: Any = "sum", root: int = 0, *, dtype: Any = None,
@@ -49,7 +49,7 @@ class Collectives(Headers):
             result = self._express("reduce", op, root, algorithm, x, out)
             if result is not None:
                 return None if result is self._engine else result  # which stand for no result
-        return self._reduction("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
+        return self._collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
     def broadcast(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -59,7 +59,7 @@ class Collectives(Headers):
             result = self._express("broadcast", "", root, algorithm, x, None)
             if result is not None:
                 return result
-        return self._movement("broadcast", x, None, root, algorithm, async_op, stream)
+        return self._collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_gather(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
@@ -69,7 +69,7 @@ class Collectives(Headers):
             result = self._express("all_gather", "", 0, algorithm, x, out)
             if result is not None:
                 return result
-        return self._movement("all_gather", x, out, 0, algorithm, async_op, stream)
+        return self._collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(MovingToRoot)
     def gather(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -79,7 +79,7 @@ class Collectives(Headers):
             result = self._express("gather", "", root, algorithm, x, out)
             if result is not None:
                 return None if result is self._engine else result
-        return self._movement("gather", x, out, root, algorithm, async_op, stream)
+        return self._collective("gather", x, out, "", None, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                 async_op: bool = False) -> Any:
@@ -126,7 +126,8 @@ class Collectives(Headers):
 
     def _scattering(self, source: Any, out: Any, who: Sizes, how: How, told: News) -> tuple[Executor, Task, Prepared]:
         space = self._told_space("scatter", told, source, out, how.stream)
-        call = beside(prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space), how)
+        call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space)
+        call = beside(call) if how.async_op else call
         executor, task = self._resolve(COLLECTIVES["scatter"], call, how, self.executor, root=who.root)
         task.announced = f", shape {told['shape']}"
         return executor, task, call
@@ -163,7 +164,7 @@ class Collectives(Headers):
             result = self._express("reduce_scatter", op, 0, algorithm, x, out)
             if result is not None:
                 return result
-        return self._reduction("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Moving)
     def all_to_all(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
@@ -173,7 +174,7 @@ class Collectives(Headers):
             result = self._express("all_to_all", "", 0, algorithm, x, out)
             if result is not None:
                 return result
-        return self._movement("all_to_all", x, out, 0, algorithm, async_op, stream)
+        return self._collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def scan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -183,7 +184,7 @@ class Collectives(Headers):
             result = self._express("scan", op, 0, algorithm, x, out)
             if result is not None:
                 return result
-        return self._reduction("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     @shaped(Reducing)
     def exscan(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",
@@ -192,7 +193,7 @@ class Collectives(Headers):
 
         MPI-5.0, 6.11.2, where rank 0's result is undefined.
         """
-        return self._reduction("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
+        return self._collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""
@@ -204,29 +205,3 @@ class Collectives(Headers):
             return self._run("barrier", NOTHING, How(algorithm, async_op), same=same)
         space = self._gpu("emulated" if self.options.emulated else "cuda").space(stream)
         return self._run("barrier", NOTHING._replace(space=space), How(algorithm, async_op))
-
-    @counted
-    def _reduction(self, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any, async_op: bool,
-                   stream: Any) -> Any:
-        same: Key = ()
-        if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
-            same = () if name == "exscan" else (name, op, root, algorithm)
-            result = self._again(same, x, out, stream) if same else None
-            if result is not None:
-                return result
-        who = self._sizes(name, root)
-        call = prepare(COLLECTIVES[name], x, out, who, dtype, self._space(name, x, stream=stream))
-        how = How(algorithm, async_op, stream)
-        return self._run(name, call, how, self._check_op(name, op, call), who.root, same, x, out)
-
-    @counted
-    def _movement(self, name: str, x: Any, out: Any, root: Any, algorithm: Any, async_op: bool, stream: Any) -> Any:
-        same: Key = ()
-        if not async_op and type(algorithm) is str and type(root) is int:
-            same = (name, "", root, algorithm)
-            result = self._again(same, x, out, stream)
-            if result is not None:
-                return result
-        who = self._sizes(name, root)
-        call: Prepared = prepare(COLLECTIVES[name], x, out, who, None, self._space(name, x, stream=stream))
-        return self._run(name, call, How(algorithm, async_op, stream), root=who.root, same=same, x=x, out=out)

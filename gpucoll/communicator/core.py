@@ -6,36 +6,57 @@ array as it was.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import os
+import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import numpy
 
 from gpucoll import bootstrap
 from gpucoll.algorithms import find, registry
-from gpucoll.arrays import HOST, NOTHING, Prepared, Sizes, Space, check_op, is_borrowed, on_gpu, stream_of
+from gpucoll.arrays import (
+    HOST,
+    NOTHING,
+    Array,
+    Prepared,
+    Sizes,
+    Space,
+    check_op,
+    is_borrowed,
+    on_gpu,
+    prepare,
+    stream_of,
+)
 from gpucoll.collectives import COLLECTIVES, Collective
-from gpucoll.communicator.backends import Backend, HostBackend, able, chosen, make_plan
-from gpucoll.communicator.gpu import DeviceSpace, Gpu, make_gpu
-from gpucoll.communicator.repeats import Key, Repeat, Repeats, has_finished, key_of, launcher_of, plan_of, repeat_of
-from gpucoll.communicator.times import Seconds, Times
-from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, GpucollError, UsageError
+from gpucoll.communicator.backends import (
+    WITH_ENGINE,
+    Backend,
+    CachedCall,
+    HostBackend,
+    able,
+    cached_call,
+    choose,
+    plan_of,
+)
+from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, make_gpu
+from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
-from gpucoll.executors.mpi import farewell
 from gpucoll.launchers import local_rank
-from gpucoll.links import Link, LocalLink
-from gpucoll.ops import NOT_IN, Op, op_of
+from gpucoll.links import Link
+from gpucoll.ops import LOGICAL, NOT_IN, Op, op_of
 from gpucoll.tuner import Tuner, rules
 from gpucoll.waits import Waits
 from gpucoll.work import Operation, Work
 
 NOWHERE = contextlib.nullcontext()
+LAST = 32  # calls of a kind whose seconds are kept
+CACHED = 256  # calls
+Key = tuple[Any, ...]
 
 
 class How(NamedTuple):
@@ -44,6 +65,19 @@ class How(NamedTuple):
     algorithm: str = "auto"
     async_op: bool = False
     stream: Any = None
+
+
+def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
+    @functools.wraps(call)
+    def method(self: Core, *arguments: Any, **options: Any) -> Any:
+        try:
+            return call(self, *arguments, **options)
+        except (ArgumentError, DtypeError, MemoryError):
+            self._host.refuse()
+            raise
+
+    return method
 
 
 class Core:
@@ -61,14 +95,15 @@ class Core:
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
-        self._times = Times()
-        self._repeats = Repeats()
-        self._engine: Any = None  # which does calls that came before, once there is one
+        # Of blocking calls on host arrays, by collective, executor, algorithm and digits of the size: how many,
+        # and the seconds of the last ones
+        self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
+        self._cached: dict[Key, CachedCall] = {}
+        self._engine: Any = None  # which does those on the host, once there is one
         self._express: Callable[..., Any] = nothing
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
         self._is_forked = False  # whether this process is a fork's child: what joins the ranks is its parent's
-        _alive.add(self)
 
     rank = property(lambda self: self._link.place.rank, doc="This rank, 0 .. size - 1.")
     size = property(lambda self: self._link.place.size, doc="How many ranks there are.")
@@ -127,24 +162,22 @@ class Core:
                 self._waits.context = self._gpus[name].device.current
         return self._gpus[name]
 
-    def _again(self, same: Key, x: Any, out: Any, stream: Any) -> Any:
-        """Run a call that was made before with the same arrays; return its result, None where there was none.
-
-        `same` is all but the arrays. For the engine, which is asked before, one like it is enough.
-        """
-        if self._group is not None or out is None:
-            return None
-        found = self._repeats.find(key_of(same, x, out))
-        if found is None:
-            return None
-        self._learn(same, x, out, found, out)
-        self._repeat(found, *found.rows(x, out), stream)
-        return out
-
-    def _learn(self, same: Key, x: Any, result: Any, found: Repeat, out: Any) -> None:
-        """Let the engine know a call that it can do."""
-        if found.plan is not None and self._host_engine() is not None:
-            self._engine.learn(*same, x, result, out, found.plan, cast("Seconds", found.seconds).ring)
+    @counted
+    def _collective(self, name: str, x: Any, out: Any, op: Any, dtype: Any, root: Any, algorithm: Any, async_op: bool,
+                    stream: Any) -> Any:
+        """Do a collective whose shapes are alike on all ranks, once more where it is cached; no op is ""."""
+        same: Key = ()
+        if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int \
+                and name != "exscan":
+            same = name, op, root, algorithm
+            cached = None if self._group is not None or out is None else self._cached.get(signature_of(same, x, out))
+            if cached is not None:
+                self._repeat(cached, x, out, stream)
+                return out
+        row, who = COLLECTIVES[name], self._sizes(name, root)
+        call = prepare(row, x, out, who, dtype, self._space(name, x, stream=stream))
+        checked = self._check_op(name, op, call) if row.reduces else None
+        return self._run(name, call, How(algorithm, async_op, stream), checked, who.root, same, x, out)
 
     def _host_engine(self) -> Any:
         """Return what does calls that came before, once there is one; None for ever on the emulated device."""
@@ -154,34 +187,47 @@ class Core:
         return self._engine
 
     def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
-                  seconds: Seconds | None) -> None:
-        """Keep a call for the next time, if it works on the memory of its arrays itself."""
-        overwrites = task.collective == "broadcast"
-        is_whole = same[0] == task.collective and not task.announced  # not a part of another call
-        key = key_of(same, x, out) if is_whole else ()
+                  seconds: Array | None) -> None:
+        """Keep a call for the next time, here or in the engine, if it works on the memory of its arrays itself.
+
+        `same` is all but the arrays. For the engine one that is like it is the same.
+        """
+        cached = cached_call(x, call.result, executor, task, seconds)
         try:
-            plan = plan_of(executor, task)
+            plan = cached and plan_of(executor, task)
         except OSError:  # which the call itself will meet, and tell the others of
             return
-        found = repeat_of(x, call.result, executor, task, seconds, plan)
-        if found is not None and key and task.output is not None and (task.input is not None or overwrites):
-            self._repeats.keep(key, found)
-        if found is not None and (call.result is not x or out is x or overwrites):
-            self._learn(same, x, call.result, found, out)
+        if cached is None:
+            return
+        signature = signature_of(same, x, out) if same[0] == task.collective else ()  # not of a part of another call
+        if plan is None and signature and task.input is not None and task.output is not None and not task.announced:
+            if len(self._cached) == CACHED:
+                self._cached.clear()
+            self._cached[signature] = cached
+        elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast") \
+                and self._host_engine() is not None:
+            self._engine.learn(*same, x, call.result, out, plan, seconds)
 
-    def _repeat(self, found: Repeat, source: Any, target: Any, stream: Any) -> None:
-        """Run a call once more, from the row `source` to the row `target`."""
+    def _repeat(self, cached: CachedCall, x: Any, out: Any, stream: Any) -> None:
+        """Make a call once more, on the host from the memory of `x` to that of `out`."""
         self._check_usable()
-        if found.task.device == "cpu":
-            task = found.task.again(source, target)  # it may outlive the call, where that fails
-            self._timed(self._operation(found.executor, task, HOST), task.collective, found.seconds)
+        executor, task = cached.executor, cached.task
+        if task.device == "cpu":
+            task = Task.__new__(Task)  # another one: it may outlive the call, where that fails
+            vars(task).update(vars(cached.task))
+            task.output = None if out is None else out.reshape(-1)
+            task.input = task.output if x is out else None if x is None else x.reshape(-1)
+            whole = executor.run(task) if is_finished_by(executor, task) else self._operation(executor, task, HOST)
+            self._timed(whole, task.collective, cached.seconds)
             return
-        task, gpu = found.task, self._gpus[found.task.device]
+        gpu = self._gpus[task.device]
         task.stream = on = gpu.device.stream(stream)
-        if gpu.launch(found.launch, on, task.collective, self._waits):
+        if cached.launch is not None and gpu.device.is_open(on) \
+                and self._waits.at_once(gpu.order.enqueue, task.collective, cached.launch, on):
             return
-        self._waits.run(self._operation(found.executor, task, DeviceSpace(gpu, on)), task.collective)
-        found.launch = found.launch or launcher_of(found)
+        self._waits.run(self._operation(executor, task, DeviceSpace(gpu, on)), task.collective)
+        if cached.launch is None and is_finished_by(executor, task) and hasattr(executor, "launcher"):
+            cached.launch = executor.launcher(task)
 
     def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0, same: Key = (),
              x: Any = None, out: Any = None) -> Any:
@@ -190,7 +236,7 @@ class Core:
         With `same` it is kept for the next time, with the user's arrays `x` and `out`. What has none, as a barrier of
         the host's, takes the executor asked for if it serves the host.
         """
-        call = beside(call, how)
+        call = beside(call) if how.async_op else call
         allowed = self._host_executor() if call is NOTHING else self.executor
         executor, task = self._resolve(COLLECTIVES[name], call, how, allowed, op, root)
         return self._begin(executor, task, call, how, same, x, out)
@@ -203,21 +249,22 @@ class Core:
         operation = self._operation(executor, task, call.space, call)
         return self._start(task.collective, operation, call, how.async_op, seconds)
 
-    def _seconds(self, executor: Executor, task: Task) -> Seconds | None:
+    def _seconds(self, executor: Executor, task: Task) -> Array | None:
         """Return where calls like this one are noted; those on a device do not wait, and are not."""
         if task.device != "cpu":
             return None
-        return self._times.of(task.collective, executor.name, task.algorithm, task.nbytes)
+        return self._times[task.collective, executor.name, task.algorithm, task.nbytes.bit_length()]
 
-    def _timed(self, operation: Operation, name: str, seconds: Seconds | None) -> None:
+    def _timed(self, operation: Operation, name: str, seconds: Array | None) -> None:
         if seconds is None:
             self._waits.run(operation, name)
             return
         started = time.perf_counter()
         self._waits.run(operation, name)
-        seconds.append(time.perf_counter() - started)
+        seconds[1 + int(seconds[0]) % LAST] = time.perf_counter() - started
+        seconds[0] += 1
 
-    def _start(self, name: str, operation: Operation, call: Prepared, async_op: bool, seconds: Seconds | None) -> Any:
+    def _start(self, name: str, operation: Operation, call: Prepared, async_op: bool, seconds: Array | None) -> Any:
         if self._group is None and not async_op:
             self._timed(operation, name, seconds)
             return call.result
@@ -248,19 +295,15 @@ class Core:
         except (CollectiveTimeout, BackendError) as error:  # ranks that did not meet have left messages behind
             self._waits.failure = error
             raise
-        choice = self._tuner.choose(task.collective, algorithm, call.nbytes, executors, task.device)
-        task.algorithm = choice.algorithm
-        if choice.algorithm != "native":
-            task.plan = make_plan(task.collective, choice, self._link.place, task.root, call.cut, task.in_place)
-        return chosen(backend, task, choice.executor)
+        return choose(backend, task, self._tuner, self._link.place, call.cut, executors)
 
     def _operation(self, executor: Executor, task: Task, space: Space, call: Prepared = NOTHING) -> Operation:
         """Run `task` in `space`; `call` has what is still to be delivered, and what must live as long."""
         try:
             space.begin()
             yield from executor.run(task)
-            if task.op is not None and task.output is not None and not has_finished(executor, task):
-                self._finish(task, space, task.op)
+            if not is_finished_by(executor, task):
+                self._finish(task, space, cast("Op", task.op))
             if call.target is not None:
                 call.target.deliver(space)
             yield from space.end((task, call))
@@ -304,103 +347,38 @@ class Core:
                               "or close communicators before")
         self._waits.check()
 
-    def close(self) -> None:
-        """Give back what the communicator holds; idempotent. A collective call unless it has failed.
-
-        What is still under way is completed first. Where another rank has failed or does not come within the timeout,
-        MPI's communicators stay: to free them on some ranks only would let late messages reach the next ones.
-        Of ranks that are threads none waits for another: the last one to close frees the memory of all.
-        """
-        if self.closed or self._is_forked:
-            return
-        self.closed = True
-        self._forget_calls()
-        if isinstance(self._link, LocalLink):
-            ended = self._has_ended()
-            self._waits.close()
-            self._link.leave(self._release, failed=not ended)
-        else:
-            together = self._say_farewell()
-            self._waits.close()
-            self._release(not together)
-
-    def _forget_calls(self) -> None:
-        """Let every call come through here from now on."""
-        self._express = nothing
-        if self._engine is not None:
-            self._engine.close()
-
-    def _has_ended(self) -> bool:
-        """Return whether all that this rank has under way has come to a good end, on its devices too."""
-        try:
-            self._waits.run(iter(()), "close")
-        except GpucollError:
-            return False
-        return all([gpu.has_ended(self.timeout) for gpu in self._gpus.values()])
-
-    def _release(self, failed: bool) -> None:
-        """Give all memory back, or of devices' what no other rank can still be using where one has `failed`."""
-        self._host.close()
-        for gpu in self._gpus.values():
-            gpu.close(self.timeout, failed=failed)
-        if not failed:
-            self._link.free()
-
-    def _say_farewell(self) -> bool:
-        """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
-        if self._link.has_ended():
-            return False
-        failure = self._waits.failure
-        leaving = farewell(self._link.wire, self.rank, self.size, failed=failure is not None)
-        if failure is not None:
-            self._host.fail(failure)
-            with contextlib.suppress(*self._link.foreign):
-                all(done() for done in leaving)  # tells, and hears nobody
-            return False
-        try:
-            self._waits.run(leaving, "close")
-        except GpucollError:
-            return False
-        return True
-
     def _host_executor(self) -> str | None:
         """Return the executor for what has no arrays of the user's: the one asked for, if it serves the host."""
         return self.executor if self.executor in ("mpi", "shared", "hybrid", "native") else None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
-                 trace: TracebackType | None) -> None:
-        if kind is not None and self._waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
-            self._waits.failure = UsageError(f"the block that used it was left by {kind.__name__}")
-        self.close()
-
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
-
-
-def beside(call: Prepared, how: How) -> Prepared:
-    """Return the call, on a stream of its own where nobody waits for it on a GPU."""
-    if how.async_op and isinstance(call.space, DeviceSpace):
-        return call._replace(space=call.space.beside())
-    return call
 
 
 def nothing(*_: Any) -> None:
     """Do nothing: what stands for the engine where there is none."""
 
 
-_alive: weakref.WeakSet[Core] = weakref.WeakSet()
+def is_finished_by(executor: Executor, task: Task) -> bool:
+    """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
+    if task.op is None or task.output is None:
+        return True
+    return task.collective != "exscan" and (executor.name in WITH_ENGINE or task.op.name not in ("avg", *LOGICAL))
 
 
-def _after_fork() -> None:
-    """In a fork's child: no call, no wait at exit, no farewell of the parent's communicators."""
-    for comm in _alive:
-        comm._is_forked = True
-        comm._forget_calls()
-        comm._waits.forget()
-        comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
+def signature_of(same: Key, x: Any, out: Any) -> Key:
+    """Return what tells a call on arrays from another one, () for a call that is not cached; `same` is all the rest."""
+    here = _place(x) if out is not None else ()
+    there = here if out is x else _place(out) if here else ()
+    return (*same, here, there, out is x) if there else ()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+def _place(x: Any) -> Key:
+    """Return where an array is and what it looks like; () for one that is not NumPy's or CuPy's own."""
+    kind = type(x)
+    if kind is numpy.ndarray:
+        return x.__array_interface__["data"], x.shape, x.strides, x.dtype
+    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
+        memory = x.data
+        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
+    return ()

@@ -10,14 +10,14 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.arrays import HOST, Array, address
+from gpucoll.arrays import HOST, Array, Prepared, address
 from gpucoll.device import Device, Event, Stream, Transport
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, UsageError
-from gpucoll.executors import Executor, Launcher, Task
+from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import DEVICE_TAG, TAGS
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.nccl.rooms import StreamOrder
@@ -59,11 +59,6 @@ class Gpu:
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""
         return DeviceSpace(self, self.device.stream(stream))
-
-    def launch(self, launch: Launcher | None, stream: Stream, name: str, waits: Waits) -> bool:
-        """Enqueue a call by what need not wait, if there is such and it is this call's turn; return whether it was."""
-        return launch is not None and self.device.is_open(stream) \
-            and waits.at_once(self.order.enqueue, name, launch, stream)
 
     @functools.cached_property
     def beside(self) -> Stream:
@@ -255,6 +250,11 @@ class Completion:
 
 
 Peer: TypeAlias = Callable[[Device, StreamOrder], PeerExecutor]
+
+
+def beside(call: Prepared) -> Prepared:
+    """Return a call that nobody waits for: on a GPU it runs on a stream of its own."""
+    return call._replace(space=call.space.beside()) if isinstance(call.space, DeviceSpace) else call
 
 
 def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer: bool) -> Gpu:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy
 
 from gpucoll.arrays import Array, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import Core, How
+from gpucoll.communicator.closing import Closing
+from gpucoll.communicator.core import How
 from gpucoll.dtypes import row_of
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, PeerError
+from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError
 
 News: TypeAlias = dict[str, Any]
 
@@ -26,20 +27,7 @@ def header_of(x: Array) -> News:
     return {"shape": list(x.shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
-def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
-    @functools.wraps(call)
-    def method(self: Headers, *arguments: Any, **options: Any) -> Any:
-        try:
-            return call(self, *arguments, **options)
-        except (ArgumentError, DtypeError, MemoryError):
-            self._host.refuse()
-            raise
-
-    return method
-
-
-class Headers(Core):
+class Headers(Closing):
     """Exchanges of small JSON objects, by the communicator's own schedules: with a deadline like every wait."""
 
     def _told_by(self, root: int, news: News, name: str, mine: GpucollError | None = None) -> News:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from gpucoll.arrays import prepare
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
+from gpucoll.communicator.backends import cached_call, plan_of
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import How, nothing
-from gpucoll.communicator.repeats import plan_of, repeat_of
-from gpucoll.communicator.times import Seconds
 from gpucoll.errors import BackendError
 
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
@@ -70,18 +69,18 @@ class Persistent(Collectives):
             planned = plan_of(executor, task)
         except OSError as error:
             raise BackendError(f"plan: the system gives this rank no memory: {error}", code="GC-MEMORY") from error
-        found = repeat_of(x, call.result, executor, task, self._seconds(executor, task), planned)
-        if found is None or row.name == "exscan":
+        cached = cached_call(x, call.result, executor, task, self._seconds(executor, task))
+        if cached is None or row.name == "exscan":
             options = {"root": root} if row.rooted else {}
             options |= {"op": op, "dtype": dtype} if row.reduces else {}
             again = functools.partial(getattr(self, row.name), x, **_outs(row, call.result), **options,
                                       algorithm=algorithm, stream=stream)
             return PersistentCall(again, None, None, None)
-        rows = (task.input, task.output) if task.device == "cpu" else (found.task.input, found.task.output)
-        again = functools.partial(self._repeat, found, *rows, stream)
+        source, target = (task.input, task.output) if task.device == "cpu" else (None, None)
+        again = functools.partial(self._repeat, cached, source, target, stream)
         express: Callable[[], Any] = nothing
-        if found.plan is not None and self._host_engine() is not None:
-            express = self._engine.bind(row.name, x, call.result, found.plan, cast("Seconds", found.seconds).ring)
+        if planned is not None and self._host_engine() is not None:
+            express = self._engine.bind(row.name, x, call.result, planned, cached.seconds)
         return PersistentCall(again, call.result, executor.name, task.algorithm, express, keep=x)
 
 

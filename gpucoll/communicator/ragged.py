@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
 import numpy
 
@@ -27,10 +27,9 @@ from gpucoll.arrays import (
     split,
 )
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import How
-from gpucoll.communicator.headers import KEPT, Headers, News, check_alike, counted, row_with
-from gpucoll.communicator.repeats import Key, plan_of
-from gpucoll.communicator.times import Seconds
+from gpucoll.communicator.backends import plan_of
+from gpucoll.communicator.core import How, Key, counted
+from gpucoll.communicator.headers import KEPT, Headers, News, check_alike, row_with
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Task
@@ -159,8 +158,7 @@ class VectorVariants(Headers):
         """Let the engine know a call that it can do, by the rows that it works on."""
         if not same or (planned := plan_of(executor, task)) is None or self._host_engine() is None:
             return
-        seconds = cast("Seconds", self._seconds(executor, task))
-        self._engine.learn(*same, task.input, task.output, task.output, planned, seconds.ring)
+        self._engine.learn(*same, task.input, task.output, task.output, planned, self._seconds(executor, task))
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
         whole = isinstance(counts, Sequence | numpy.ndarray) and all(

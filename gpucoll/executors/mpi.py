@@ -8,24 +8,23 @@ so that one segment is combined while the next is on its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy
 
 from gpucoll.arrays import Array, combiner
 from gpucoll.errors import RankFailedError
-from gpucoll.executors import Message, Plan, PlannedRound, Span, Task, Write
+from gpucoll.executors import Task
+from gpucoll.plan import Form, Message, Plan, Span, Step
 from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
 
 BYTES = "B"  # MPI's unsigned char
+PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
 # The tag of `farewell`, the first of a device's two transports, and the first of the calls
 FAREWELL, DEVICE_TAG, FIRST_TAG = 0, 1, 3
-
-
-_NO_ROOM = numpy.empty(0, numpy.uint8)
 
 
 class MpiExecutor:
@@ -48,8 +47,8 @@ class MpiExecutor:
         assert task.plan is not None
         run = _Run(self._comm, FIRST_TAG + self._calls % (TAGS - FIRST_TAG), task, task.plan, self._room)
         try:
-            for planned in task.plan.rounds:
-                yield from run.round(planned)
+            for steps in task.plan.rounds:
+                yield from run.round(steps)
         except BaseException:
             self._rooms = {}
             abandon(run.receives, run)
@@ -64,9 +63,9 @@ class MpiExecutor:
 
         One operation of a communicator runs at a time, so that it is never used twice at once.
         """
-        if self._rooms.get(name, _NO_ROOM).nbytes < nbytes:
+        if name not in self._rooms or self._rooms[name].nbytes < nbytes:
             self._rooms[name] = numpy.empty(nbytes, numpy.uint8)
-        return self._rooms.get(name, _NO_ROOM)[:nbytes]
+        return self._rooms[name][:nbytes]
 
     def close(self) -> None:
         """Drop the memory kept for messages."""
@@ -74,55 +73,51 @@ class MpiExecutor:
 
 
 class _Run:
-    """One task under way: its buffers by name, as elements and as bytes."""
+    """One task under way: its buffers by name."""
 
     def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
                  room: Callable[[str, int], Array]) -> None:
         self._comm, self._tag = comm, tag
+        self._under_way: dict[int, list[Any]] = {}  # requests of the round, by the numbers of its messages
         self.receives: list[Any] = []
-        self.sends: list[Any] = []
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
-        source = task.input.copy() if plan.copy_input else task.input
-        self._elements: dict[str, Any] = {
-            "input": source, "output": task.output,
-            "scratch": room("scratch", plan.scratch * dtype.itemsize).view(dtype),
-            "staging": room("staging", plan.staging * dtype.itemsize).view(dtype)}
-        self._bytes: dict[str, Any] = {
-            name: None if row is None else row.view(numpy.uint8) for name, row in self._elements.items()}
-        self._width = dtype.itemsize
+        self._rows = {name: room(name, count * dtype.itemsize).view(dtype) for name, count in plan.workspace.items()}
+        self._rows |= {"input": task.input.copy() if plan.copy_input else task.input, "output": task.output}
         self._combine = None if task.op is None else combiner(task.op, task.dtype)
 
-    def round(self, planned: PlannedRound) -> Operation:
-        """Move and combine what one round says."""
-        self.receives = receives = [self._comm.Irecv(self._buffer(m), m.peer, self._tag) for m in planned.receives]
-        self.sends = sends = [self._comm.Isend(self._buffer(m), m.peer, self._tag) for m in planned.sends]
-        for source, kept in planned.snapshots:
-            self._row(kept)[:] = self._row(source)
-        if planned.hold:
-            yield from _all(sends)
-        come = 0
-        for write in planned.writes:
-            yield from _all(receives[come:write.needs])
-            come = max(come, write.needs)
-            self._write(write)
-        yield from _all(receives[come:])
-        if not planned.hold:
-            yield from _all(sends)
+    def round(self, steps: tuple[Step, ...]) -> Operation:
+        """Begin all messages of one round, form each result when what it follows has ended, and wait for the rest."""
+        self._under_way, self.receives = {}, []
+        for step in steps:
+            if isinstance(step, Message):
+                self._begin(step)
+            else:
+                yield from self._end(step.after)
+                self._form(step)
+        yield from self._end(list(self._under_way))
 
-    def _write(self, write: Write) -> None:
-        dst, base = self._row(write.dst), self._row(write.base)
-        if self._combine is not None and write.operands:
-            self._combine(dst, base, [self._row(operand) for operand in write.operands])
+    def _begin(self, message: Message) -> None:
+        begin, row = self._comm.Isend if message.sends else self._comm.Irecv, self._row(message.span).view(numpy.uint8)
+        starts = range(0, len(row), PIECE) or (0,)
+        requests = [begin([row[start:start + PIECE], BYTES], message.peer, self._tag) for start in starts]
+        self._under_way[message.number] = requests
+        if not message.sends:
+            self.receives += requests
+
+    def _end(self, numbers: Iterable[int]) -> Operation:
+        """Wait for those of the steps that are messages of this round."""
+        return _all([request for number in numbers for request in self._under_way.pop(number, ())])
+
+    def _form(self, form: Form) -> None:
+        dst, first, *others = map(self._row, (form.dst, *form.sources))
+        if self._combine is not None and others:
+            self._combine(dst, first, others)
         else:
-            numpy.copyto(dst, base)
+            numpy.copyto(dst, first)
 
     def _row(self, span: Span) -> Array:
-        return self._elements[span.buffer][span.start:span.stop]
-
-    def _buffer(self, message: Message) -> list[Any]:
-        span, width = message.span, self._width
-        return [self._bytes[span.buffer][span.start * width:span.stop * width], BYTES]
+        return self._rows[span.buffer][span.start:span.stop]
 
 
 def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:

@@ -27,7 +27,7 @@ def process_namespace() -> str:
 
 
 def visible(everyone: Iterable[tuple[int, str]]) -> dict[int, int]:
-    """Return the processes of the ranks whose numbers mean the same here, by rank; one pair (number, namespace) a rank."""
+    """Return the processes whose numbers mean the same here, by rank; one pair (number, namespace) a rank."""
     here = process_namespace()
     return {rank: number for rank, (number, namespace) in enumerate(everyone) if here and namespace == here}
 

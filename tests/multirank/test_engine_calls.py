@@ -1,5 +1,6 @@
 """Calls between processes of a node that a table of calls could take for others, or do otherwise than Python."""
 
+import functools
 import os
 import signal
 import sys
@@ -136,8 +137,19 @@ def calls_that_come_again_pass_few_lines(comm):
         assert lines <= 120, (name, lines)
 
 
+def calls_without_the_engine_pass_few_files(mpi):
+    """The method, the cached call, waits, the executor, and for `mpi` NumPy's part."""
+    for executor, most in (("mpi", 5), ("native", 4)):
+        with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
+            x, out = numpy.ones(9), numpy.empty(9)
+            call = functools.partial(comm.all_reduce, x, out)
+            call()
+            files = min(passed(call)[0] for _ in range(3))
+            assert files <= most, executor
+
+
 @pytest.mark.parametrize("body", [
-    calls_that_come_again_pass_few_lines,
+    calls_that_come_again_pass_few_lines, calls_without_the_engine_pass_few_files,
     ops_of_the_users_own, a_root_only_reads, words_that_begin_alike,
     calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_need_no_room])
 def test_engine_calls(ranks, body):  # noqa: F811 (the fixture)

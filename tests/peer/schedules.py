@@ -11,10 +11,10 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
-from gpucoll.executors import Layouts, resolve
 from gpucoll.executors.peer.check import check
 from gpucoll.executors.peer.program import BUFFERS, program, tables
 from gpucoll.ops import OPS
+from gpucoll.plan import Layouts, resolve
 from gpucoll.schedule import Copy, Schedule, Slice
 from peer.world import World, placed, zeros
 
@@ -105,7 +105,8 @@ class Rank:
         source, dtype = case.inputs[rank], oracle.kind(case.name)
         self.output = unwritten(dtype, case.length(case.row.output))
         self.input = None if source is None else placed(source)
-        rows = [self.input, self.output, unwritten(dtype, plan.scratch), unwritten(dtype, made.region * channels)]
+        rows = [self.input, self.output,
+                *(unwritten(dtype, count) for count in (plan.workspace["scratch"], made.region * channels))]
         assert len(rows) == len(BUFFERS)
         self.kept, self.buffers = rows, [0 if row is None else row.ctypes.data for row in rows]
 

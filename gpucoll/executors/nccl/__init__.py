@@ -4,7 +4,6 @@ A round is one group of messages, then the kernels that combine what came, all e
 Where the messages of a round form pairs in order (a ring's segments), each pair is a group of its own, and what came
 is combined on a second stream while the next pair is under way.
 
-    dataflow   a plan as a program for two streams
     rooms      memory that is kept, and the order of operations on any streams
     replay     small calls alike, captured as a graph
     native     NCCL's own collectives
@@ -12,6 +11,8 @@ is combined on a second stream while the next pair is under way.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.arrays import address
@@ -19,14 +20,36 @@ from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
 from gpucoll.device.compilers import CompileError
 from gpucoll.device.sources import UNITS, copy, reduce
 from gpucoll.errors import ArgumentError
-from gpucoll.executors import Launcher, Message, Plan, Span, Task, Write
-from gpucoll.executors.nccl.dataflow import Exchange, StreamProgram, program
+from gpucoll.executors import Launcher, Task
 from gpucoll.executors.nccl.replay import Graphs, Replay
 from gpucoll.executors.nccl.rooms import Rooms, StreamOrder
+from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step
 from gpucoll.work import Operation
 
 TOKEN = 1  # bytes of a barrier's message, which has no data
 PROGRAMS = 1024  # kept
+PIECE = 1 << 26  # elements of at most 16 bytes
+
+
+@dataclass
+class Node:
+    """One thing to enqueue: messages that are under way together, or results, side by side.
+
+    On the second stream where `side`, after node `after` of the other one. `awaited`: a node of that one waits for it.
+    """
+
+    sends: Sequence[Message] = ()
+    receives: Sequence[Message] = ()
+    forms: Sequence[Form] = ()
+    side: bool = False
+    after: int | None = None
+    awaited: bool = False
+
+    def follows(self, other: Node) -> bool:
+        """Return whether results of the `other` one must be there before."""
+        formed = [form.number for form in other.forms]
+        steps: tuple[Step, ...] = (*self.sends, *self.receives, *self.forms)
+        return any(not step.after.isdisjoint(formed) for step in steps)
 
 
 class NcclExecutor:
@@ -42,7 +65,7 @@ class NcclExecutor:
         self._is_own_capture = False
         self._side: Stream | None = None
         self._events: list[Event] = []
-        self._programs: dict[int, tuple[Plan, StreamProgram]] = {}
+        self._programs: dict[int, tuple[Plan, list[Node]]] = {}
 
     def serves(self, task: Task) -> str | None:
         """Every schedule. Once there is a plan, the kernels that it needs are loaded, before data move.
@@ -100,14 +123,13 @@ class NcclExecutor:
         run = _Run(self._device, task, self._rooms_for(stream).of(task, source, target, stream))
         if task.plan.copy_input:
             run.copy_input(source, stream)
-        for number, node in enumerate(self._program(task.plan).nodes):
+        for number, node in enumerate(self._program(task.plan)):
             where = self._side_stream() if node.side else stream
             if node.after is not None:
                 where.wait_event(self._event(node.after))
-            if isinstance(node.work, Exchange):
-                yield from self._transport.group(*run.parts(node.work), where)
-            else:
-                run.combine(node.work, where)
+            if node.sends or node.receives:
+                yield from self._transport.group(*run.parts(node), where)
+            run.combine(node.forms, where)
             if node.awaited:
                 self._event(number).record(where)
 
@@ -137,12 +159,12 @@ class NcclExecutor:
             graph = stream.end_capture()
         return Replay(graph, address(source), address(target), keep=(source, target, stream))
 
-    def _program(self, plan: Plan) -> StreamProgram:
+    def _program(self, plan: Plan) -> list[Node]:
         """Return the program of a plan; plans are kept by who makes them, and met again."""
         if id(plan) not in self._programs:
             if len(self._programs) == PROGRAMS:
                 self._programs.clear()
-            self._programs[id(plan)] = (plan, program(plan))
+            self._programs[id(plan)] = (plan, nodes_of(plan))
         return self._programs[id(plan)][1]
 
     def _side_stream(self) -> Stream:
@@ -163,7 +185,7 @@ class _Run:
         self._width = task.dtype.itemsize
         self._addresses = {name: address(row) for name, row in rows.items()}
 
-    def parts(self, exchange: Exchange) -> tuple[list[Part], list[Part]]:
+    def parts(self, exchange: Node) -> tuple[list[Part], list[Part]]:
         """Return what is sent and received as addresses; messages without data only where a barrier needs them."""
         if self._task.collective == "barrier":  # one byte is sent, and each that comes has its own
             token = self._addresses["token"]
@@ -171,20 +193,19 @@ class _Run:
                     [Part(token + place, TOKEN, one.peer) for place, one in enumerate(exchange.receives, 1)])
         return self._parts(exchange.sends), self._parts(exchange.receives)
 
-    def _parts(self, messages: tuple[Message, ...]) -> list[Part]:
+    def _parts(self, messages: Sequence[Message]) -> list[Part]:
         parts = [Part(self._at(m.span), (m.span.stop - m.span.start) * self._width, m.peer) for m in messages]
         return [part for part in parts if part.nbytes]
 
-    def combine(self, writes: tuple[Write, ...], stream: Stream) -> None:
-        """Enqueue what forms results: a reduction or a copy for each write."""
+    def combine(self, forms: Sequence[Form], stream: Stream) -> None:
+        """Enqueue what forms results: a reduction or a copy for each."""
         task = self._task
-        for write in writes:
-            count = write.dst.stop - write.dst.start
-            if write.operands and task.op is not None:
-                sources = [self._at(span) for span in (write.base, *write.operands)]
-                self._kernels.reduce(task.op, task.dtype, sources, self._at(write.dst), count, stream)
+        for form in forms:
+            count, sources = form.dst.stop - form.dst.start, [self._at(span) for span in form.sources]
+            if len(sources) > 1 and task.op is not None:
+                self._kernels.reduce(task.op, task.dtype, sources, self._at(form.dst), count, stream)
             else:
-                self._kernels.copy(self._at(write.base), self._at(write.dst), count, self._width, stream)
+                self._kernels.copy(sources[0], self._at(form.dst), count, self._width, stream)
 
     def copy_input(self, source: Any, stream: Stream) -> None:
         """Enqueue a copy of the input into its room."""
@@ -192,3 +213,65 @@ class _Run:
 
     def _at(self, span: Span) -> int:
         return self._addresses[span.buffer] + span.start * self._width
+
+
+def nodes_of(plan: Plan) -> list[Node]:
+    """Return what is enqueued for `plan`, in order; all of the second stream's is awaited in the end.
+
+    What follows messages and is not what the next ones wait for goes beside them, on the second stream. Messages stay
+    on the first one, in groups that meet on every rank.
+    """
+    nodes = [node for steps in plan.rounds for node in _groups(steps)]
+    following: Node | None = None  # the messages that come next
+    for number in reversed(range(len(nodes))):
+        node = nodes[number]
+        if not node.forms:
+            following = node
+        elif number and not nodes[number - 1].forms:
+            node.side = following is not None and not following.follows(node)
+    if any(node.side for node in nodes):
+        nodes.append(Node())
+    met = -1  # the last node of the second stream that the first one has waited for, and so for those before
+    for number, node in enumerate(nodes):
+        if node.side:
+            node.after = number - 1
+        else:
+            last = number == len(nodes) - 1
+            node.after = next((other for other in range(number - 1, met, -1)
+                               if nodes[other].side and (last or node.follows(nodes[other]))), None)
+            met = met if node.after is None else node.after
+        if node.after is not None:
+            nodes[node.after].awaited = True
+    return nodes
+
+
+def _groups(steps: Sequence[Step]) -> Iterator[Node]:
+    """Yield what a round keeps aside, then its messages, with what they complete; pair by pair where it is such.
+
+    Where all sends go to one peer and all receives come from one, every rank of a ring forms the same pairs.
+    """
+    sends, receives = ([piece for step in steps if isinstance(step, Message) and step.sends == sent
+                        for piece in _cut(step)] for sent in (True, False))
+    forms = [step for step in steps if isinstance(step, Form)]
+    kept = [form for form in forms if form.dst.buffer in HALVES]
+    if kept:
+        yield Node(forms=kept)
+    is_overwritten = any(send.number in form.after for send in sends for form in forms)
+    paired = len(sends) == len(receives) > 1 and not is_overwritten \
+        and len({send.peer for send in sends}) == 1 == len({receive.peer for receive in receives})
+    turns = {message.number: turn if paired else 0 for side in (sends, receives) for turn, message in enumerate(side)}
+    for turn in range(len(sends) if paired else 1):
+        there = slice(turn, turn + 1) if paired else slice(None)
+        if sends[there] or receives[there]:
+            yield Node(sends[there], receives[there])
+        ready = [form for form in forms[len(kept):]
+                 if max((turns[number] for number in form.after if number in turns), default=0) == turn]
+        if ready:
+            yield Node(forms=ready)
+
+
+def _cut(message: Message) -> list[Message]:
+    """Return `message` in pieces: MPI, on the emulated device, counts bytes in 31 bits."""
+    span = message.span
+    starts = range(span.start, span.stop, PIECE) or [span.start]
+    return [message._replace(span=span._replace(start=start, stop=min(start + PIECE, span.stop))) for start in starts]

@@ -26,11 +26,10 @@ class Rooms:
         """Return the buffers of `task` by name: rows, or None; `input` is a room where the plan needs a copy of it."""
         plan, width = task.plan, task.dtype.itemsize
         assert plan is not None
-        rows = {"input": source, "output": target, "scratch": self._room("scratch", plan.scratch * width, stream),
-                "staging": self._room("staging", 2 * plan.staging * width, stream)}
-        if task.collective == "barrier":
-            most = max((len(planned.receives) for planned in plan.rounds), default=0)
-            rows["token"] = self._room("token", 1 + most, stream)
+        rows = {"input": source, "output": target,
+                **{name: self._room(name, count * width, stream) for name, count in plan.workspace.items()}}
+        if task.collective == "barrier":  # which has a byte for every message
+            rows["token"] = self._room("token", 1 + max(map(len, plan.rounds), default=0), stream)
         if plan.copy_input:
             rows["input"] = self._room("input", source.nbytes, stream)
         return rows

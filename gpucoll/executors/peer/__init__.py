@@ -53,7 +53,7 @@ class PeerExecutor:
             return BLOCKING
         if task.plan is None:
             return None
-        if task.plan.schedules is None or task.plan.layouts is None:
+        if task.plan.schedules is None:
             return f"{task.algorithm} has no schedule"
         try:
             self._binder.load(task)

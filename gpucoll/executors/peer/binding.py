@@ -15,11 +15,12 @@ from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import NOWHERE, Places
 from gpucoll.device.sources import UNITS, Instance, copy, packets, shots, steps
-from gpucoll.executors import Plan, Task
+from gpucoll.executors import Task
 from gpucoll.executors.peer.check import check
 from gpucoll.executors.peer.meeting import Meeting
 from gpucoll.executors.peer.program import Program, everyone, program, tables
 from gpucoll.executors.peer.symmetric import SymmetricMemory
+from gpucoll.plan import Plan
 
 KEPT = 256  # calls
 SHARE = 1 << 15  # bytes of a message that keep a block busy
@@ -146,8 +147,8 @@ class PeerBinder:
         width, channels = task.dtype.itemsize, self._channels(task, plan)
         walk = self._walk_of(task, plan, channels)
         ends = self._ends(task, plan, source, target)
-        region = walk.program.region * width
-        rooms = self._room("scratch", plan.scratch * width, task), self._room("staging", region * channels, task)
+        region, scratch = walk.program.region * width, plan.workspace["scratch"] * width
+        rooms = self._room("scratch", scratch, task), self._room("staging", region * channels, task)
         arguments = self._meeting.heap.steps([ends.source, ends.target, *rooms], region, walk.tables,
                                              len(walk.program.steps))
         launches = [self._launch(task, channels, arguments)] if walk.program.steps else []
@@ -159,7 +160,6 @@ class PeerBinder:
 
     def _channels(self, task: Task, plan: Plan) -> int:
         """Return how many blocks walk, the same on every rank: where blocks are not alike, none knows of all data."""
-        assert plan.layouts is not None
         if isinstance(plan.layouts.input, Ragged):
             return self._meeting.room.channels
         return self._blocks(task.nbytes)
@@ -183,7 +183,6 @@ class PeerBinder:
         """Return the program of `plan` where kernels can read it; raise ScheduleError for one that would stick."""
         key = id(plan), channels, task.dtype.itemsize
         if key not in self._walks:
-            assert plan.layouts is not None
             room, width, empty = self._meeting.room, task.dtype.itemsize, task.collective == "barrier"
             check(everyone(plan, room.ranks, channels, width, empty=empty), channels, room.depth, room.slot // width)
             made = program(plan, plan.layouts, channels, width, empty=empty)

@@ -10,7 +10,6 @@ Pure: it knows spans, not memory.
 
 from __future__ import annotations
 
-import bisect
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, TypeAlias
@@ -18,10 +17,11 @@ from typing import NamedTuple, TypeAlias
 import numpy
 
 from gpucoll.analysis.replay import ScheduleError
-from gpucoll.chunks import Layout, Ragged
+from gpucoll.chunks import Ragged
 from gpucoll.device.launch import WORD
 from gpucoll.device.peer import LANE, PART, ROUND, WRITE
-from gpucoll.executors import PIECE, Layouts, Message, Plan, PlannedRound, Span, Write, resolve
+from gpucoll.plan import HALVES, Form, Layouts, Message, Plan, Span, resolve
+from gpucoll.plan import Step as Planned
 
 BUFFERS = ("input", "output", "scratch", "staging")
 Table: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.void]]"
@@ -55,7 +55,7 @@ def program(plan: Plan, layouts: Layouts, channels: int, itemsize: int, *, empty
 
     In staging a part's span tells where in a block's region its share begins.
     """
-    steppers = [_Stepper(planned, layouts, _Shares(channels, itemsize), empty) for planned in plan.rounds]
+    steppers = [_Stepper(planned, layouts, channels, itemsize, empty) for planned in plan.rounds]
     steps = tuple(step for step in (stepper.step() for stepper in steppers) if any(step))
     return Program(steps, max((stepper.region for stepper in steppers), default=0))
 
@@ -66,7 +66,6 @@ def everyone(plan: Plan, size: int, channels: int, itemsize: int, *, empty: bool
     Where blocks are not alike, no rank knows how long the others' are: then every one counts as one element.
     """
     assert plan.schedules is not None
-    assert plan.layouts is not None
     ragged = Ragged.of([1] * size)
     layouts = Layouts(ragged, ragged) if isinstance(plan.layouts.input, Ragged) else plan.layouts
     plans = (resolve(plan.schedules(rank), layouts, in_place=False) for rank in range(size))
@@ -94,122 +93,59 @@ def _row(span: Span, combined: bool) -> tuple[int, int, int, bool]:
     return span.start, span.stop - span.start, BUFFERS.index(span.buffer), combined
 
 
-class _Shares(NamedTuple):
-    """How parts are shared out among blocks."""
-
-    channels: int
-    itemsize: int
-
-    def most(self, count: int) -> int:
-        """Return how many elements of `count` a block has at most, in whole words."""
-        per_word = WORD // self.itemsize
-        words = -(-count // per_word)
-        return -(-words // self.channels) * per_word
-
-
 class _Stepper:
     """Makes one step of one planned round; `region` is what it needs of staging, in elements."""
 
-    def __init__(self, planned: PlannedRound, layouts: Layouts, shares: _Shares, empty: bool) -> None:
-        self._planned, self._layouts, self._shares, self._empty = planned, layouts, shares, empty
+    def __init__(self, planned: Sequence[Planned], layouts: Layouts, channels: int, itemsize: int, empty: bool) -> None:
+        self._layouts, self._channels, self._per_word, self._empty = layouts, channels, WORD // itemsize, empty
+        self._messages = [step for step in planned if isinstance(step, Message)]
+        self._forms = [step for step in planned if isinstance(step, Form)]
         self._places: dict[int, int] = {}
         self.region = 0
-        self._stand_for = dict(_staged(planned))  # what each part of staging is cut like
-        self._fused = {write.operands[0]: write.dst for write in planned.writes if self._is_fused(write)}
+        came = {message.span for message in self._messages if not message.sends}
+        sent = {message.number for message in self._messages if message.sends}
+        # What comes may be combined as it comes: where it is alone, and what it changes is not sent.
+        self._fused = {form.sources[1]: form.dst for form in self._forms if len(form.sources) == 2
+                       and form.sources[0] == form.dst and form.sources[1] in came and sent.isdisjoint(form.after)}
 
     def step(self) -> Step:
-        before = [part for source, kept in self._planned.snapshots for part in self._write(kept, source)]
-        after = [part for write in self._planned.writes if not self._is_fused(write)
-                 for part in self._write(write.dst, write.base, *write.operands)]
-        sends, receives = (self._lanes(messages, receives=receives) for messages, receives in
-                           ((self._planned.sends, False), (self._planned.receives, True)))
-        return Step(tuple(before), (*sends, *receives), tuple(after))
+        before = [write for form in self._forms if form.dst.buffer in HALVES for write in self._write(form)]
+        after = [write for form in self._forms if form.dst.buffer not in HALVES
+                 and form.sources[-1] not in self._fused for write in self._write(form)]
+        return Step(tuple(before), (*self._lanes(receives=False), *self._lanes(receives=True)), tuple(after))
 
-    def _is_fused(self, write: Write) -> bool:
-        """Return whether what comes may be combined as it comes: it is alone, and what it changes is not sent."""
-        sent = any(_meet(message.span, write.dst) for message in self._planned.sends)
-        return len(write.operands) == 1 and write.base == write.dst and write.needs > 0 and not sent \
-            and write.operands[0].buffer == "staging"
-
-    def _lanes(self, messages: Sequence[Message], *, receives: bool) -> Iterator[Lane]:
-        for peer in dict.fromkeys(message.peer for message in messages):
-            spans = _joined([message.span for message in messages if message.peer == peer])
-            parts = tuple(part for span in spans for part in self._parts(span))
+    def _lanes(self, *, receives: bool) -> Iterator[Lane]:
+        there = [message for message in self._messages if message.sends != receives]
+        for peer in dict.fromkeys(message.peer for message in there):
+            spans = [message.span for message in there if message.peer == peer]
+            parts = tuple((part, span in self._fused) for span in spans
+                          for part in self._cut(self._fused.get(span, span)))
             if parts:
                 yield Lane(peer, receives, parts)
 
-    def _parts(self, span: Span) -> list[tuple[Span, bool]]:
-        for staged, target in self._fused.items():
-            if _holds(staged, span):
-                moved = target.start + span.start - staged.start
-                real = Span(target.buffer, moved, moved + span.stop - span.start)
-                return [(part, True) for part in self._cut(real)]
-        return [(part, False) for part in self._cut(span)]
-
-    def _write(self, *spans: Span) -> list[tuple[Span, ...]]:
-        cut = [self._cut(span) for span in spans]
+    def _write(self, form: Form) -> list[tuple[Span, ...]]:
+        cut = [self._cut(span) for span in (form.dst, *form.sources)]
         if len({tuple(part.stop - part.start for part in parts) for parts in cut}) > 1:
-            raise ScheduleError(f"{spans} are not cut alike: a step names chunks of other lengths")
+            raise ScheduleError(f"{form} is not cut alike: a step names chunks of other lengths")
         return [write for write in zip(*cut, strict=True) if write[0].start < write[0].stop]
 
     def _cut(self, span: Span) -> list[Span]:
         """Return `span` chunk by chunk; chunks without elements are left out."""
         if span.start == span.stop:
             return [span] if self._empty else []
-        if span.buffer != "staging":
-            return self._chunks(span)
-        staged, real = next(pair for pair in self._stand_for.items() if _holds(pair[0], span))
-        shift = staged.start - real.start
-        chunks = self._chunks(Span(real.buffer, span.start - shift, span.stop - shift))
-        return [self._place(part.start + shift, part.stop - part.start) for part in chunks]
+        first, *starts = self._layouts.starts(span.like)
+        inner = starts[:-1] if self._channels > 1 else []
+        points = [span.start, *(span.start + start - first for start in inner), span.stop]
+        parts = [span._replace(start=start, stop=stop) for start, stop in itertools.pairwise(points) if start < stop]
+        return [self._place(part) for part in parts] if span.buffer in HALVES else parts
 
-    def _chunks(self, span: Span) -> list[Span]:
-        if self._shares.channels == 1:
-            return [span]
-        layout = self._layouts.output if span.buffer == "output" else self._layouts.input
-        points = [span.start, *_starts(layout, span.start, span.stop), span.stop]
-        return [Span(span.buffer, *pair) for pair in itertools.pairwise(points)]
-
-    def _place(self, start: int, count: int) -> Span:
-        """Return where the share of `count` elements that are staged at `start` is in every block's region."""
-        if start not in self._places:
-            self._places[start] = self.region
-            self.region += self._shares.most(count)
-        return Span("staging", self._places[start], self._places[start] + count)
-
-
-def _joined(spans: Sequence[Span]) -> list[Span]:
-    """Return `spans` with those put together that `resolve` has cut for MPI."""
-    joined: list[Span] = []
-    for span in spans:
-        last = joined[-1] if joined else None
-        if last is not None and last.stop == span.start and last.buffer == span.buffer \
-                and (last.stop - last.start) % PIECE == 0 and last.stop > last.start:
-            joined[-1] = Span(span.buffer, last.start, span.stop)
-        else:
-            joined.append(span)
-    return joined
-
-
-def _staged(planned: PlannedRound) -> Iterator[tuple[Span, Span]]:
-    """Yield the parts of staging in use, each with what is kept there or what is made of it."""
-    for write in planned.writes:
-        yield from ((span, write.dst) for span in (write.base, *write.operands) if span.buffer == "staging")
-    yield from ((kept, source) for source, kept in planned.snapshots)
-
-
-def _starts(layout: Layout | Ragged, start: int, stop: int) -> list[int]:
-    """Return where chunks begin between `start` and `stop`."""
-    chunks = (len(layout.starts) - 1 if isinstance(layout, Ragged) else
-              (stop // layout.elements + 1) * layout.chunks)
-    first = bisect.bisect_right(range(chunks), start, key=layout.start)
-    last = bisect.bisect_left(range(chunks), stop, key=layout.start)
-    return sorted({layout.start(chunk) for chunk in range(first, last)})
-
-
-def _holds(outer: Span, inner: Span) -> bool:
-    return outer.buffer == inner.buffer and outer.start <= inner.start and inner.stop <= outer.stop
-
-
-def _meet(a: Span, b: Span) -> bool:
-    return a.buffer == b.buffer and a.start < b.stop and b.start < a.stop
+    def _place(self, part: Span) -> Span:
+        """Return where its share is in every block's region: of as many elements as a block has most, in whole words.
+        """
+        count = part.stop - part.start
+        if part.start not in self._places:
+            self._places[part.start] = self.region
+            words = -(-count // self._per_word)
+            self.region += -(-words // self._channels) * self._per_word
+        place = self._places[part.start]
+        return Span("staging", place, place + count, part.like)

@@ -10,10 +10,11 @@ from gpucoll.arrays import address, combiner
 from gpucoll.arrays.segments import Segment, at
 from gpucoll.arrays.symmetric import Heap
 from gpucoll.dtypes import DTYPES, Dtype
-from gpucoll.executors import Layouts, Task
+from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS, MEDIUM, SMALL, TINY, Neighbours
 from gpucoll.executors.shared.order import Arranger, Form, Instruction, Land, Message, Post, Source, Tell, Wait
 from gpucoll.ops import LOGICAL, OPS, Op
+from gpucoll.plan import Layouts
 from gpucoll.schedule import Slice
 
 KEPT = 256
@@ -74,7 +75,7 @@ class Plans:
         one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1 and by_engine
         order = arranger.fused() if one_pass else arranger.order()
         rows = [task.input, task.output]
-        sizes = [0 if row is None else row.nbytes for row in rows] + [plan.scratch * task.dtype.itemsize]
+        sizes = [0 if row is None else row.nbytes for row in rows] + [plan.workspace["scratch"] * task.dtype.itemsize]
         for buffer, wanted in enumerate((plan.copy_input or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._make_room(buffer, sizes[buffer])

@@ -1,4 +1,4 @@
-"""The program of a plan for two streams: what conflicts is ordered, on every rank messages still meet."""
+"""What waits for what, in a plan and on two streams: what conflicts is ordered, on every rank messages still meet."""
 
 import itertools
 
@@ -8,9 +8,9 @@ from gpucoll.algorithms import algorithms, schedule
 from gpucoll.analysis.replay import replay
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.executors import Layouts, resolve
-from gpucoll.executors.nccl.dataflow import Exchange, program
-from gpucoll.schedule import Recv, Send, Slice
+from gpucoll.executors.nccl import Node, nodes_of
+from gpucoll.plan import Form, Layouts, resolve
+from gpucoll.schedule import Recv, RecvReduce, Send, Slice
 from grids import generator, naming
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
@@ -26,11 +26,10 @@ def plans(collective, algorithm, size, segments, elements, in_place=False):
         yield resolve(made, Layouts(layout, layout), in_place=in_place)
 
 
-def touched(work):
-    """What a node reads and writes: its own reading of messages and writes."""
-    if isinstance(work, Exchange):
-        return {m.span for m in work.sends}, {m.span for m in work.receives}
-    return {span for write in work for span in (write.base, *write.operands)}, {write.dst for write in work}
+def touched(node):
+    """What a node reads and writes: its own reading of messages and results."""
+    return ({m.span for m in node.sends} | {span for form in node.forms for span in form.sources},
+            {m.span for m in node.receives} | {form.dst for form in node.forms})
 
 
 def conflict(first, then):
@@ -42,6 +41,21 @@ def conflict(first, then):
     return meet(writes, others_reads | others_writes) or meet(reads, others_writes)
 
 
+def of_step(step):
+    if isinstance(step, Form):
+        return Node(forms=[step])
+    return Node(sends=[step]) if step.sends else Node(receives=[step])
+
+
+def unordered(plan):
+    """Pairs of steps of which one writes what the other touches, though it follows it by no way."""
+    steps, follows = [step for steps in plan.rounds for step in steps], {}
+    for step in steps:
+        follows[step.number] = step.after.union(*(follows[number] for number in step.after))
+    return [(first, then) for first, then in itertools.combinations(steps, 2)
+            if first.number not in follows[then.number] and conflict(of_step(first), of_step(then))]
+
+
 def faults(nodes):
     """What is wrong with a program: conflicts in no order, work that the end does not wait for, events not recorded."""
     follows = []  # for each node all that it follows
@@ -51,7 +65,7 @@ def faults(nodes):
         follows.append(direct.union(*(follows[one] for one in direct)))
         last[node.side] = len(follows) - 1
     wrong = [(a, b) for a, b in itertools.combinations(range(len(nodes)), 2)
-             if a not in follows[b] and conflict(nodes[a].work, nodes[b].work)]
+             if a not in follows[b] and conflict(nodes[a], nodes[b])]
     side = {number for number, node in enumerate(nodes) if node.side}
     lost = side - follows[-1] if side else set()
     silent = [node.after for node in nodes if node.after is not None and not nodes[node.after].awaited]
@@ -76,18 +90,36 @@ class Lengths:
 
 def exchanges(nodes):
     for node in nodes:
-        if isinstance(node.work, Exchange):
-            yield (*(Send(Slice("input", 0, m.span.stop - m.span.start), m.peer) for m in node.work.sends),
-                   *(Recv(Slice("output", 0, m.span.stop - m.span.start), m.peer) for m in node.work.receives))
+        if node.sends or node.receives:
+            yield (*(Send(Slice("input", 0, m.span.stop - m.span.start), m.peer) for m in node.sends),
+                   *(Recv(Slice("output", 0, m.span.stop - m.span.start), m.peer) for m in node.receives))
 
 
-@pytest.mark.parametrize("cases", [
-    pytest.param(generator(10).sample(CASES, 60), id="few"), pytest.param(CASES, id="all", marks=pytest.mark.nightly)])
+SOME = [pytest.param(generator(10).sample(CASES, 60), id="few"),
+        pytest.param(CASES, id="all", marks=pytest.mark.nightly)]
+
+
+@pytest.mark.parametrize("cases", SOME)
+def test_steps_follow_what_they_conflict_with(cases):
+    for case, in_place in itertools.product(cases, (False, True)):
+        with naming((*case, in_place)):
+            assert not any(map(unordered, plans(*case, in_place)))
+
+
+def test_what_is_aside_is_read_before_something_else_comes_there():
+    """Two rounds later, where the lengths of what comes are others."""
+    apart = [RecvReduce(Slice("output", chunk), 1) for chunk in range(2)]
+    rounds = [apart, (), [RecvReduce(Slice("output", 2, 2), 1)]]
+    layout = Layout(8, 4)
+    assert unordered(resolve(rounds, Layouts(layout, layout), in_place=False)) == []
+
+
+@pytest.mark.parametrize("cases", SOME)
 def test_conflicts_are_ordered_and_groups_of_messages_meet(cases):
     """As strict as NCCL can be: a group ends when all its messages have met, and groups come one after the other."""
     for case, in_place in itertools.product(cases, (False, True)):
         with naming((*case, in_place)):
-            everyone = [program(plan).nodes for plan in plans(*case, in_place)]
+            everyone = [nodes_of(plan) for plan in plans(*case, in_place)]
             assert not any(map(faults, everyone))
             rounds = [list(exchanges(nodes)) for nodes in everyone]
             sent = sum(isinstance(step, Send) for one in rounds for steps in one for step in steps)

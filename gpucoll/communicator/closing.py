@@ -1,0 +1,105 @@
+"""How a communicator ends: together with the other ranks, without them, or in a fork's child."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from types import TracebackType
+from typing import Any, Self
+
+from gpucoll.communicator.core import Core, nothing
+from gpucoll.errors import GpucollError, UsageError
+from gpucoll.executors.mpi import farewell
+from gpucoll.links import LocalLink
+
+
+class Closing(Core):
+    """Methods of `Communicator`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        _alive.add(self)
+
+    def close(self) -> None:
+        """Give back what the communicator holds; idempotent. A collective call unless it has failed.
+
+        What is still under way is completed first. Where another rank has failed or does not come within the timeout,
+        MPI's communicators stay: to free them on some ranks only would let late messages reach the next ones.
+        Of ranks that are threads none waits for another: the last one to close frees the memory of all.
+        """
+        if self.closed or self._is_forked:
+            return
+        self.closed = True
+        self._forget_calls()
+        if isinstance(self._link, LocalLink):
+            ended = self._has_ended()
+            self._waits.close()
+            self._link.leave(self._release, failed=not ended)
+        else:
+            together = self._say_farewell()
+            self._waits.close()
+            self._release(not together)
+
+    def _forget_calls(self) -> None:
+        """Let every call come through here from now on."""
+        self._express = nothing
+        if self._engine is not None:
+            self._engine.close()
+
+    def _has_ended(self) -> bool:
+        """Return whether all that this rank has under way has come to a good end, on its devices too."""
+        try:
+            self._waits.run(iter(()), "close")
+        except GpucollError:
+            return False
+        return all([gpu.has_ended(self.timeout) for gpu in self._gpus.values()])
+
+    def _release(self, failed: bool) -> None:
+        """Give all memory back, or of devices' what no other rank can still be using where one has `failed`."""
+        self._host.close()
+        for gpu in self._gpus.values():
+            gpu.close(self.timeout, failed=failed)
+        if not failed:
+            self._link.free()
+
+    def _say_farewell(self) -> bool:
+        """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
+        if self._link.has_ended():
+            return False
+        failure = self._waits.failure
+        leaving = farewell(self._link.wire, self.rank, self.size, failed=failure is not None)
+        if failure is not None:
+            self._host.fail(failure)
+            with contextlib.suppress(*self._link.foreign):
+                all(done() for done in leaving)  # tells, and hears nobody
+            return False
+        try:
+            self._waits.run(leaving, "close")
+        except GpucollError:
+            return False
+        return True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        if kind is not None and self._waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
+            self._waits.failure = UsageError(f"the block that used it was left by {kind.__name__}")
+        self.close()
+
+
+_alive: weakref.WeakSet[Closing] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a fork's child: no call, no wait at exit, no farewell of the parent's communicators."""
+    for comm in _alive:
+        comm._is_forked = True
+        comm._forget_calls()
+        comm._waits.forget()
+        comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
+
+
+os.register_at_fork(after_in_child=_after_fork)
