@@ -96,6 +96,7 @@ class Collectives(Headers):
         who, how = self._sizes("scatter", root), How(algorithm, async_op, stream)
         if self.rank != who.root:
             return self._scatter_to(out, who, how, same)
+        shows = self._host.shows_calls  # asked before ranks meet: then it is alike on all
         told: News = {}
         try:
             with self._current(stream, [x]):
@@ -107,7 +108,7 @@ class Collectives(Headers):
             self._told_by(self.rank, told | refusal, "scatter", mine=error)
             raise
         executor, task, _ = made
-        if not (same and executor is self._host.shows_calls and len(words_of(task)) < TEXT):
+        if not (same and executor is shows and len(words_of(task)) < TEXT):
             self._told_by(self.rank, told, "scatter")
             same = ()  # nor may it be known without
         return self._begin(*made, how, same, source, out)
