@@ -71,7 +71,7 @@ static PyObject* room_method(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// words(rank, half): what a rank has shown of its call in that half: in words, its signature, and how many calls it has
+// words(rank, half): what a rank has shown of its call in that half: in words, as a number, and how many calls it has
 // refused before.
 static PyObject* words_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
@@ -82,7 +82,7 @@ static PyObject* words_method(PyObject* object, PyObject* given) {
         return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
     const Board& board = node.heads[rank]->boards[half];
     return Py_BuildValue("s#LL", board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)),
-                         static_cast<long long>(node.heads[rank]->signatures[half].load(std::memory_order_relaxed)),
+                         static_cast<long long>(board.kind),
                          static_cast<long long>(board.refusals));
 }
 

@@ -118,8 +118,8 @@ class SharedExecutor:
             shown = {rank: self.engine.words(rank, (number - earlier) % 2) for rank in sorted(self._near.all)
                      if number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
             groups = collections.defaultdict(list)
-            for rank, (text, _, refusals) in shown.items():
-                groups[text, refusals].append(rank)
+            for rank, (text, kind, _) in shown.items():
+                groups[text, kind].append(rank)
             if len(groups) > 1:
                 break
         fewest = min((refusals for _, _, refusals in shown.values()), default=0)
