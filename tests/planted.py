@@ -42,7 +42,7 @@ PLANTED = [
     ("product", "the proof does not count contributions", "gpucoll/analysis/verify.py",
      "if piece.ranks and found != wanted:", "if piece.ranks and found is None:"),
     ("product", "the proof lets rounds write twice", "gpucoll/analysis/verify.py",
-     "if key in written and (isinstance(step, Copy | Recv) or written[key] != target):", "if False:"),
+     "if key in written and (isinstance(step, STORING) or written[key] != target):", "if False:"),
     ("product", "segments are never cut", "gpucoll/tuner/segments.py",
      "return max(1, min(MOST_SEGMENTS, -(-part // message)))", "return 1"),
     ("product", "calls of other lengths elsewhere are taken for each other", "gpucoll/executors/shared/plans.py",

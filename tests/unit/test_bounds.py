@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 
 from gpucoll.algorithms import find, registry
-from gpucoll.analysis import count as counting
 from gpucoll.analysis.count import count
 from grids import naming
 
@@ -57,15 +56,6 @@ def test_the_fewest_rounds_and_bytes():
             assert costs.path == costs.sent == costs.received == 2 * share
         for collective, algorithm in (("broadcast", "binomial"), ("all_gather", "bruck"), ("barrier", "dissemination")):
             assert count(collective, algorithm, size).rounds == log2(size)
-
-
-def test_all_ranks_at_once_and_one_message_after_another_count_alike(monkeypatch):
-    for few in (0, 99):
-        monkeypatch.setattr(counting, "FEW", few)
-        found = [count(*row, size, segments=segments) for row in ROWS for size in (2, 7, 8) for segments in (1, 3)]
-        if few == 0:
-            at_once = found
-    assert found == at_once
 
 
 @pytest.mark.mutant
