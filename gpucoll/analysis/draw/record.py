@@ -6,10 +6,12 @@ ends have begun their rounds; a rank's round ends with its last message. Copies 
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.analysis.replay import replay
+from gpucoll.analysis.simulate import Timeline
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
@@ -94,8 +96,34 @@ class Rounds:
         return self._now[rank]
 
 
+class Seconds:
+    """The clock of `analysis/simulate`: when its timeline has messages and rounds begin and end."""
+
+    def __init__(self, predicted: Timeline) -> None:
+        self._messages: dict[tuple[int, int], deque[tuple[float, float]]] = defaultdict(deque)
+        for move in predicted.moves:
+            self._messages[move.sender, move.receiver].append((_rounded(move.start), _rounded(move.end)))
+        self._rounds = [deque(_rounded(end) for _, end in rounds) for rounds in predicted.rounds]
+
+    def begin(self, rank: int) -> None:
+        """The timeline knows."""
+
+    def meet(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Return when the next message between these ranks starts and ends."""
+        return self._messages[sender, receiver].popleft()
+
+    def finish(self, rank: int) -> float:
+        """Return when the round of `rank` ends."""
+        return self._rounds[rank].popleft()
+
+
+def _rounded(time: float) -> float:
+    """Return the same number for times that differ only by how they were added up."""
+    return float(f"{time:.9g}")
+
+
 def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0,
-           clock: Rounds | None = None) -> Recording:
+           clock: Rounds | Seconds | None = None) -> Recording:
     """Return what the schedules of all ranks do, which must have been proved, by `clock` or else in rounds."""
     row = collective_row(collective)
     recorder = (_Recorder if row.output.where != "nowhere" else _Arrivals)(row, len(schedules), root, chunks)
@@ -107,7 +135,7 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
 class _Recorder:
     """The observer of a replay: all ranks' buffers, and what has happened."""
 
-    clock: Rounds
+    clock: Rounds | Seconds
 
     def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
         self.row, self.size, self.root, self.chunks = row, size, root, chunks
