@@ -63,6 +63,7 @@ class Cost(NamedTuple):
     sent: str  # the most bytes that one rank sends
     received: str  # the most bytes that one rank receives
     reduced: str  # the most bytes that one rank combines: the factor of gamma
+    beside: str = "0"  # messages of rank 0 beyond the first of each round, either way, unsegmented: the factor of gap
 
     def price(self, size: int, nbytes: float, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:

@@ -17,7 +17,7 @@ from gpucoll.schedule import Copy, Recv, Round, Send, Slice, in_rank_order
 
 # One round of P - 1 messages of N / P bytes each way.
 EXCHANGE = {"chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
-            "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P", "reduced": "0"}
+            "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P", "reduced": "0", "beside": "max(0, P - 2)"}
 
 
 def _others(rank: int, size: int) -> Iterable[int]:

@@ -18,7 +18,7 @@ from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice,
 
 
 @algorithm("broadcast", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="(P - 1) * N",
-           received="min(1, P - 1) * N", reduced="0")
+           received="min(1, P - 1) * N", reduced="0", beside="max(0, P - 2)")
 def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave the root's input on every rank."""
     own, result = Slice("input", 0), Slice("output", 0)
@@ -29,7 +29,7 @@ def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("reduce", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="min(1, P - 1) * N",
-           received="(P - 1) * N", reduced="(P - 1) * N")
+           received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)")
 def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave the reduction of all inputs, in rank order, on `root`."""
     own, result = Slice("input", 0), Slice("output", 0)
@@ -41,7 +41,7 @@ def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",
-           received="(P - 1) * N / P", reduced="0")
+           received="(P - 1) * N / P", reduced="0", beside="max(0, P - 2)")
 def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the inputs of all ranks, in rank order, on `root`."""
     own = Slice("input", 0, segments)
@@ -53,7 +53,7 @@ def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Ite
 
 
 @algorithm("scatter", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="(P - 1) * N / P",
-           received="min(1, P - 1) * N / P", reduced="0")
+           received="min(1, P - 1) * N / P", reduced="0", beside="max(0, P - 2)")
 def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave block `rank` of the root's input on every rank."""
     own = Slice("output", 0, segments)

@@ -15,7 +15,6 @@ from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError
 from gpucoll.tuner import segments
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.explanation import Explanation, on_topology
-from gpucoll.tuner.model import partners
 
 PROGRAM = "gpucoll explain"
 RANKS = 8
@@ -50,5 +49,4 @@ def _elsewhere(options: Any) -> Explanation:
     rows = [found for found in rows if found.algorithm in names]
     if not rows:
         raise ArgumentError(f"nothing can be predicted of {row.name} for {ranks} ranks", code="GC-SIMULATE")
-    ways = [partners(row.name, found.algorithm, nodes or (0,) * ranks).ways for found in rows]
-    return on_topology(row.name, nbytes, topology, rows, ways)
+    return on_topology(row.name, nbytes, topology, rows)

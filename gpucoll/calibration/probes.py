@@ -19,7 +19,7 @@ from gpucoll.calibration.meter import Meter
 from gpucoll.calibration.operands import call_of
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
-from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved, partners
+from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved
 from gpucoll.tuner.table import Curve, LinkCost
 
 SECONDS = 0.15  # for each size
@@ -72,8 +72,7 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
         call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
         seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])
         cost = find(collective, algorithm).cost.price(comm.size, nbytes)
-        further = partners(collective, algorithm, (0,) * comm.size).further
-        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], further, seconds)
+        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["beside"], seconds)
 
 
 def native_curves(comm: Communicator, collectives: Sequence[str], device: str) -> list[Curve]:

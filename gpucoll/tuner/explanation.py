@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpucoll.analysis.simulate import Prediction, Topology
-from gpucoll.tuner.model import MEASURED_TIE, TIE, Candidate, ranked
+from gpucoll.tuner.model import MEASURED_TIE, TIE, Candidate, ranked, ways
 
 Row = dict[str, Any]
 PARTS = ("latency", "bandwidth", "reduction")
@@ -77,18 +77,18 @@ def _row(candidate: Candidate, calls: int, measured: float | None) -> Row:
         "tuned": candidate.measured, "calls": calls, "measured": measured}
 
 
-def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction],
-                ways: Sequence[float]) -> Explanation:
-    """Return the explanation of what the simulator predicts on a topology; `ways` as `partners` has them."""
-    found = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False, number)
-                    for row, number in zip(rows, ways, strict=True)])
+def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction]) -> Explanation:
+    """Return the explanation of what the simulator predicts on a topology."""
+    nodes = topology.nodes(rows[0].ranks) or (0,) * rows[0].ranks
+    found = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False) for row in rows],
+                   lambda row: ways(collective, row.algorithm, nodes))
     return explained(collective, nbytes, rows[0].ranks, f"the topology {topology.name}: {topology.about}", found)
 
 
 def reason(found: Sequence[Candidate]) -> str:
     """Return why the first candidate is the choice.
 
-    >>> reason([Candidate("mpi", "ring", 1, 2e-5, 2e-5, 0.0, 0.0, False, 2)])
+    >>> reason([Candidate("mpi", "ring", 1, 2e-5, 2e-5, 0.0, 0.0, False)])
     'there is no other'
     """
     if len(found) == 1:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, schedule
 from gpucoll.analysis.simulate import Level, Prediction, Topology, simulate
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Recv, RecvReduce, Send
+from gpucoll.schedule import Copy, Reduce, Send
 from gpucoll.tuner.segments import segments
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
 
@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
     bandwidth: float
     reduction: float
     measured: bool
-    ways: float  # see `Partners`; 0 for a native collective, and for what reads memory at once
+    ways: float = 0.0  # see `Model.ways`; of those that tie
 
 
 class Model:
@@ -80,7 +80,14 @@ class Model:
                  if (name == "native") == (executor == "native")
                  for candidate in self._candidate(collective, nbytes, executor, name)]
         measured = [candidate for candidate in found if candidate.measured]
-        return ranked(measured) + ranked([one for one in found if not one.measured])
+        return [row for some in (measured, [one for one in found if not one.measured])
+                for row in ranked(some, functools.partial(self.ways, collective))]
+
+    def ways(self, collective: str, candidate: Candidate) -> float:
+        """Return how busy a candidate is on links: 0 for a native one, and for what reads memory at once."""
+        in_memory = candidate.executor in IN_MEMORY and candidate.algorithm in AT_ONCE
+        return 0 if in_memory or candidate.executor == "native" else \
+            ways(collective, candidate.algorithm, self.world.nodes)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         """Return the candidate, or nothing where it cannot be predicted."""
@@ -98,21 +105,19 @@ class Model:
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
-        nothing = executor in IN_MEMORY and name in AT_ONCE
-        ways = 0 if nothing else partners(collective, name, self.world.nodes).ways
-        return [Candidate(executor, name, row.segments, seconds, *row[5:], measured, ways)]
+        return [Candidate(executor, name, row.segments, seconds, *row[5:], measured)]
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
         """A native collective is taken for the best of our algorithms, at its own constants or as its curve says."""
         topology = self.topology("native")
         best = None if topology is None else self._best(collective, nbytes, topology, self.world)
         if curve is None:
-            return [] if best is None else [Candidate("native", "native", 1, best.seconds, *best[5:], False, 0)]
+            return [] if best is None else [Candidate("native", "native", 1, best.seconds, *best[5:], False)]
         seconds = curve.at(nbytes)
         if not self.exact:
             seconds *= self._scale(collective, nbytes)
         swept = self.exact and self._is_swept(collective, nbytes)
-        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept, 0)]
+        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
 
     def _is_swept(self, collective: str, nbytes: int) -> bool:
         """Return whether schedules were measured too, so that curves are compared with curves."""
@@ -185,9 +190,9 @@ def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, wor
     level, found = topology.levels[-1], find(collective, name)
     pieces = found.pieces(pieces)
     cost = found.cost.price(world.size, nbytes, pieces, world.nodes)
-    further = partners(collective, name, world.nodes).further
-    return Prediction(collective, name, world.size, nbytes, pieces, cost["rounds"] * level.alpha + further * level.gap,
-                      moved(cost, topology.name) * level.beta, cost["reduced"] * level.gamma)
+    latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
+    return Prediction(collective, name, world.size, nbytes, pieces, latency, moved(cost, topology.name) * level.beta,
+                      cost["reduced"] * level.gamma)
 
 
 def _in_one_pass(collective: str, name: str, nbytes: int, topology: Topology, world: World,
@@ -204,30 +209,19 @@ def moved(cost: Mapping[str, float], executor: str) -> float:
     return max(cost["path"], cost["received"], 0 if executor in IN_MEMORY else cost["sent"])
 
 
-class Partners(NamedTuple):
-    """Whom rank 0 has messages with: `ways`, to how many ranks it sends plus from how many it receives; `further`, the
-    messages beyond the first of each round, either way. On several nodes `ways` is how many times all data leave the
-    first one.
-    """
-
-    ways: float
-    further: int
-
-
 @functools.lru_cache(maxsize=1024)
-def partners(collective: str, name: str, nodes: tuple[int, ...]) -> Partners:
-    """Return the partners of rank 0.
+def ways(collective: str, name: str, nodes: tuple[int, ...]) -> float:
+    """Return to how many ranks rank 0 sends plus from how many it receives; on several nodes how many times all data
+    leave the first one.
 
-    >>> partners("all_reduce", "ring", (0,) * 8), partners("all_reduce", "two_shot", (0,) * 8)
-    (Partners(ways=2, further=0), Partners(ways=14, further=12))
+    >>> ways("all_reduce", "ring", (0,) * 8), ways("all_reduce", "two_shot", (0,) * 8)
+    (2, 14)
     """
-    to, of, further = set[int](), set[int](), 0
-    for steps in schedule(collective, name, rank=0, size=len(nodes), nodes=nodes):
-        sent = {step.peer for step in steps if isinstance(step, Send)}
-        received = {step.peer for step in steps if isinstance(step, Recv | RecvReduce)}
-        further += max(0, len(sent) - 1, len(received) - 1)
-        to, of = to | sent, of | received
-    return Partners(len(to) + len(of) if len(set(nodes)) == 1 else _leaving(collective, name, nodes), further)
+    if len(set(nodes)) > 1:
+        return _leaving(collective, name, nodes)
+    rounds = schedule(collective, name, rank=0, size=len(nodes), nodes=nodes)
+    return len({(isinstance(step, Send), step.peer) for steps in rounds for step in steps
+                if not isinstance(step, Copy | Reduce)})
 
 
 def _leaving(collective: str, name: str, nodes: tuple[int, ...]) -> float:
@@ -244,15 +238,18 @@ TIE = 0.05  # of the time: no model promises more
 MEASURED_TIE = 0.02
 
 
-def ranked(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates by time; of those within a tie of the quickest, the one with the fewest partners first.
+def ranked(found: Sequence[Candidate], ways: Callable[[Candidate], float]) -> list[Candidate]:
+    """Return the candidates by time; of those within a tie of the quickest, the one with the fewest `ways` first.
 
     No model sees what else is on the links: who has few partners meets the least of it.
     """
-    if not found:
-        return []
     rows = sorted(found, key=lambda row: row.seconds)
+    if not rows:
+        return []
     tie = MEASURED_TIE if rows[0].measured else TIE
-    equal = [row for row in rows if row.seconds <= rows[0].seconds * (1 + tie)]
-    first = min(equal, key=lambda row: (row.ways, row.executor == "native"))
-    return [first, *(row for row in rows if row is not first)]
+    equal = sum(row.seconds <= rows[0].seconds * (1 + tie) for row in rows)
+    if equal > 1:
+        rows[:equal] = [row._replace(ways=ways(row)) for row in rows[:equal]]
+        first = min(rows[:equal], key=lambda row: (row.ways, row.executor == "native"))
+        rows.insert(0, rows.pop(rows.index(first)))
+    return rows

@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from gpucoll.algorithms import find, registry
+from gpucoll.algorithms import find, registry, schedule
 from gpucoll.analysis.count import count
+from gpucoll.schedule import Recv, RecvReduce, Send
 from grids import naming
 
 ROWS = sorted(registry())
@@ -24,12 +25,27 @@ def test_counted_costs_equal_the_formulas(sizes):
     check_costs(ROWS, sizes)
 
 
+def same(counts, cost):
+    return counts._asdict() | {"beside": cost["beside"]} == cost
+
+
+def test_messages_beside_others_of_rank_0_are_counted():
+    for row, size in itertools.product(ROWS, range(1, 20)):
+        with naming((*row, size)):
+            beside = 0
+            for steps in schedule(*row, rank=0, size=size):
+                peers = [len({step.peer for step in steps if isinstance(step, kind)})
+                         for kind in (Send, Recv | RecvReduce)]
+                beside += max(0, *(number - 1 for number in peers))
+            assert registry()[row].cost.price(size, ONE)["beside"] == beside
+
+
 def check_costs(rows, sizes):
     for row, size in itertools.product(rows, sizes):
         found = registry()[row]
         for segments in (1, 2, 5) if "segments" in found.options else (1,):
             with naming((*row, size, segments)):
-                assert count(*row, size, segments=segments)._asdict() == found.cost.price(size, ONE, segments)
+                assert same(count(*row, size, segments=segments), found.cost.price(size, ONE, segments))
 
 
 def test_costs_with_parameters():
@@ -40,7 +56,7 @@ def test_costs_with_parameters():
         cases += [(6, nodes) for nodes in ([0] * 6, [0, 0, 1, 1, 2, 2], [0, 1, 2, 0, 1, 2], [*range(6)])]
         for size, nodes in cases:
             with naming((*row, size, nodes)):
-                assert count(*row, size, nodes=nodes)._asdict() == find(*row).cost.price(size, ONE, nodes=nodes)
+                assert same(count(*row, size, nodes=nodes), find(*row).cost.price(size, ONE, nodes=nodes))
     for sides, hops in (("4x2", 4), ("2x2x2", 3), ("8", 7), ("1x8x1", 7)):
         costs = count("all_reduce", f"torus({sides})", 8)
         assert costs.rounds == 2 * hops == find("all_reduce", f"torus({sides})").cost.price(8, ONE)["rounds"]

@@ -20,7 +20,7 @@ all ranks takes where every pair has a link of its own and messages no gap (the 
 stands for `path`.
 
 Algorithms alike on all ranks are made for all of them at once, up to 2^27 messages (2^22 in a round). Beyond, on one
-switch, where all such ranks end each round at the same time, one rank stands for all. Any others, and those that heed
+switch, where all such ranks end each round at the same time, the formulas serve. Any others, and those that heed
 a topology's nodes, are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). What is beyond is
 refused.
 (one_shot is listed otherwise for all ranks at once: its own operand then counts as one that came. That is the same
@@ -44,7 +44,6 @@ from gpucoll.analysis.simulate.waves import (
     Wave,
     few_enough,
     one_by_one,
-    one_for_all,
     together,
 )
 from gpucoll.errors import ArgumentError
@@ -152,7 +151,7 @@ def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     try:
         if few_enough(case):
             return _replayed(case, together(case), routes, chunks)
-        if routes.uniform:
+        if routes.uniform and case.is_alike():
             return _equal(case, routes, chunks)
     except NotAlike:
         pass  # rank by rank, then
@@ -188,11 +187,9 @@ def _price(wave: Wave, routes: Routes) -> Priced:
 
 
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
-    """Return the same where all ranks are at the same time: on equal links, the costs of one rank's rounds."""
-    rounds = beside = moved = reduced = 0.0
-    for peers, most, combined in one_for_all(case):
-        rounds, beside = rounds + (peers > 0), beside + max(0, peers - 1)
-        moved, reduced = moved + most, reduced + combined
-    level = routes.levels[0]
-    latency = rounds * level.alpha + beside * level.gap
-    return [Parts(latency, moved * level.beta * chunk, reduced * level.gamma * chunk) for chunk in chunks]
+    """Return the same where all ranks are at the same time: on equal links, what the registry's formulas say."""
+    count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
+    cost, level = case.found.cost.price(case.size, count, segments), routes.levels[0]
+    latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
+    moved = max(cost["sent"], cost["received"])
+    return [Parts(latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk) for chunk in chunks]

@@ -43,10 +43,14 @@ class Case(NamedTuple):
 
     def alike(self, ranks: Array) -> Iterator[Round]:
         """Yield the rounds of all `ranks` at once; raise NotAlike where they cannot be made together."""
-        one = all_ranks(self.found.collective, self.name, size=self.size, segments=self.options.get("segments", 1))
-        if one is None or self.options.get("nodes") is not None:
+        if not self.is_alike():
             raise NotAlike
         yield from self.found.make(ranks, self.size, **self.options)
+
+    def is_alike(self) -> bool:
+        """Return whether all ranks do the same."""
+        return self.options.get("nodes") is None and all_ranks(
+            self.found.collective, self.name, size=self.size, segments=self.options.get("segments", 1)) is not None
 
 
 class Wave(NamedTuple):
@@ -118,35 +122,6 @@ def _matching(sends: Array, receives: Array, size: int) -> bool:
 def _per_pair(rows: Array, size: int) -> tuple[Array, Array]:
     pairs, which = numpy.unique(rows[0] * size + rows[1], return_inverse=True)
     return pairs, numpy.bincount(which, rows[2])
-
-
-def one_for_all(case: Case) -> Iterator[tuple[int, float, float]]:
-    """Yield of each round to how many ranks messages go, and the chunks that each rank moves and combines.
-
-    Raises NotAlike where the algorithm is not alike on all ranks, or where these differ; a few ranks are looked at.
-    """
-    ranks, steps_left = sample(case.size), ONE_BY_ONE
-    for steps in case.alike(ranks):
-        steps_left -= len(steps)
-        if steps_left < 0:
-            raise too_many()
-        sent, received, reduced = (_share(steps, kind) for kind in (Send, Recv | RecvReduce, RecvReduce | Reduce))
-        peers = [_peers(steps, kind, ranks) for kind in (Send, Recv | RecvReduce)]
-        yield max(peers), max(sent, received), reduced
-
-
-def _share(steps: Round, kind: object) -> float:
-    """Return the chunks in the steps of `kind`, which must be the same on all ranks."""
-    counts = [_part(step).count for step in steps if isinstance(step, kind)]  # type: ignore[arg-type]
-    totals = numpy.unique(sum(counts))
-    if len(totals) > 1:
-        raise NotAlike
-    return float(totals[0])
-
-
-def _peers(steps: Round, kind: object, ranks: Array) -> int:
-    """Return with how many others the first of `ranks` has steps of `kind`."""
-    return int((ends(steps, kind, ranks)[0] == ranks[0]).sum())
 
 
 def few_enough(case: Case) -> bool:
