@@ -14,7 +14,7 @@ from gpucoll.bootstrap import Place
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
-from gpucoll.tuner.host import load
+from gpucoll.tuner.table import load
 
 if TYPE_CHECKING:
     from mpi4py import MPI

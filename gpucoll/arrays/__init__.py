@@ -3,12 +3,16 @@
 Nothing here communicates: a call that is refused here has moved and written nothing.
 """
 
-from gpucoll.arrays.accept import as_array, check_blocks, check_input, check_output, check_rows, check_writable
-from gpucoll.arrays.combine import check_op, combiner
-from gpucoll.arrays.memory import (
+from gpucoll.arrays.accept import (
     Array,
     address,
+    as_array,
     bounds,
+    check_blocks,
+    check_input,
+    check_output,
+    check_rows,
+    check_writable,
     is_borrowed,
     module_of,
     on_gpu,
@@ -30,7 +34,7 @@ from gpucoll.arrays.prepare import (
     prepare_scatter,
     target,
 )
-from gpucoll.arrays.space import HOST, Space
+from gpucoll.arrays.space import HOST, Space, check_op, combiner
 
 __all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "bounds",
            "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.arrays.accept import carried_dtype, check_input, check_output, check_writable
-from gpucoll.arrays.memory import Array, same_memory
+from gpucoll.arrays.accept import Array, carried_dtype, check_input, check_output, check_writable, same_memory
 from gpucoll.arrays.space import HOST, Space
 from gpucoll.chunks import Layout, Ragged
 from gpucoll.collectives import COLLECTIVES, Collective

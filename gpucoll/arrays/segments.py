@@ -11,7 +11,7 @@ import weakref
 
 import numpy
 
-from gpucoll.arrays.memory import Array, address
+from gpucoll.arrays.accept import Array, address
 
 _SERIALS = itertools.count(1)
 _FILES = 1 << 20  # more than a process may have open

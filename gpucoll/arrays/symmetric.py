@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy
 
-from gpucoll.arrays.memory import Array
+from gpucoll.arrays.accept import Array
 from gpucoll.arrays.segments import Segment
 
 SLAB = 1 << 26  # bytes; pages that are not used yet cost nothing

@@ -24,8 +24,7 @@ from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.links import MpiLink
 from gpucoll.rendezvous import by_first_rank
-from gpucoll.tuner.host import facts, read, table_path
-from gpucoll.tuner.table import Shape, Table, as_toml
+from gpucoll.tuner.table import Shape, Table, as_toml, facts, read, table_path
 
 PROGRAM = "gpucoll tune"
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}

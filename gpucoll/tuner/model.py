@@ -10,8 +10,23 @@ from gpucoll.algorithms import algorithms, find, schedule
 from gpucoll.analysis.simulate import Level, Prediction, Topology, simulate
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Reduce, Send
-from gpucoll.tuner.segments import segments
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
+
+SEGMENT = 1 << 22  # bytes of a ring's message
+PIPELINE = 1 << 16  # bytes of a tree's message
+MOST_SEGMENTS = 64
+
+
+def segments(algorithm: str, nbytes: int, size: int) -> int:
+    """Return into how many messages a rank's part of `nbytes` is cut.
+
+    >>> segments("tree", 1 << 20, 4), segments("ring", 100, 4)
+    (16, 1)
+    """
+    in_parts = algorithm in ("ring", "bidirectional_ring")
+    part, message = (nbytes // size, SEGMENT) if in_parts else (nbytes, PIPELINE)
+    return max(1, min(MOST_SEGMENTS, -(-part // message)))
+
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
 ONE_PASS = "one_pass"  # the constants of what `shared` does so, in the table

@@ -11,7 +11,8 @@ from gpucoll.calibration.fit import Probe, fit
 from gpucoll.cli import main
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
-from gpucoll.tuner import Tuner, built_in, host, rules, segments
+from gpucoll.tuner import Tuner, built_in, rules, segments
+from gpucoll.tuner import table as tables
 from gpucoll.tuner.model import TIE, Candidate, ranked, ways
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
 from refusals import refused
@@ -118,23 +119,23 @@ HERE = {"name": "a", "processor": "b", "cores": 2, "mpi": "c", "numpy": "2", "gp
 
 def test_a_table_belongs_to_its_host(tmp_path, monkeypatch):
     path = tmp_path / "table.toml"
-    assert host.read(path, HERE) is None
+    assert tables.read(path, HERE) is None
     path.write_text(as_toml(table()._replace(host=HERE)))
-    assert host.read(path, HERE).shapes == table().shapes
+    assert tables.read(path, HERE).shapes == table().shapes
     for key in HERE:
         with pytest.raises(ArgumentError, match=f"measured with {key}"):
-            host.read(path, HERE | {key: "other"})
-    paths = {host.table_path(HERE | {key: "other"}, {"GPUCOLL_CACHE": "/cache"}) for key in HERE}
+            tables.read(path, HERE | {key: "other"})
+    paths = {tables.table_path(HERE | {key: "other"}, {"GPUCOLL_CACHE": "/cache"}) for key in HERE}
     assert len(paths) == 5  # of name, processor, cores and mpi; those of our own versions share one
 
     monkeypatch.setenv("GPUCOLL_CACHE", str(tmp_path))
-    monkeypatch.setattr(host, "facts", lambda: HERE)
+    monkeypatch.setattr(tables, "facts", lambda: HERE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert host.load() is built_in()
-    host.table_path(HERE).write_text("format = 7")
+        assert tables.load() is built_in()
+    tables.table_path(HERE).write_text("format = 7")
     with pytest.warns(UserWarning, match="its format is 7.*built-in table serves"):
-        assert host.load() is built_in()
+        assert tables.load() is built_in()
 
 
 @pytest.mark.parametrize(("text", "collective", "nbytes", "chosen"), [
