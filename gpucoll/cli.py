@@ -183,7 +183,7 @@ def _draw(options: Any) -> int:
 
 def _simulate(options: Any) -> int:
     """Predict what was asked for; print a table or a JSON object."""
-    from gpucoll.analysis.simulate.command import answer
+    from gpucoll.analysis.simulate.sweep import answer
     from gpucoll.arguments import refuse
     from gpucoll.errors import ArgumentError
     from gpucoll.tuner import segments

@@ -26,8 +26,7 @@ from gpucoll.errors import (
     RevokedError,
     UsageError,
 )
-from gpucoll.under_way import UnderWay
-from gpucoll.work import Operation, Pending, Work
+from gpucoll.work import Operation, Pending, UnderWay, Work
 
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes

@@ -182,7 +182,7 @@ PLANTED = [
      "(self.memory, (comm.size - 1) / comm.size))", "(self.memory, 0))"),
     ("training", "a moment becomes infinite", "gpucoll/training/optimizers.py",
      "module_of(moment).clip(moment, -LARGEST[kind], LARGEST[kind], out=moment)", "pass"),
-    ("training", "operations that overlap count twice", "gpucoll/under_way.py",
+    ("training", "operations that overlap count twice", "gpucoll/work.py",
      "            if not self._operations:\n                self._since = self._clock()\n",
      "            self._since = self._clock()\n"),
     ("training", "the engine leaves a sum for a mean", "kernels/combine.h",

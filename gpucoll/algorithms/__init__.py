@@ -16,6 +16,7 @@ import numbers as numbers_abc
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -65,7 +66,7 @@ class Cost(NamedTuple):
     reduced: str  # the most bytes that one rank combines: the factor of gamma
     beside: str = "0"  # messages of rank 0 beyond the first of each round, either way, unsegmented: the factor of gap
 
-    def price(self, size: int, nbytes: float, segments: int = 1,
+    def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:
         """Return every formula's value for `size` ranks on `nodes`, `nbytes` bytes and `segments`."""
         group, count = node_shape(size, nodes)

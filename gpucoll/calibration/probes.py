@@ -1,4 +1,4 @@
-"""What is measured for a fit: a barrier, exchanges without and with a reduction, many messages at once.
+"""What is measured for a fit: a barrier, exchanges without and with a reduction, many messages at once; and the fit.
 
 The messages are those of schedules, on all ranks at once: what an executor really does, and what ranks that share
 cores and memory really get of them.
@@ -11,12 +11,12 @@ import functools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy
 
 from gpucoll.algorithms import find
-from gpucoll.calibration.fit import Probe, fit
-from gpucoll.calibration.meter import Meter
-from gpucoll.calibration.operands import call_of
+from gpucoll.calibration.meter import Meter, call_of
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
 from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved
@@ -106,3 +106,37 @@ def serves(comm: Communicator, device: str) -> bool:
     """
     algorithm = "native" if comm.executor == "native" else "ring"
     return runs(functools.partial(call_of(comm, "all_reduce", 8, device), algorithm))
+
+
+CONSTANTS = ("alpha", "beta", "gamma", "gap")
+
+
+class Probe(NamedTuple):
+    """A measured time, and how often each constant is in it: rounds, bytes moved, bytes combined, further messages."""
+
+    rounds: float
+    moved: float
+    reduced: float
+    further: float
+    seconds: float
+
+
+def fit(probes: Sequence[Probe]) -> dict[str, float]:
+    """Return the constants that explain `probes` best.
+
+    >>> found = fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1e6, 0, 0, 1.01e-3), Probe(1, 1e6, 1e6, 0, 1.51e-3)])
+    >>> {name: float(f"{value:.3g}") for name, value in found.items()}
+    {'alpha': 1e-05, 'beta': 1e-09, 'gamma': 5e-10, 'gap': 0.0}
+    """
+    seconds = numpy.array([probe.seconds for probe in probes])
+    matrix = numpy.array([probe[:-1] for probe in probes], float) / seconds[:, None]
+    used = [column for column in range(len(CONSTANTS)) if matrix[:, column].any()]
+    values = numpy.zeros(len(CONSTANTS))
+    while used:
+        scale = matrix[:, used].max(0)
+        found = numpy.linalg.lstsq(matrix[:, used] / scale, numpy.ones(len(probes)), rcond=None)[0] / scale
+        if (found >= 0).all():
+            values[used] = found
+            break
+        used.pop(int(found.argmin()))
+    return dict(zip(CONSTANTS, map(float, values), strict=True))

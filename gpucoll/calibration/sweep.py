@@ -8,8 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpucoll.calibration.meter import Meter
-from gpucoll.calibration.operands import call_of
+from gpucoll.calibration.meter import Meter, call_of
 from gpucoll.calibration.probes import runs
 from gpucoll.communicator import Communicator
 from gpucoll.tuner.choice import scheduled

@@ -17,7 +17,7 @@ import gpucoll
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.arguments import refuse
 from gpucoll.calibration import probes
-from gpucoll.calibration.operands import SWEPT
+from gpucoll.calibration.meter import SWEPT
 from gpucoll.calibration.sweep import SIZES, sweep
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator

@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import pytest
 
+from counting import count
 from gpucoll.algorithms import find, registry, schedule
-from gpucoll.analysis.count import count
 from gpucoll.schedule import Recv, RecvReduce, Send
 from grids import naming
 

@@ -4,9 +4,8 @@
             draw()                       proves the schedule, then draws it
     page.py        still.py              the page; the picture
              lanes.py                    when each rank is busy
-    view.py   shapes.py                  words; SVG
-    layout.py   loads.py                 who stands where; how busy links and ranks are
-    record.py     colours.py             what happens, and who has contributed to what
+    view.py   shapes.py                  words, and how busy links and ranks are; SVG, colours
+    layout.py   record.py                who stands where; what happens, and who has contributed to what
 ```
 Pure text, the same for the same call.
 """
@@ -15,11 +14,10 @@ from __future__ import annotations
 
 from gpucoll.algorithms import schedule
 from gpucoll.analysis.draw.layout import layout
-from gpucoll.analysis.draw.loads import loads
 from gpucoll.analysis.draw.page import page
 from gpucoll.analysis.draw.record import Recording, Seconds, record
 from gpucoll.analysis.draw.still import still
-from gpucoll.analysis.draw.view import View
+from gpucoll.analysis.draw.view import View, loads
 from gpucoll.analysis.simulate import load, timeline
 from gpucoll.analysis.verify import prove
 from gpucoll.errors import ArgumentError

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpucoll.analysis.draw.loads import Span
 from gpucoll.analysis.draw.shapes import document, heading, number, rect, words
-from gpucoll.analysis.draw.view import View, time_text
+from gpucoll.analysis.draw.view import Span, View, time_text
 
 MOST_LINES = 70  # rounds that lines tell apart
 LEFT, RIGHT, TOP, WIDTH, BARS = 64.0, 116.0, 84.0, 1000.0, 32.0

@@ -7,11 +7,10 @@ from html import escape
 from typing import Any
 
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
-from gpucoll.analysis.draw.colours import DARK, LIGHT, rank_colour
 from gpucoll.analysis.draw.lanes import bars, every, lanes
 from gpucoll.analysis.draw.layout import SIDE
 from gpucoll.analysis.draw.record import Message, Recording
-from gpucoll.analysis.draw.shapes import ON_RANK, number, ranks
+from gpucoll.analysis.draw.shapes import DARK, LIGHT, ON_RANK, number, rank_colour, ranks
 from gpucoll.analysis.draw.view import View, labels, states, time_text
 
 LANES = 1000.0  # units across; the page stretches them

@@ -1,6 +1,6 @@
 """What a drawing shows: every message with its time, every write, and who has contributed to what is written.
 
-The clock `Rounds` is the one that `analysis/count` counts by: a message lasts one round and begins when both of its
+By the clock `Rounds` a message lasts one round and begins when both of its
 ends have begun their rounds; a rank's round ends with its last message. Copies and reductions take no time.
 """
 
