@@ -236,7 +236,7 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:
-    """Return the facts of a CUDA device: most from the runtime, the name by pynvml where it is installed."""
+    """Return the facts of a CUDA device."""
     import cupy
 
     pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
@@ -244,20 +244,7 @@ def describe_gpu(ordinal: int) -> ClaimedGpu:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith("MIG-") else ""
     identity = part or bytes(facts["uuid"]).hex()
-    return ClaimedGpu(ordinal, pci, gpu_name(pci), identity, 10 * facts["major"] + facts["minor"])
-
-
-def gpu_name(pci: str) -> str:
-    """Return the name of the GPU at `pci`, or "GPU" and the reason why pynvml cannot tell."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())))
-    except ImportError:
-        return "GPU (its name needs pynvml: pip install 'gpucoll[nvml]')"
-    except pynvml.NVMLError as error:
-        return f"GPU (pynvml: {error})"
+    return ClaimedGpu(ordinal, pci, facts["name"].decode(), identity, 10 * facts["major"] + facts["minor"])
 
 
 def nccl_id(comm: MPI.Intracomm) -> Any:

@@ -87,18 +87,6 @@ class Schedule:
                 f"chunks={self.chunks}>")
 
 
-def reads(step: Step) -> tuple[Slice, ...]:
-    """Return the slices whose old content `step` needs."""
-    match step:
-        case Send(src, _) | Copy(src, _):
-            return (src,)
-        case RecvReduce(dst, _):
-            return (dst,)
-        case Reduce(src, dst):
-            return (src, dst)
-    return ()
-
-
 def writes(step: Step) -> Slice | None:
     """Return the slice that `step` writes, or None for a Send."""
     return None if isinstance(step, Send) else step.dst

@@ -204,6 +204,11 @@ class Fold(NamedTuple):
         """Return how many ranks stand behind the numbers below `number`."""
         return number + self.extra - (self.extra - number) * (number < self.extra)
 
+    def blocks(self, buffer: Buffer, number: int, count: int) -> Slice:
+        """Return the blocks of the ranks behind `count` numbers from `number`."""
+        first = self.blocks_before(number)
+        return Slice(buffer, first, self.blocks_before(number + count) - first)
+
 
 def fold(rank: int, size: int) -> Fold:
     """Return the place of `rank`; for a power of two it is its number, and may be an array of ranks.

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, in_rank_order
 
 
 @algorithm("broadcast", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="(P - 1) * N",
@@ -36,8 +36,7 @@ def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     if rank != root:
         yield (Send(own, root),)
     else:
-        first = Recv(result, 0) if root else Copy(own, result)
-        yield (first, *(Reduce(own, result) if peer == root else RecvReduce(result, peer) for peer in range(1, size)))
+        yield tuple(in_rank_order(own, result, root, size))
 
 
 @algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",

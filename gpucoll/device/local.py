@@ -13,14 +13,14 @@ from typing import Any
 import cupy
 import numpy
 
-from gpucoll.device import Part, Waiting
+from gpucoll.device import Part, Transport, Waiting
 from gpucoll.errors import BackendError
 
 NEWS = 3  # int64 words of a message: address, bytes, event
 EVENTS = 4096  # kept; no rank is so many groups ahead of another
 
 
-class LocalTransport:
+class LocalTransport(Transport):
     """Groups of copies; `wire` is a `gpucoll.links.Link`'s of threads, with `tag` and the next one."""
 
     capturable = False  # ranks must meet on the host for every group
@@ -71,11 +71,5 @@ class LocalTransport:
         event.record(stream)
         return event
 
-    def check(self) -> None:
-        """Failures are those of the wire, and raised there."""
-
     def close(self, *, captured: bool) -> None:
         self._told.clear()
-
-    def abort(self) -> None:
-        """What was enqueued ends by itself."""
