@@ -77,7 +77,7 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
-class Place(NamedTuple):
+class RankTopology(NamedTuple):
     """A rank's place: `nodes` is the node of every rank, counted in order of their first ranks."""
 
     rank: int
@@ -153,16 +153,16 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
         MPI.COMM_WORLD.Abort(1)
 
 
-def place(comm: MPI.Intracomm) -> Place:
+def place(comm: MPI.Intracomm) -> RankTopology:
     """Return this rank's place in `comm`; a collective call."""
     from mpi4py import MPI
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     firsts = comm.allgather(local.bcast(comm.rank))
     order = {first: node for node, first in enumerate(sorted(set(firsts)))}
-    found = Place(comm.rank, comm.size, local.rank, local.size, tuple(order[first] for first in firsts))
+    place = RankTopology(comm.rank, comm.size, local.rank, local.size, tuple(order[first] for first in firsts))
     local.Free()
-    return found
+    return place
 
 
 class ClaimedGpu(NamedTuple):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.bootstrap import Place
+from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
@@ -30,7 +30,7 @@ class Link(Protocol):
     a user's can meet one of ours; `points` carries the user's. `mpi` is the mpi4py communicator, if it is one.
     """
 
-    place: Place
+    place: RankTopology
     mpi: Any
     wire: Any
     points: Any
@@ -112,7 +112,7 @@ class LocalLink:
     """Ranks are threads of one process; a message is copied once, from the sender's array into the receiver's."""
 
     def __init__(self, rank: int, hub: _Hub) -> None:
-        self.place = Place(rank, hub.size, rank, hub.size, (0,) * hub.size)
+        self.place = RankTopology(rank, hub.size, rank, hub.size, (0,) * hub.size)
         self.mpi = None
         self.wire, self.points = (_Endpoint(rank, mail) for mail in hub.mail)
         self.threads = True

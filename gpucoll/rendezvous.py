@@ -28,14 +28,14 @@ def by_first_rank(mpi: Any, do: Callable[[], T]) -> T:
 
     Result and error are pickled, as every error of the library can be.
     """
-    found: Any = None
+    result: Any = None
     error: Exception | None = None
     if mpi.rank == 0:
         try:
-            found = do()
+            result = do()
         except Exception as raised:
             error = raised
-    found, error = mpi.bcast((found, error))
+    result, error = mpi.bcast((result, error))
     if error is not None:
         raise error
-    return found
+    return result

@@ -272,9 +272,9 @@ def factors(size: int) -> tuple[int, ...]:
     ((2, 2, 2), (3, 2, 2), (4, 2, 2), (7,))
     """
     divisors = [side for side in range(2, size) if size % side == 0]
-    found = [(size // math.prod(rest), *rest) for count in (1, 2)
-             for rest in itertools.combinations_with_replacement(divisors, count) if size % math.prod(rest) == 0]
-    tori = [tuple(sorted(sides, reverse=True)) for sides in found if sides[0] > 1]
+    products = [(size // math.prod(rest), *rest) for count in (1, 2)
+                for rest in itertools.combinations_with_replacement(divisors, count) if size % math.prod(rest) == 0]
+    tori = [tuple(sorted(sides, reverse=True)) for sides in products if sides[0] > 1]
     return min(tori, key=lambda sides: sum(sides) - len(sides), default=(size,))
 
 

@@ -40,7 +40,7 @@ PLANTED = [
     ("schedule", "star: a worker is forgotten", f"{ALGORITHMS}/star.py",
      "workers = range(1, size)", "workers = range(1, max(2, size - 1))"),
     ("product", "the proof does not count contributions", "gpucoll/analysis/verify.py",
-     "if piece.ranks and found != wanted:", "if piece.ranks and found is None:"),
+     "if piece.ranks and held != wanted:", "if piece.ranks and held is None:"),
     ("product", "the proof lets rounds write twice", "gpucoll/analysis/verify.py",
      "if key in written and (isinstance(step, STORING) or written[key] != target):", "if False:"),
     ("product", "segments are never cut", "gpucoll/tuner/model.py",

@@ -179,9 +179,9 @@ class _Rank:
         for index in range(self.limits["output"]):
             piece = self.row.result(self.rank, self.size, self.root, self.per_block, index)
             wanted = (piece.chunk, _once(piece.ranks))
-            found = self.content["output"].get(index)
-            if piece.ranks and found != wanted:
-                raise self.error(None, f"at the end output chunk {index} holds {_words(found, self.size)}, "
+            held = self.content["output"].get(index)
+            if piece.ranks and held != wanted:
+                raise self.error(None, f"at the end output chunk {index} holds {_words(held, self.size)}, "
                                        f"not {_words(wanted, self.size)}")
 
 
@@ -228,11 +228,11 @@ def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: st
 
 def _proved(asked: tuple[str, str, Sequence[int], Sequence[int]]) -> Row:
     kind, name, sizes, segments = asked
-    found = registry()[kind, name]
-    claims = [Claim(one, size, root, pieces, nodes) for size in sizes for one in _names(found, size)
+    entry = registry()[kind, name]
+    claims = [Claim(one, size, root, pieces, nodes) for size in sizes for one in _names(entry, size)
               for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
-              for pieces in (segments if "segments" in found.options else (1,))
-              for nodes in ({None, _uneven(size)} if "nodes" in found.options and size <= FEW else {None})]
+              for pieces in (segments if "segments" in entry.options else (1,))
+              for nodes in ({None, _uneven(size)} if "nodes" in entry.options and size <= FEW else {None})]
     return Row(kind, name, len(claims), _first_fault(kind, claims))
 
 
@@ -246,11 +246,11 @@ class Claim(NamedTuple):
     nodes: tuple[int, ...] | None
 
 
-def _names(found: Algorithm, size: int) -> list[str]:
+def _names(entry: Algorithm, size: int) -> list[str]:
     """Return the name, and up to 16 ranks all that can be said by it."""
-    if found.variants is None or size > FEW:
-        return [found.name]
-    return [found.name, *(f"{found.name}({one})" for one in found.variants(found.collective, size))]
+    if entry.variants is None or size > FEW:
+        return [entry.name]
+    return [entry.name, *(f"{entry.name}({one})" for one in entry.variants(entry.collective, size))]
 
 
 def _uneven(size: int) -> tuple[int, ...]:

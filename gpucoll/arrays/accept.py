@@ -226,8 +226,8 @@ def check_writable(name: str, what: str, array: Array) -> None:
 def check_blocks(name: str, xs: object, size: int) -> list[Array]:
     """Return the arrays of a list of `size` that differ in their first axis only; raise ArgumentError or DtypeError."""
     if not isinstance(xs, Sequence) or isinstance(xs, str | bytes) or len(xs) != size:
-        found = f"{len(xs)} of them" if isinstance(xs, Sequence) else f"a {type(xs).__name__}"
-        raise ArgumentError(f"{name}: expected a list of {size} arrays, one for each rank, not {found}",
+        given = f"{len(xs)} of them" if isinstance(xs, Sequence) else f"a {type(xs).__name__}"
+        raise ArgumentError(f"{name}: expected a list of {size} arrays, one for each rank, not {given}",
                             code="GC-COUNTS")
     blocks = [check_rows(name, x) for x in xs]
     for index, block in enumerate(blocks):

@@ -103,17 +103,17 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
         return _prepare_broadcast(row, x, source, who, space)
     shape = _block_shape(row, source, who.size)
     kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
-    found, result = _prepare_output(row, source, out, (who.size, *shape) if row.output.blocks else shape, who, space)
+    formed, result = _prepare_output(row, source, out, (who.size, *shape) if row.output.blocks else shape, who, space)
     given = space.read_as(flat(source, space), kind)
-    if found is not None:
-        found = Target(found.out, space.read_as(found.row, kind))
-    return _prepared(row, given, found, kind, math.prod(shape), who.size, result, space)._replace(given=source)
+    if formed is not None:
+        formed = Target(formed.out, space.read_as(formed.row, kind))
+    return _prepared(row, given, formed, kind, math.prod(shape), who.size, result, space)._replace(given=source)
 
 
-def _prepared(row: Collective, source: Array | None, found: Target | None, kind: Dtype, elements: int, size: int,
+def _prepared(row: Collective, source: Array | None, formed: Target | None, kind: Dtype, elements: int, size: int,
               result: Any, space: Space) -> Prepared:
     nbytes = elements * (size if row.blocks else 1) * kind.itemsize
-    return Prepared(source, found, kind, Cut(elements), nbytes, result, space)
+    return Prepared(source, formed, kind, Cut(elements), nbytes, result, space)
 
 
 def _block_shape(row: Collective, x: Array, size: int) -> tuple[int, ...]:
@@ -164,8 +164,8 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
     if array is None:
         array = out = space.empty(shape[1:], dtype)
     source = None if x is None else flat(x, space)
-    found = target(array, space)
-    return _prepared(row, source, found, row_of(dtype), math.prod(shape[1:]), who.size, out, space)._replace(given=x)
+    formed = target(array, space)
+    return _prepared(row, source, formed, row_of(dtype), math.prod(shape[1:]), who.size, out, space)._replace(given=x)
 
 
 def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int,
@@ -182,9 +182,9 @@ def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequenc
     result = blocks[0] if blocks is not None and not row.output.blocks else blocks
     nbytes = most * width * dtype.itemsize
     kind = kind or row_of(dtype)
-    found = None if array is None else Target(array, space.read_as(array, kind))
+    formed = None if array is None else Target(array, space.read_as(array, kind))
     row_in = None if source is None else space.read_as(source, kind)
-    return Prepared(row_in, found, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, given)
+    return Prepared(row_in, formed, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, given)
 
 
 def _blocks(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:

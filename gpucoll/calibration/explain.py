@@ -24,11 +24,11 @@ def main(options: Any) -> int:
     """Print the explanation; return 0. Under mpiexec rank 0 prints; wrong arguments end every rank with 2."""
     here = launched()[0] > 1 and options.ranks is None and options.topology is None
     try:
-        found = _here(options) if here else _elsewhere(options)
+        explanation = _here(options) if here else _elsewhere(options)
     except (ArgumentError, DtypeError, UsageError, BackendError) as error:
         refuse(PROGRAM, str(error.args[0]))
     if launched()[1] == 0:
-        print(json.dumps(found) if options.json else found, flush=True)
+        print(json.dumps(explanation) if options.json else explanation, flush=True)
     return 0
 
 
@@ -46,7 +46,7 @@ def _elsewhere(options: Any) -> Explanation:
     nodes = topology.nodes(ranks)
     names = scheduled(row.name, ranks, 1 if nodes is None else max(nodes) + 1)
     rows = sweep(row.name, [], [ranks], [nbytes], topology, segments).rows
-    rows = [found for found in rows if found.algorithm in names]
+    rows = [one for one in rows if one.algorithm in names]
     if not rows:
         raise ArgumentError(f"nothing can be predicted of {row.name} for {ranks} ranks", code="GC-SIMULATE")
     return on_topology(row.name, nbytes, topology, rows)

@@ -40,7 +40,7 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
 
     A collective call; the same on every rank. On several nodes the slowest node counts.
     """
-    found = []
+    costs = []
     for name, color in (("node", comm.node), ("network", 0 if comm.local_rank == 0 else None)):
         part = comm.split(color)
         constants: list[dict[str, float]] = []
@@ -49,8 +49,8 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
                 constants = _measured(part, executor, device) if part.size > 1 else []
         everyone = [one for one in _gathered(comm, constants) if one]
         for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
-            found.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
-    return found
+            costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
+    return costs
 
 
 def _gathered(comm: Communicator, value: Any) -> list[Any]:
@@ -124,8 +124,8 @@ class Probe(NamedTuple):
 def fit(probes: Sequence[Probe]) -> dict[str, float]:
     """Return the constants that explain `probes` best.
 
-    >>> found = fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1e6, 0, 0, 1.01e-3), Probe(1, 1e6, 1e6, 0, 1.51e-3)])
-    >>> {name: float(f"{value:.3g}") for name, value in found.items()}
+    >>> constants = fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1e6, 0, 0, 1.01e-3), Probe(1, 1e6, 1e6, 0, 1.51e-3)])
+    >>> {name: float(f"{value:.3g}") for name, value in constants.items()}
     {'alpha': 1e-05, 'beta': 1e-09, 'gamma': 5e-10, 'gap': 0.0}
     """
     seconds = numpy.array([probe.seconds for probe in probes])
@@ -134,9 +134,9 @@ def fit(probes: Sequence[Probe]) -> dict[str, float]:
     values = numpy.zeros(len(CONSTANTS))
     while used:
         scale = matrix[:, used].max(0)
-        found = numpy.linalg.lstsq(matrix[:, used] / scale, numpy.ones(len(probes)), rcond=None)[0] / scale
-        if (found >= 0).all():
-            values[used] = found
+        constants = numpy.linalg.lstsq(matrix[:, used] / scale, numpy.ones(len(probes)), rcond=None)[0] / scale
+        if (constants >= 0).all():
+            values[used] = constants
             break
-        used.pop(int(found.argmin()))
+        used.pop(int(constants.argmin()))
     return dict(zip(CONSTANTS, map(float, values), strict=True))

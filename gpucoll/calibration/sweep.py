@@ -34,15 +34,15 @@ def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int],
     """Return the curves of all ways to do `collective`; `say` is told what was measured. A collective call."""
     some = next(iter(comms.values()))
     left, slow = ways(comms, collective), dict[Way, int]()
-    found: dict[Way, list[tuple[int, float]]] = defaultdict(list)
+    curves: dict[Way, list[tuple[int, float]]] = defaultdict(list)
     for nbytes in (0,) if collective == "barrier" else sizes:
         calls = _calls(comms, collective, nbytes, device, left)
         medians = dict(zip(calls, _medians(some, [*calls.values()], device), strict=True))
         for way, seconds in medians.items():
-            found[way].append((nbytes, seconds))
+            curves[way].append((nbytes, seconds))
         left = hopeful(medians, slow, nbytes // some.size)
         say(_line(collective, nbytes, medians))
-    return [Curve(collective, *way, *zip(*points, strict=True)) for way, points in found.items()]
+    return [Curve(collective, *way, *zip(*points, strict=True)) for way, points in curves.items()]
 
 
 def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> list[Way]:

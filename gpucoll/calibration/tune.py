@@ -105,9 +105,9 @@ def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str],
     some, links = next(iter(comms.values())), []
     for executor in comms:
         if executor not in ("native", "hybrid"):  # which has those of shared and mpi
-            found = probes.links(some, executor, options.device)
-            links += found
-            say("\n".join(map(_link_line, found)))
+            costs = probes.links(some, executor, options.device)
+            links += costs
+            say("\n".join(map(_link_line, costs)))
     if options.sweep:
         curves = [curve for collective in collectives
                   for curve in sweep(comms, collective, sizes, options.device, say)]
@@ -125,16 +125,16 @@ def _before(path: Path) -> Table:
     """Return the table that is there, or an empty one: a bad or an old one is replaced."""
     host = facts()
     try:
-        found = read(path, host)
+        table = read(path, host)
     except ArgumentError as error:
         warnings.warn(f"replaced: {error}", stacklevel=2)
-        found = None
-    return found or Table(str(path), host, ())
+        table = None
+    return table or Table(str(path), host, ())
 
 
 def _prepare(folder: Path) -> None:
     """Make the folder; BackendError where nothing can be written there, before anything is measured."""
-    with _told(folder):
+    with _write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
@@ -142,13 +142,13 @@ def _prepare(folder: Path) -> None:
 def _write(path: Path, table: Table) -> None:
     """Write the table, whole or not at all."""
     draft = path.with_suffix(f".{os.getpid()}")
-    with _told(path):
+    with _write_errors(path):
         draft.write_text(as_toml(table, HEADING))
         draft.replace(path)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     """Make what prevents writing a BackendError."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Cut
 from gpucoll.arrays.symmetric import Heap, Slab
-from gpucoll.bootstrap import Place
+from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Layouts, Plan, Task, resolve
@@ -137,7 +137,7 @@ class HostBackend:
 
 
 @functools.lru_cache(PLANS)
-def make_plan(collective: str, choice: Choice, place: Place, root: int, cut: Cut,
+def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, cut: Cut,
               in_place: bool) -> Plan:
     """Return the resolved schedule of a call; a call like it finds it made."""
     def of(rank: int) -> Schedule:

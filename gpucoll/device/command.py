@@ -11,7 +11,7 @@ from typing import Any
 
 from gpucoll.arguments import refuse
 from gpucoll.device import nvrtc
-from gpucoll.device.precompile import Compiled, Task, compile_all, instances
+from gpucoll.device.precompile import Compiled, CompileJob, compile_all, instances
 from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError
 
@@ -29,7 +29,8 @@ def main(options: Any) -> int:
     except (ArgumentError, BackendError) as error:
         refuse(PROGRAM, str(error.args[0]))
     by_kind = instances(everything=options.all)
-    tasks = [Task(kind, instance, arch, major) for kind, some in by_kind.items() for arch in archs for instance in some]
+    tasks = [CompileJob(kind, instance, arch, major) for kind, some in by_kind.items() for arch in archs
+             for instance in some]
     started, release = time.perf_counter(), ".".join(map(str, nvrtc.version(major)))
     try:
         made = list(_watched(compile_all(tasks, jobs, library), len(tasks)))

@@ -25,8 +25,8 @@ class ProcessGroup:
         self.ranks = tuple(ranks)
         self.uses_gpu = False
         self.barriers = itertools.count()
-        self.heard: list[tuple[int, int, Any]] = []  # messages of `monitored_barrier` that have come early
-        self.unheard: list[Any] = []  # and those on their way to ranks that may not have come yet
+        self.early: list[tuple[int, int, Any]] = []  # messages of `monitored_barrier` that have come early
+        self.sending: list[Any] = []  # and those on their way to ranks that may not have come yet
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
@@ -123,9 +123,9 @@ def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
         warnings.warn(f"Running {name} on global rank {world.rank()} which does not belong to the given group.",
                       stacklevel=3)
         return None
-    found = _checked(name, group)
-    found.uses_gpu |= any(on_gpu(array) for array in arrays)
-    return found
+    pg = _checked(name, group)
+    pg.uses_gpu |= any(on_gpu(array) for array in arrays)
+    return pg
 
 
 def _checked(name: str, group: Any) -> ProcessGroup:
@@ -175,5 +175,5 @@ def get_group_rank(group: Any, global_rank: int) -> int:
 
 def get_global_rank(group: Any, group_rank: int) -> int:
     """Return the number in the world of rank `group_rank` of `group`; ArgumentError where there is none."""
-    found = _checked("get_global_rank", group)
-    return found.ranks[found.number_of("get_global_rank", "rank", None, group_rank)]
+    pg = _checked("get_global_rank", group)
+    return pg.ranks[pg.number_of("get_global_rank", "rank", None, group_rank)]

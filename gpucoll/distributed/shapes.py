@@ -33,9 +33,9 @@ def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
 def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
     """Return `xs` if it is a list or tuple of `size` arrays; raise ArgumentError."""
     if not isinstance(xs, list | tuple) or len(xs) != size:
-        found = f"has {len(xs)}" if isinstance(xs, list | tuple) else f"is a {type(xs).__name__}"
+        given = f"has {len(xs)}" if isinstance(xs, list | tuple) else f"is a {type(xs).__name__}"
         raise ArgumentError(f"{name}: {what} must be a list of {size} arrays, one for each rank of the group, but "
-                            f"{found}", code="GC-COUNTS")
+                            f"{given}", code="GC-COUNTS")
     return xs
 
 

@@ -132,10 +132,10 @@ class Tuner:
         no executor is left for it.
         """
         key = (collective, algorithm, nbytes.bit_length(), executors, device)
-        found = self._kept.get(key)
-        if found is None:
-            found = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
-        return Choice(*found, segments(found[1], nbytes, len(self._nodes)))
+        kept = self._kept.get(key)
+        if kept is None:
+            kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
+        return Choice(*kept, segments(kept[1], nbytes, len(self._nodes)))
 
     def model(self, device: str) -> Model:
         """Return the model of calls on arrays of `device`."""
@@ -168,9 +168,9 @@ class Tuner:
         able = [NATIVE] if algorithm == NATIVE else able
         if len(able) == 1 and algorithm != "auto":
             return able[0], algorithm
-        found = self.candidates(collective, nbytes, able, device, algorithm)
-        if found:
-            return found[0].executor, found[0].algorithm
+        candidates = self.candidates(collective, nbytes, able, device, algorithm)
+        if candidates:
+            return candidates[0].executor, candidates[0].algorithm
         return able[0], self._usual(collective, able, algorithm)
 
     def _usual(self, collective: str, able: Sequence[str], algorithm: str) -> str:

@@ -91,11 +91,11 @@ class Model:
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
                    names: Sequence[str]) -> list[Candidate]:
         """Return what `names` take on `executors`, the preferred one first; what cannot be predicted is left out."""
-        found = [candidate for executor in executors for name in names
-                 if (name == "native") == (executor == "native")
-                 for candidate in self._candidate(collective, nbytes, executor, name)]
-        measured = [candidate for candidate in found if candidate.measured]
-        return [row for some in (measured, [one for one in found if not one.measured])
+        priced = [candidate for executor in executors for name in names
+                  if (name == "native") == (executor == "native")
+                  for candidate in self._candidate(collective, nbytes, executor, name)]
+        measured = [candidate for candidate in priced if candidate.measured]
+        return [row for some in (measured, [one for one in priced if not one.measured])
                 for row in ranked(some, functools.partial(self.ways, collective))]
 
     def ways(self, collective: str, candidate: Candidate) -> float:
@@ -202,9 +202,9 @@ def _predicted(collective: str, name: str, nbytes: int, topology: Topology, worl
 def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, world: World,
                 pieces: int) -> Prediction:
     """Return what the registry's formulas say, with the constants of the outermost links."""
-    level, found = topology.levels[-1], find(collective, name)
-    pieces = found.pieces(pieces)
-    cost = found.cost.price(world.size, nbytes, pieces, world.nodes)
+    level, entry = topology.levels[-1], find(collective, name)
+    pieces = entry.pieces(pieces)
+    cost = entry.cost.price(world.size, nbytes, pieces, world.nodes)
     latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
     return Prediction(collective, name, world.size, nbytes, pieces, latency, moved(cost, topology.name) * level.beta,
                       cost["reduced"] * level.gamma)
@@ -253,12 +253,12 @@ TIE = 0.05  # of the time: no model promises more
 MEASURED_TIE = 0.02
 
 
-def ranked(found: Sequence[Candidate], ways: Callable[[Candidate], float]) -> list[Candidate]:
+def ranked(candidates: Sequence[Candidate], ways: Callable[[Candidate], float]) -> list[Candidate]:
     """Return the candidates by time; of those within a tie of the quickest, the one with the fewest `ways` first.
 
     No model sees what else is on the links: who has few partners meets the least of it.
     """
-    rows = sorted(found, key=lambda row: row.seconds)
+    rows = sorted(candidates, key=lambda row: row.seconds)
     if not rows:
         return []
     tie = MEASURED_TIE if rows[0].measured else TIE

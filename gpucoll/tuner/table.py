@@ -121,13 +121,13 @@ def built_in() -> Table:
 def parse(source: str, content: bytes) -> Table:
     """Return the table that a file says; ArgumentError tells what is wrong with it."""
     file = toml.TomlFile(f"tuning table {source}", CODE, "; `gpucoll tune` makes a new one")
-    found = file.read(content, ("format", "host", "shape"))
-    if found.get("format") != FORMAT:
-        raise file.error(f"its format is {found.get('format')!r}, not {FORMAT}")
-    host = found.get("host", {})
+    document = file.read(content, ("format", "host", "shape"))
+    if document.get("format") != FORMAT:
+        raise file.error(f"its format is {document.get('format')!r}, not {FORMAT}")
+    host = document.get("host", {})
     if not isinstance(host, dict):
         raise file.error("host is no [host]")
-    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(found, "shape")))
+    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(document, "shape")))
 
 
 SHAPE: dict[str, toml.Check] = {"ranks": toml.count, "nodes": toml.count, "device": toml.one_of(*DEVICES),

@@ -15,7 +15,7 @@ from __future__ import annotations
 from gpucoll.algorithms import schedule
 from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.page import page
-from gpucoll.analysis.draw.record import Recording, Seconds, record
+from gpucoll.analysis.draw.record import Recording, TimelineClock, record
 from gpucoll.analysis.draw.still import still
 from gpucoll.analysis.draw.view import View, loads
 from gpucoll.analysis.simulate import load, timeline
@@ -54,7 +54,8 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
                  for rank in range(max(1, size))]
     _check("chunks", schedules[0].chunks, MOST_CHUNKS)
     prove(collective, schedules, chunks=schedules[0].chunks, root=root)
-    clock = network and Seconds(timeline(collective, algorithm, size, nbytes, network, root=root, segments=segments))
+    clock = network and TimelineClock(timeline(collective, algorithm, size, nbytes, network, root=root,
+                                               segments=segments))
     recording = _readable(record(collective, schedules, chunks=schedules[0].chunks, root=root, clock=clock))
     pairs = [(message.sender, message.receiver) for message in recording.messages]
     places = layout(algorithm, size, pairs, root, nodes)

@@ -48,8 +48,21 @@ from gpucoll.analysis.simulate.waves import (
 )
 from gpucoll.errors import ArgumentError
 
-__all__ = ["DEFAULT", "Level", "Move", "Prediction", "Timeline", "Topology", "checked", "load", "names", "shipped",
-           "simulate", "simulate_sizes", "timeline"]
+__all__ = [
+    "DEFAULT",
+    "Level",
+    "Prediction",
+    "Timeline",
+    "Topology",
+    "Transfer",
+    "checked",
+    "load",
+    "names",
+    "shipped",
+    "simulate",
+    "simulate_sizes",
+    "timeline",
+]
 
 MOST_RANKS = 1 << 17
 
@@ -96,7 +109,7 @@ def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[i
             for nbytes, times in zip(sizes, parts, strict=True)]
 
 
-class Move(NamedTuple):
+class Transfer(NamedTuple):
     """One message, in seconds from the beginning of the schedule."""
 
     sender: int
@@ -109,7 +122,7 @@ class Move(NamedTuple):
 class Timeline(NamedTuple):
     """All that happens: the messages of a pair of ranks in order, and of each rank when its rounds begin and end."""
 
-    moves: list[Move]
+    transfers: list[Transfer]
     rounds: list[list[tuple[float, float]]]
 
 
@@ -117,20 +130,20 @@ def timeline(collective: str, algorithm: str, size: int, nbytes: int, topology: 
              root: int = 0, segments: int = 1) -> Timeline:
     """Return when every message moves and every round begins and ends; see `simulate`.
 
-    >>> timeline("broadcast", "tree", 2, 10_000).moves
-    [Move(sender=0, receiver=1, chunks=1, start=0.0, end=3e-06)]
+    >>> timeline("broadcast", "tree", 2, 10_000).transfers
+    [Transfer(sender=0, receiver=1, chunks=1, start=0.0, end=3e-06)]
     """
     case, routes = _case(collective, algorithm, size, topology, root, segments)
-    clock, moves = Clock(size, nbytes / case.schedule(0).chunks), list[Move]()
+    clock, transfers = Clock(size, nbytes / case.schedule(0).chunks), list[Transfer]()
     rounds: list[list[tuple[float, float]]] = [[] for _ in range(size)]
     for wave in one_by_one(case):
         priced, began = _price(wave, routes), total(clock.began)
         starts, ends = clock.span(priced)
-        moves += map(Move, *(column.tolist() for column in (wave.src, wave.dst, wave.chunks, starts, ends)))
+        transfers += map(Transfer, *(column.tolist() for column in (wave.src, wave.dst, wave.chunks, starts, ends)))
         clock.advance(priced)
         for rank in wave.closing.tolist():
             rounds[rank].append((float(began[rank]), float(total(clock.ended)[rank])))
-    return Timeline(moves, rounds)
+    return Timeline(transfers, rounds)
 
 
 def _case(collective: str, algorithm: str, size: int, topology: Topology | None, root: int,
@@ -138,9 +151,9 @@ def _case(collective: str, algorithm: str, size: int, topology: Topology | None,
     topology = shipped(DEFAULT) if topology is None else checked(topology)
     if size > MOST_RANKS:
         raise ArgumentError(f"{size} ranks are more than the {MOST_RANKS} that are simulated", code="GC-RANKS")
-    found, nodes = find(collective, algorithm), topology.nodes(size)
+    entry, nodes = find(collective, algorithm), topology.nodes(size)
     given = {"root": root, "segments": segments, "nodes": nodes}
-    case = Case(found, algorithm, size, {name: given[name] for name in sorted(found.options)})
+    case = Case(entry, algorithm, size, {name: given[name] for name in sorted(entry.options)})
     return case, Routes(topology, size)
 
 
@@ -189,7 +202,7 @@ def _price(wave: Wave, routes: Routes) -> Priced:
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     """Return the same where all ranks are at the same time: on equal links, what the registry's formulas say."""
     count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
-    cost, level = case.found.cost.price(case.size, count, segments), routes.levels[0]
+    cost, level = case.entry.cost.price(case.size, count, segments), routes.levels[0]
     latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
     moved = max(cost["sent"], cost["received"])
     return [Parts(latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk) for chunk in chunks]

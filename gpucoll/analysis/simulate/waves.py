@@ -32,25 +32,25 @@ class NotAlike(Exception):
 class Case(NamedTuple):
     """What is simulated: an algorithm under the name that it was asked for by, and how."""
 
-    found: Algorithm
+    entry: Algorithm
     name: str
     size: int
     options: dict[str, Any]  # those of root, segments and nodes that it takes
 
     def schedule(self, rank: int) -> Schedule:
         """Return what `rank` does."""
-        return schedule(self.found.collective, self.name, rank=rank, size=self.size, **self.options)
+        return schedule(self.entry.collective, self.name, rank=rank, size=self.size, **self.options)
 
     def alike(self, ranks: Array) -> Iterator[Round]:
         """Yield the rounds of all `ranks` at once; raise NotAlike where they cannot be made together."""
         if not self.is_alike():
             raise NotAlike
-        yield from self.found.make(ranks, self.size, **self.options)
+        yield from self.entry.make(ranks, self.size, **self.options)
 
     def is_alike(self) -> bool:
         """Return whether all ranks do the same."""
         return self.options.get("nodes") is None and all_ranks(
-            self.found.collective, self.name, size=self.size, segments=self.options.get("segments", 1)) is not None
+            self.entry.collective, self.name, size=self.size, segments=self.options.get("segments", 1)) is not None
 
 
 class Wave(NamedTuple):
@@ -73,7 +73,7 @@ def together(case: Case) -> Iterator[Wave]:
         sends, receives = ends(steps, Send, ranks), ends(steps, Recv | RecvReduce, ranks)
         if not all(map(numpy.array_equal, matched, (sends, receives))):
             if not _matching(sends, receives[[1, 0, 2]], case.size):
-                raise ScheduleError(f"{case.found.collective}:{case.name}, round {number}: sends and receives differ")
+                raise ScheduleError(f"{case.entry.collective}:{case.name}, round {number}: sends and receives differ")
             if len(numpy.unique(numpy.bincount(sends[:2].ravel(), minlength=case.size))) > 1:
                 raise NotAlike  # some would wait for a message and others not
             matched = (sends, receives)
