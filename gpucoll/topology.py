@@ -11,22 +11,6 @@ from typing import NamedTuple, TypeAlias
 from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, Step
 
 
-class Ring(NamedTuple):
-    """The neighbours of a rank on the ring 0, 1, ..., size - 1, 0."""
-
-    left: int
-    right: int
-
-
-def ring(rank: int, size: int) -> Ring:
-    """Return the neighbours of `rank` (a number or a NumPy array of ranks).
-
-    >>> ring(0, 4)
-    Ring(left=3, right=1)
-    """
-    return Ring((rank - 1) % size, (rank + 1) % size)
-
-
 class TreeNode(NamedTuple):
     """A rank's place in a binary tree; `height` is that of the whole tree."""
 

@@ -16,7 +16,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.algorithms import Algorithm, registry, schedule
 from gpucoll.analysis.replay import ScheduleError, replay
@@ -229,21 +229,12 @@ def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: st
 def _proved(asked: tuple[str, str, Sequence[int], Sequence[int]]) -> Row:
     kind, name, sizes, segments = asked
     entry = registry()[kind, name]
-    claims = [Claim(one, size, root, pieces, nodes) for size in sizes for one in _names(entry, size)
+    claims = [{"algorithm": one, "size": size, "root": root, "segments": pieces, "nodes": nodes}
+              for size in sizes for one in _names(entry, size)
               for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
               for pieces in (segments if "segments" in entry.options else (1,))
               for nodes in ({None, _uneven(size)} if "nodes" in entry.options and size <= FEW else {None})]
     return Row(kind, name, len(claims), _first_fault(kind, claims))
-
-
-class Claim(NamedTuple):
-    """What is proved: an algorithm with its parameters, and what else decides its schedule."""
-
-    algorithm: str
-    size: int
-    root: int
-    segments: int
-    nodes: tuple[int, ...] | None
 
 
 def _names(entry: Algorithm, size: int) -> list[str]:
@@ -262,12 +253,10 @@ def _uneven(size: int) -> tuple[int, ...]:
     return tuple((math.isqrt(8 * rank + 1) - 1) // 2 for rank in range(size))
 
 
-def _first_fault(collective: str, claims: list[Claim]) -> str | None:
-    try:
-        for claim in claims:
-            verify(collective, claim.algorithm, claim.size, root=claim.root, segments=claim.segments,
-                   nodes=claim.nodes)
-    except GpucollError as error:
-        return f"{claim.algorithm}, size {claim.size}, root {claim.root}, segments {claim.segments}, " \
-               f"nodes {claim.nodes}: {error}"
+def _first_fault(collective: str, claims: list[dict[str, Any]]) -> str | None:
+    for claim in claims:
+        try:
+            verify(collective, **claim)
+        except GpucollError as error:
+            return f"{', '.join(f'{name} {value}' for name, value in claim.items())}: {error}"
     return None

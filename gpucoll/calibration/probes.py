@@ -20,7 +20,7 @@ from gpucoll.calibration.meter import Meter, call_of
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
 from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved
-from gpucoll.tuner.table import Curve, LinkCost
+from gpucoll.tuner.table import LinkCost
 
 SECONDS = 0.15  # for each size
 NAP = 1e-3  # seconds between two looks of ranks that have nothing to do
@@ -32,7 +32,6 @@ PROBES = (("barrier", "dissemination", 0), ("all_reduce", "recursive_doubling", 
           ("all_reduce", "recursive_doubling", LONG_BLOCK))
 ONE_PASS_PROBES = tuple((*way, nbytes) for way in MEETINGS if way[0] in ("all_reduce", "all_gather")
                         for nbytes in (8, BLOCK, LONG_BLOCK))
-NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 
 
 def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
@@ -73,22 +72,6 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
         seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])
         cost = find(collective, algorithm).cost.price(comm.size, nbytes)
         yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["beside"], seconds)
-
-
-def native_curves(comm: Communicator, collectives: Sequence[str], device: str) -> list[Curve]:
-    """Return how long the native collectives take at a few sizes; those that are not there are left out."""
-    return [curve for collective in collectives if (curve := _native_curve(comm, collective, device)) is not None]
-
-
-def _native_curve(comm: Communicator, collective: str, device: str) -> Curve | None:
-    sizes = (0,) if collective == "barrier" else NATIVE_SIZES
-    seconds = []
-    for nbytes in sizes:
-        call = functools.partial(call_of(comm, collective, nbytes, device), "native")
-        if not runs(call):
-            return None
-        seconds.append(statistics.median(Meter(comm, device).samples([call], SECONDS)[0]))
-    return Curve(collective, "native", "native", sizes, tuple(seconds))
 
 
 def runs(call: Any) -> bool:

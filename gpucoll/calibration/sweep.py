@@ -15,6 +15,7 @@ from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.table import Curve
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26))  # bytes
+NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)  # where nothing else is measured
 SECONDS = 0.25  # for each algorithm at each size
 HOPELESS = 3.0  # so many times as slow as the quickest, at two sizes in a row: not measured at larger ones
 BULK = 1 << 14  # bytes of a rank's share; below, who has many rounds is slow, and may be the quickest far above
@@ -37,6 +38,8 @@ def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int],
     curves: dict[Way, list[tuple[int, float]]] = defaultdict(list)
     for nbytes in (0,) if collective == "barrier" else sizes:
         calls = _calls(comms, collective, nbytes, device, left)
+        if not calls:
+            break
         medians = dict(zip(calls, _medians(some, [*calls.values()], device), strict=True))
         for way, seconds in medians.items():
             curves[way].append((nbytes, seconds))

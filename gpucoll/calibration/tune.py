@@ -18,7 +18,7 @@ from gpucoll.analysis.sizes import byte_size
 from gpucoll.arguments import refuse
 from gpucoll.calibration import probes
 from gpucoll.calibration.meter import SWEPT
-from gpucoll.calibration.sweep import SIZES, sweep
+from gpucoll.calibration.sweep import NATIVE_SIZES, SIZES, sweep
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, BackendError, UsageError
@@ -108,11 +108,10 @@ def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str],
             costs = probes.links(some, executor, options.device)
             links += costs
             say("\n".join(map(_link_line, costs)))
-    if options.sweep:
-        curves = [curve for collective in collectives
-                  for curve in sweep(comms, collective, sizes, options.device, say)]
-    else:
-        curves = probes.native_curves(comms["native"], collectives, options.device) if "native" in comms else []
+    if not options.sweep:
+        comms, sizes = {name: comm for name, comm in comms.items() if name == "native"}, [*NATIVE_SIZES]
+    curves = [curve for collective in collectives if comms
+              for curve in sweep(comms, collective, sizes, options.device, say)]
     return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(links), tuple(curves))
 
 

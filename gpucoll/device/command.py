@@ -33,7 +33,7 @@ def main(options: Any) -> int:
              for instance in some]
     started, release = time.perf_counter(), ".".join(map(str, nvrtc.version(major)))
     try:
-        made = list(_watched(compile_all(tasks, jobs, library), len(tasks)))
+        made = list(compile_all(tasks, jobs, library))
     except BackendError as error:
         sys.stderr.write(f"{PROGRAM}: {error.args[0]}\n")
         return 1
@@ -95,16 +95,6 @@ def _gpus() -> list[str]:
         return [f"sm_{cupy.cuda.Device(ordinal).compute_capability}" for ordinal in range(count)]
     except (ImportError, RuntimeError):  # of CuPy where there is no driver, or none of its GPUs
         return []
-
-
-def _watched(made: Iterable[Compiled], total: int) -> Iterator[Compiled]:
-    """Pass on what was made; a terminal shows how far it is."""
-    seen = sys.stderr.isatty()
-    for number, one in enumerate(made, 1):
-        if seen:
-            sys.stderr.write(f"\r{number}/{total} {one.kernel:48}" + "\n" * (number == total))
-            sys.stderr.flush()
-        yield one
 
 
 def table(made: Sequence[Compiled]) -> Iterator[str]:

@@ -6,15 +6,13 @@ collectives: whatever state those are in, the answer is right. A rank that comes
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from gpucoll.distributed.groups import ProcessGroup, member
 from gpucoll.distributed.start import seconds_of
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors.mpi import TAGS
-from gpucoll.waits import NAP
+from gpucoll.rendezvous import becomes
 
 TAG = TAGS  # the first one that is not the user's
 GRACE = 10.0  # seconds for rank 0's verdict to arrive, on a crowded host too
@@ -49,7 +47,7 @@ def _collect(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
             (missing.discard if here else missing.add)(rank)
         return not missing
 
-    _until(everybody_here, seconds)
+    becomes(everybody_here, seconds)
     _send_all(pg, (number, sorted(missing)))
     return sorted(missing)
 
@@ -70,7 +68,7 @@ def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
         return verdicts[-1] is not None
 
     _send(pg, 0, (number, True))
-    if _until(rank_0_here, seconds) and _until(verdict_here, seconds + GRACE):
+    if becomes(rank_0_here, seconds) and becomes(verdict_here, seconds + GRACE):
         return verdicts[-1] or []
     _send(pg, 0, (number, False))  # gone again, if rank 0 should still come
     return [0]
@@ -100,13 +98,3 @@ def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, Any]]:
     now = [(rank, content) for rank, barrier, content in pg.early if barrier == number]
     pg.early = [message for message in pg.early if message[1] > number]
     return now
-
-
-def _until(done: Callable[[], bool], seconds: float) -> bool:
-    """Return whether `done` became true within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(NAP)
-    return True

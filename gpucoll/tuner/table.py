@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
+
 from gpucoll import toml
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device.store import default_folder, read_trusted
@@ -63,12 +65,7 @@ class Curve(NamedTuple):
         """
         if nbytes >= self.bytes[-1]:
             return self.seconds[-1] * nbytes / max(1, self.bytes[-1])
-        above = next(index for index, size in enumerate(self.bytes) if size > nbytes)
-        if above == 0:
-            return self.seconds[0]
-        low, high = self.bytes[above - 1], self.bytes[above]
-        share = (nbytes - low) / (high - low)
-        return self.seconds[above - 1] * (1 - share) + self.seconds[above] * share
+        return float(numpy.interp(nbytes, self.bytes, self.seconds))
 
 
 class Shape(NamedTuple):
@@ -184,7 +181,6 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 def facts() -> dict[str, Any]:
     """Return what a table belongs to: another host, MPI, or version of ours has other figures."""
-    import numpy
     from mpi4py import MPI
 
     library = MPI.Get_library_version().splitlines()[0].split(",")[0]
