@@ -72,13 +72,10 @@ def linear_scan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
         if rank + 1 < size and time > 0:
             steps.append(Send(Slice("output", time - 1), rank + 1))
         if time < segments:
-            steps += _add_up(rank, Slice("input", time), Slice("output", time))
+            steps.append(Copy(Slice("input", time), Slice("output", time)))
+            steps += [RecvReduce(Slice("output", time), rank - 1)] if rank else []
         if steps:
             yield tuple(steps)
-
-
-def _add_up(rank: int, own: Slice, total: Slice) -> list[Step]:
-    return [Copy(own, total), RecvReduce(total, rank - 1)] if rank else [Copy(own, total)]
 
 
 @algorithm("exscan", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",

@@ -24,17 +24,16 @@ def main(options: Any) -> int:
     """Print the explanation; return 0. Under mpiexec rank 0 prints; wrong arguments end every rank with 2."""
     here = launched()[0] > 1 and options.ranks is None and options.topology is None
     try:
-        explanation = _here(options) if here else _elsewhere(options)
+        if here:
+            with gpucoll.init() as comm:
+                explanation = comm.explain(options.collective, byte_size(options.size), options.dtype, options.device)
+        else:
+            explanation = _elsewhere(options)
     except (ArgumentError, DtypeError, UsageError, BackendError) as error:
         refuse(PROGRAM, str(error.args[0]))
     if launched()[1] == 0:
         print(json.dumps(explanation) if options.json else explanation, flush=True)
     return 0
-
-
-def _here(options: Any) -> Explanation:
-    with gpucoll.init() as comm:
-        return comm.explain(options.collective, byte_size(options.size), options.dtype, options.device)
 
 
 def _elsewhere(options: Any) -> Explanation:

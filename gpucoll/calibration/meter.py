@@ -35,7 +35,7 @@ class Meter:
             first = self._one(call, 1)
         several, spent = [], 0.0
         for call in calls:
-            first = self._slowest(self._one(call, 1))
+            first = max(self._comm.mpi.allgather(self._one(call, 1)))
             several.append(SEVERAL if first < SHORT else 1)
             spent += first * several[-1]
         repeats = max(FEWEST, min(MOST, int(seconds / max(spent, 1e-9))))
@@ -53,9 +53,6 @@ class Meter:
             call()
         self._settle()
         return (time.perf_counter() - started) / several
-
-    def _slowest(self, seconds: float) -> float:
-        return max(self._comm.mpi.allgather(seconds))
 
 
 def _rotated(count: int, turn: int) -> list[int]:

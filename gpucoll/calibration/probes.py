@@ -46,16 +46,11 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
         if part is not None:
             with part:
                 constants = _measured(part, executor, device) if part.size > 1 else []
-        everyone = [one for one in _gathered(comm, constants) if one]
+        wait_for_all(comm.mpi, math.inf, NAP)  # who has nothing to do sleeps until the others have
+        everyone = [one for one in comm.mpi.allgather(constants) if one]
         for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
             costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
     return costs
-
-
-def _gathered(comm: Communicator, value: Any) -> list[Any]:
-    """Return every rank's `value`; who has nothing to do sleeps until the others have."""
-    wait_for_all(comm.mpi, math.inf, NAP)
-    return list(comm.mpi.allgather(value))
 
 
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:

@@ -40,11 +40,13 @@ def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int],
         calls = _calls(comms, collective, nbytes, device, left)
         if not calls:
             break
-        medians = dict(zip(calls, _medians(some, [*calls.values()], device), strict=True))
+        samples = Meter(some, device).samples([*calls.values()], SECONDS * len(calls))
+        medians = dict(zip(calls, map(statistics.median, samples), strict=True))
         for way, seconds in medians.items():
             curves[way].append((nbytes, seconds))
         left = hopeful(medians, slow, nbytes // some.size)
-        say(_line(collective, nbytes, medians))
+        best = min(medians, key=medians.__getitem__)
+        say(f"{collective:16} {nbytes:10} bytes  {1e6 * medians[best]:12.1f} us  {best[1]} on {best[0]}")
     return [Curve(collective, *way, *zip(*points, strict=True)) for way, points in curves.items()]
 
 
@@ -69,12 +71,3 @@ def _calls(comms: dict[str, Communicator], collective: str, nbytes: int, device:
     made = {executor: call_of(comms[executor], collective, nbytes, device) for executor in {way[0] for way in left}}
     calls = {way: functools.partial(made[way[0]], way[1]) for way in left}
     return {way: call for way, call in calls.items() if runs(call)}
-
-
-def _medians(comm: Communicator, calls: Sequence[Callable[[], Any]], device: str) -> list[float]:
-    return [statistics.median(row) for row in Meter(comm, device).samples(calls, SECONDS * len(calls))]
-
-
-def _line(collective: str, nbytes: int, seconds: Mapping[Way, float]) -> str:
-    best = min(seconds, key=seconds.__getitem__)
-    return f"{collective:16} {nbytes:10} bytes  {1e6 * seconds[best]:12.1f} us  {best[1]} on {best[0]}"

@@ -34,16 +34,13 @@ HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. 
 def main(options: Any) -> int:
     """Measure, and write the table; return 0. A collective call; wrong arguments end every rank with exit code 2."""
     try:
-        collectives = _collectives(options.collective)
+        names = options.collective.split(",") if options.collective else SWEPT
+        collectives = [collective_row(name.strip()).name for name in names]
         sizes = _sizes(options.max_bytes)
         with gpucoll.init() as comm:
             return _tune(comm, options, collectives, sizes)
     except (ArgumentError, UsageError, BackendError) as error:
         refuse(PROGRAM, str(error.args[0]))
-
-
-def _collectives(text: str | None) -> list[str]:
-    return [collective_row(name.strip()).name for name in text.split(",")] if text else list(SWEPT)
 
 
 def _sizes(text: str) -> list[int]:
@@ -90,15 +87,12 @@ def _speaker(comm: Communicator) -> Any:
 
 @contextlib.contextmanager
 def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
-    """Yield a communicator of the same ranks for each executor that serves here."""
+    """Yield a communicator of the same ranks for each executor that serves here, be it one that we alone choose."""
     with contextlib.ExitStack() as stack:
-        made = {name: stack.enter_context(_with_executor(comm, name)) for name in EXECUTORS[device]}
+        made = {name: stack.enter_context(Communicator(MpiLink.of(comm.mpi, comm.timeout),
+                                                       comm.options._replace(executor=name)))
+                for name in EXECUTORS[device]}
         yield {name: one for name, one in made.items() if probes.serves(one, device)}
-
-
-def _with_executor(comm: Communicator, name: str) -> Communicator:
-    """Return a communicator of the same ranks with an executor, be it one that the library alone chooses."""
-    return Communicator(MpiLink.of(comm.mpi, comm.timeout), comm.options._replace(executor=name))
 
 
 def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:

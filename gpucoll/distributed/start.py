@@ -104,7 +104,8 @@ def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> 
 
 def set_variables(communicator: Communicator) -> None:
     """Add torchrun's variables to the environment where they are missing; a collective call."""
-    master = [_master(communicator) if communicator.rank == 0 else {}]
+    address = "127.0.0.1" if communicator.nodes == 1 else socket.gethostname()
+    master = [{"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}]  # rank 0's
     if communicator.size > 1:
         broadcast_object_list(master, src=0)
     own = torchrun_variables(communicator.rank, communicator.size, communicator.local_rank, communicator.local_size)
@@ -112,11 +113,6 @@ def set_variables(communicator: Communicator) -> None:
         if name not in os.environ:
             os.environ[name] = value
             state.variables.append(name)
-
-
-def _master(communicator: Communicator) -> dict[str, str]:
-    address = "127.0.0.1" if communicator.nodes == 1 else socket.gethostname()
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
 
 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, schedule
-from gpucoll.analysis.simulate import Level, Prediction, Topology, simulate
+from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Reduce, Send
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
@@ -109,35 +109,31 @@ class Model:
         curve = self._curve(collective, executor, name)
         if executor == "native":
             return self._native(collective, nbytes, curve)
-        meetings = MEETINGS.get((collective, name)) if executor == "shared" else None
+        meetings = MEETINGS.get((collective, name), 0) if executor == "shared" else 0
         topology = self.topology(ONE_PASS if meetings else executor)
         if topology is None:
             return []
         try:
-            row = _predicted(collective, name, nbytes, topology, self.world) if meetings is None else \
-                _in_one_pass(collective, name, nbytes, topology, self.world, meetings)
+            row = _predicted(collective, name, nbytes, topology, self.world, meetings)
         except ArgumentError:  # more than can be simulated
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
-        return [Candidate(executor, name, row.segments, seconds, *row[5:], measured)]
+        return [row._replace(executor=executor, seconds=seconds, measured=measured)]
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
         """A native collective is taken for the best of our algorithms, at its own constants or as its curve says."""
         topology = self.topology("native")
         best = None if topology is None else self._best(collective, nbytes, topology, self.world)
         if curve is None:
-            return [] if best is None else [Candidate("native", "native", 1, best.seconds, *best[5:], False)]
+            return [] if best is None else [best._replace(executor="native", algorithm="native", segments=1)]
         seconds = curve.at(nbytes)
         if not self.exact:
             seconds *= self._scale(collective, nbytes)
-        swept = self.exact and self._is_swept(collective, nbytes)
+        # Whether schedules were measured too, so that curves are compared with curves.
+        swept = self.exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
+                                   for other in self.shape.curves)
         return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
-
-    def _is_swept(self, collective: str, nbytes: int) -> bool:
-        """Return whether schedules were measured too, so that curves are compared with curves."""
-        return any(curve.collective == collective and curve.executor != "native" and nbytes < curve.end
-                   for curve in self.shape.curves)
 
     def _scale(self, collective: str, nbytes: int) -> float:
         """Return how many times longer it takes here than in the table's shape, by the model."""
@@ -148,7 +144,7 @@ class Model:
         here, there = (self._best(collective, nbytes, topology, world) for world in (self.world, measured))
         return here.seconds / there.seconds if here and there and there.seconds else 1.0
 
-    def _best(self, collective: str, nbytes: int, topology: Topology, world: World) -> Prediction | None:
+    def _best(self, collective: str, nbytes: int, topology: Topology, world: World) -> Candidate | None:
         rows = []
         for name in algorithms(collective, size=world.size):
             try:
@@ -177,7 +173,8 @@ class Model:
             levels.append((network, None))
         if any(link is None for link, _ in levels):
             return None
-        return Topology(executor, tuple(_level(link, ranks) for link, ranks in levels if link is not None))
+        return Topology(executor, tuple(Level(link.name, link.alpha, link.beta, link.gamma, gap=link.gap, ranks=ranks)
+                                        for link, ranks in levels if link is not None))
 
     def _link(self, executor: str, name: str) -> LinkCost | None:
         if self.world.device == "emulated":  # whose messages are MPI's, and whose memory is the host's
@@ -187,36 +184,24 @@ class Model:
         return next((link for shape in self._shapes for link in shape.links if link[:2] == (executor, name)), None)
 
 
-def _level(link: LinkCost, ranks: int | None) -> Level:
-    return Level(link.name, link.alpha, link.beta, link.gamma, gap=link.gap, ranks=ranks)
+def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World,
+               meetings: int = 0) -> Candidate:
+    """Return the prediction: on equal links by the registry's formulas, which are exact where ranks are alike.
 
-
-def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World) -> Prediction:
-    """Return the prediction: on equal links by the registry's formulas, which are exact where ranks are alike."""
-    pieces = segments(name, nbytes, world.size)
-    if world.node_count > 1 and world.size <= SIMULATED:
-        return simulate(collective, name, world.size, nbytes, topology, segments=pieces)
-    return _by_formula(collective, name, nbytes, topology, world, pieces)
-
-
-def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, world: World,
-                pieces: int) -> Prediction:
-    """Return what the registry's formulas say, with the constants of the outermost links."""
-    level, entry = topology.levels[-1], find(collective, name)
-    pieces = entry.pieces(pieces)
+    With `meetings` ranks meet so often, and then each reads what it gets.
+    """
+    pieces, level = segments(name, nbytes, world.size), topology.levels[-1]
+    if world.node_count > 1 and world.size <= SIMULATED and not meetings:
+        row = simulate(collective, name, world.size, nbytes, topology, segments=pieces)
+        return Candidate(topology.name, name, row.segments, row.seconds, *row[5:], False)
+    entry = find(collective, name)
+    pieces = 1 if meetings else entry.pieces(pieces)
     cost = entry.cost.price(world.size, nbytes, pieces, world.nodes)
-    latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
-    return Prediction(collective, name, world.size, nbytes, pieces, latency, moved(cost, topology.name) * level.beta,
-                      cost["reduced"] * level.gamma)
-
-
-def _in_one_pass(collective: str, name: str, nbytes: int, topology: Topology, world: World,
-                 meetings: int) -> Prediction:
-    """Return what it takes where ranks meet, and then each reads what it gets."""
-    level, cost = topology.levels[-1], find(collective, name).cost.price(world.size, nbytes, 1, world.nodes)
-    further = meetings * max(0, world.size - 2)
-    return Prediction(collective, name, world.size, nbytes, 1, meetings * level.alpha + further * level.gap,
-                      cost["received"] * level.beta, cost["reduced"] * level.gamma)
+    rounds, beside, taken = cost["rounds"], cost["beside"], moved(cost, topology.name)
+    if meetings:
+        rounds, beside, taken = meetings, meetings * max(0, world.size - 2), cost["received"]
+    parts = rounds * level.alpha + beside * level.gap, taken * level.beta, cost["reduced"] * level.gamma
+    return Candidate(topology.name, name, pieces, sum(parts), *parts, False)
 
 
 def moved(cost: Mapping[str, float], executor: str) -> float:

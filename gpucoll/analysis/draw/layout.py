@@ -44,7 +44,9 @@ def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: in
         sides = tuple(map(int, given.rstrip(")").split("x"))) if given else factors(size)
         return _fitted("grid", _torus(sides)) if len(sides) > 1 else _fitted("ring", _circle(range(size)))
     if name == "double_tree" and size > 1:
-        return _fitted("tree", _in_order(size, root))
+        # The first of two trees: ranks from left to right in order, each as deep as in that tree.
+        return _fitted("tree", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
+                                for place in range(size)})
     return _by_links(size, pairs, root)
 
 
@@ -97,11 +99,6 @@ def _torus(sides: Sequence[int]) -> dict[int, Point]:
         column, row, layer = rank % across, rank // across % down, rank // across // down
         places[rank] = (column + LAYER[0] * layer, row + LAYER[1] * layer)
     return places
-
-
-def _in_order(size: int, root: int) -> dict[int, Point]:
-    """Return the first of two trees: ranks from left to right in order, each as deep as in that tree."""
-    return {(place + root) % size: (float(place), float(in_order_tree(place, size).depth)) for place in range(size)}
 
 
 def _tree(links: Links, root: int) -> dict[int, Point]:

@@ -206,9 +206,10 @@ class _Recorder:
     def recording(self) -> Recording:
         """Return all that was seen, in the order of time."""
         wanted = tuple(map(self.wanted, range(self.size)))
-        return Recording(self.row, self.size, self.chunks, _moments(self.messages, self.writes),
-                         _together(self.messages), tuple(sorted(self.writes, key=lambda write: write.time)),
-                         tuple(self._contents), wanted, self.inputs)
+        moments = {0.0, *(message.end for message in self.messages), *(write.time for write in self.writes)}
+        return Recording(self.row, self.size, self.chunks, tuple(sorted(moments)), _together(self.messages),
+                         tuple(sorted(self.writes, key=lambda write: write.time)), tuple(self._contents), wanted,
+                         self.inputs)
 
 
 class _Arrivals(_Recorder):
@@ -228,10 +229,6 @@ class _Arrivals(_Recorder):
 
     def wanted(self, rank: int) -> tuple[int, ...]:
         return (self.number(Content(0, (1 << self.size) - 1)),)
-
-
-def _moments(messages: Sequence[RecordedMessage], writes: Sequence[RecordedWrite]) -> tuple[float, ...]:
-    return tuple(sorted({0.0, *(message.end for message in messages), *(write.time for write in writes)}))
 
 
 def _together(messages: Iterable[RecordedMessage]) -> tuple[RecordedMessage, ...]:

@@ -183,13 +183,9 @@ def _priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
     """Yield the waves with their costs; one with the same messages as the last costs the same."""
     last: Wave | None = None
     for wave in waves:
-        if last is None or not _same(wave, last):
+        if last is None or wave.lockstep != last.lockstep or not all(map(numpy.array_equal, wave[:-1], last[:-1])):
             last, priced = wave, _price(wave, routes)
         yield priced
-
-
-def _same(one: Wave, other: Wave) -> bool:
-    return all(map(numpy.array_equal, one[:-1], other[:-1])) and one.lockstep == other.lockstep
 
 
 def _price(wave: Wave, routes: Routes) -> Priced:

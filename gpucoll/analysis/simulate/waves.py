@@ -115,13 +115,11 @@ def _part(step: Step) -> Slice:
 
 def _matching(sends: Array, receives: Array, size: int) -> bool:
     """Return whether every pair of ranks sends what it receives."""
-    left, right = (_per_pair(rows, size) for rows in (sends, receives))
-    return all(map(numpy.array_equal, left, right))
-
-
-def _per_pair(rows: Array, size: int) -> tuple[Array, Array]:
-    pairs, which = numpy.unique(rows[0] * size + rows[1], return_inverse=True)
-    return pairs, numpy.bincount(which, rows[2])
+    totals = []
+    for rows in (sends, receives):
+        pairs, which = numpy.unique(rows[0] * size + rows[1], return_inverse=True)
+        totals.append((pairs, numpy.bincount(which, rows[2])))
+    return all(map(numpy.array_equal, *totals))
 
 
 def few_enough(case: Case) -> bool:
