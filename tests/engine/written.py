@@ -9,7 +9,7 @@ import numpy
 import oracle
 from gpucoll import dtypes
 from gpucoll.algorithms import find, registry
-from gpucoll.arrays.prepare import Cut
+from gpucoll.arrays import Cut
 from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import make_plan
