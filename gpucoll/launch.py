@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from gpucoll.arguments import Parser, refuse
 from gpucoll.launchers import (
@@ -119,18 +119,14 @@ def run_rank(arguments: Sequence[str]) -> None:
     first, script, *given = arguments
     own = variables(os.environ, first)
     if not own:
-        _unknown_launcher()
+        sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and "
+                         "Open MPI's\n")
+        raise SystemExit(1)
     os.environ.update(own)
     sys.argv[:] = [script, *given]
     if not sys.flags.safe_path:
         sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
-
-
-def _unknown_launcher() -> NoReturn:
-    sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and "
-                     "Open MPI's\n")
-    raise SystemExit(1)
 
 
 if __name__ == "__main__":

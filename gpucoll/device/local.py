@@ -33,23 +33,21 @@ class LocalTransport(Transport):
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         ready = self._event(stream)
-        posted = [(part, *self._offer(part, ready)) for part in sends]
+        offers = [self._send(part.peer, [part.address, part.nbytes, ready.ptr], self._offers + 2 * part.tag)
+                  for part in sends]
+        posted = [self._await(part.peer, self._answers + 2 * part.tag) for part in sends]
         awaited = [(part, *self._await(part.peer, self._offers + 2 * part.tag)) for part in receives]
         for part, words, request in awaited:
             yield request.Test
             self._copy(part, words, stream)
         done = self._event(stream)
         answers = [self._send(part.peer, [0, 0, done.ptr], self._answers + 2 * part.tag) for part in receives]
-        for _, _, answer, request in posted:
+        for answer, request in posted:
             yield request.Test
             cupy.cuda.runtime.streamWaitEvent(stream.ptr, int(answer[2]))
-        for request in [*answers, *(sending for _, sending, _, _ in posted)]:
+        for request in [*answers, *offers]:
             yield request.Test
         self._sent += [ready, done]
-
-    def _offer(self, part: Part, ready: Any) -> tuple[Any, Any, Any]:
-        sending = self._send(part.peer, [part.address, part.nbytes, ready.ptr], self._offers + 2 * part.tag)
-        return (sending, *self._await(part.peer, self._answers + 2 * part.tag))
 
     def _send(self, peer: int, words: list[int], tag: int) -> Any:
         return self._wire.Isend([numpy.array(words, numpy.int64).view(numpy.uint8), "B"], peer, tag)

@@ -84,7 +84,9 @@ def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, g
     pg = member("send", group, tensor)
     if pg is not None:
         number = pg.number_of("send", "dst", dst, group_dst)
-        _check_other(pg, "send", number)
+        if number == pg.rank():
+            raise ArgumentError(f"send: rank {pg.ranks[number]} is this rank; isend and irecv may talk to it",
+                                code="GC-ROOT")
         pg.communicator.send(tensor, number, tag)
 
 
@@ -99,12 +101,6 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
     work = _receive(pg, tensor, src, tag, group_src)
     work.wait()
     return work.source_rank()
-
-
-def _check_other(pg: ProcessGroup, name: str, number: int) -> None:
-    if number == pg.rank():
-        raise ArgumentError(f"{name}: rank {pg.ranks[number]} is this rank; isend and irecv may talk to it",
-                            code="GC-ROOT")
 
 
 class P2POp:
