@@ -148,19 +148,19 @@ class LocalLink:
 
 
 class _Hub:
-    """What the threads of one `init_local` share: mail, what splits tell each other, and who has left."""
+    """What the threads of one `init_local` share: mail, what they pass each other in a split, and who has left."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.mail = (_Mail(), _Mail())
-        self._news = threading.Condition()
-        self._told: dict[int, tuple[dict[int, Any], dict[int, _Hub]]] = {}  # by number of a split under way
+        self._changed = threading.Condition()
+        self._splits_open: dict[int, tuple[dict[int, Any], dict[int, _Hub]]] = {}  # by number of a split under way
         self._releases: list[Callable[[bool], None]] = []  # of those who have left
         self._has_failed = False
 
     def leave(self, release: Callable[[bool], None], failed: bool) -> None:
         """See `LocalLink.leave`."""
-        with self._news:
+        with self._changed:
             self._releases.append(release)
             self._has_failed |= failed
             if len(self._releases) < self.size:
@@ -171,15 +171,15 @@ class _Hub:
     def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> \
             tuple[Mapping[int, Any], dict[int, _Hub]]:
         """Return the values of all ranks for the `number`-th split, and the hubs by color that they make."""
-        with self._news:
-            told, hubs = self._told.setdefault(number, ({}, {}))
-            told[rank] = value
-            if len(told) == self.size:
-                del self._told[number]  # all of them hold it
-            self._news.notify_all()
-            if not self._news.wait_for(lambda: len(told) == self.size, timeout):
-                raise BackendError(f"split: only ranks {sorted(told)} of {self.size} came within {timeout:g} s")
-            return told, hubs
+        with self._changed:
+            values, hubs = self._splits_open.setdefault(number, ({}, {}))
+            values[rank] = value
+            if len(values) == self.size:
+                del self._splits_open[number]  # all of them hold it
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: len(values) == self.size, timeout):
+                raise BackendError(f"split: only ranks {sorted(values)} of {self.size} came within {timeout:g} s")
+            return values, hubs
 
 
 class _Message:

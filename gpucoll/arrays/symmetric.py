@@ -19,7 +19,7 @@ from gpucoll.arrays.segments import Segment
 
 SLAB = 1 << 26  # bytes; pages that are not used yet cost nothing
 LINE = 64
-TOLD = 32  # dropped blocks told at a time
+AT_A_TIME = 32  # dropped blocks
 
 
 class Slab(Protocol):
@@ -78,12 +78,12 @@ class Heap:
         self._dropped: collections.deque[int] = collections.deque()  # by this rank
         self._drops: collections.Counter[int] = collections.Counter()
 
-    def news(self) -> list[int]:
-        """Return blocks that this rank has dropped, to be told to all."""
-        return [self._dropped.popleft() for _ in range(min(TOLD, len(self._dropped)))]
+    def dropped(self) -> list[int]:
+        """Return blocks that this rank has dropped, which all ranks shall know."""
+        return [self._dropped.popleft() for _ in range(min(AT_A_TIME, len(self._dropped)))]
 
     def reclaim(self, dropped: Iterable[int]) -> None:
-        """Note what all ranks have told by `news`: the blocks that every one of them has dropped can be used again."""
+        """Note what all ranks have `dropped`: the blocks that every one of them has dropped can be used again."""
         for block in dropped:
             self._drops[block] += 1
             if self._drops[block] == self._size:

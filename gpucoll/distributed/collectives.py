@@ -22,7 +22,7 @@ from gpucoll.distributed.shapes import (
     view,
 )
 from gpucoll.distributed.work import conclude
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -192,16 +192,13 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
 
 
 def _scatter_blocks(pg: ProcessGroup, tensor: Any, scatter_list: Any) -> Array:
-    """Return the blocks of the root in one array; what is wrong with them is told to the others and raised."""
+    """Return the blocks of the root in one array; what is wrong with them is raised, and the others raise PeerError."""
     name = "scatter"
-    try:
+    with pg.refusing(name):
         blocks = inputs(name, "scatter_list", scatter_list, pg.size())
         out = output_view(name, "tensor", tensor, blocks[0].dtype)
         for index, block in enumerate(blocks):
             check_shape(name, f"scatter_list[{index}]", block, "tensor", out.shape)
-    except GpucollError as error:
-        pg.communicator._told_by(pg.rank(), {"error": str(error)}, name, error)
-        raise
     return module_of(blocks[0]).stack(blocks)
 
 

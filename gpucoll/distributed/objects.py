@@ -6,14 +6,13 @@ A rank that refuses its arguments, or whose object cannot be pickled, tells the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.distributed.groups import ProcessGroup, member
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError
 
 
 def _pickled(name: str, value: Any) -> Array:
@@ -35,23 +34,15 @@ def _check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
     return values
 
 
-def _raised_on_all(pg: ProcessGroup, name: str, make: Callable[[], Array]) -> Array:
-    """Return what `make` does; what it raises is raised on every rank, elsewhere as PeerError."""
-    try:
-        return make()
-    except GpucollError as error:
-        pg.communicator._told_by_all({"error": str(error)}, name, error)
-        raise
-
-
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """Write `obj` of rank i into ``object_list[i]`` of every rank; the list may be longer than there are ranks."""
     name, pg = "all_gather_object", member("all_gather_object", group)
     if pg is None:
         return
     size = pg.size()
-    row = _raised_on_all(pg, name, lambda: _pickled(name, (_check_list(name, "object_list", object_list, size),
-                                                           obj)[1]))
+    with pg.refusing(name, by_all=True):
+        _check_list(name, "object_list", object_list, size)
+        row = _pickled(name, obj)
     object_list[:size] = map(_unpickled, pg.communicator.all_gather_v(row))
 
 
@@ -62,19 +53,16 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
     if pg is None:
         return
     root = pg.number_of(name, "dst", dst, group_dst)
-    row = _raised_on_all(pg, name, lambda: _gathered_row(name, pg, obj, object_gather_list, root))
+    with pg.refusing(name, by_all=True):
+        if pg.rank() == root:
+            _check_list(name, "object_gather_list", object_gather_list, pg.size())
+        elif object_gather_list:
+            raise ArgumentError(f"{name}: object_gather_list was given on a rank that is not dst; pass it there only",
+                                code="GC-ROOT")
+        row = _pickled(name, obj)
     rows = pg.communicator.gather_v(row, root)
     if object_gather_list:
         object_gather_list[:pg.size()] = map(_unpickled, rows)
-
-
-def _gathered_row(name: str, pg: ProcessGroup, obj: Any, object_gather_list: Any, root: int) -> Array:
-    if pg.rank() == root:
-        _check_list(name, "object_gather_list", object_gather_list, pg.size())
-    elif object_gather_list:
-        raise ArgumentError(f"{name}: object_gather_list was given on a rank that is not dst; pass it there only",
-                            code="GC-ROOT")
-    return _pickled(name, obj)
 
 
 def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: Any = None, device: Any = None,
@@ -87,7 +75,12 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     if pg is None:
         return
     root = pg.number_of(name, "src", src, group_src)
-    row = _row_like_roots(pg, name, root, object_list)
+    row = numpy.empty(0, numpy.uint8)
+    if pg.rank() == root:
+        with pg.refusing(name):
+            row = _pickled(name, list(_check_list(name, "object_list", object_list, 0)))
+    nbytes = pg.communicator._told_by(root, {"bytes": row.size}, name)["bytes"]
+    row = row if pg.rank() == root else numpy.empty(nbytes, numpy.uint8)
     pg.communicator.broadcast(row, root)
     if pg.rank() != root:
         came = _unpickled(row)
@@ -95,19 +88,6 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
             raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, that of rank {src} has "
                                 f"{len(came)}", code="GC-COUNTS")
         object_list[:] = came
-
-
-def _row_like_roots(pg: ProcessGroup, name: str, root: int, object_list: list[Any]) -> Array:
-    """Return the root's pickled list, elsewhere room for it."""
-    row, mine = None, None
-    if pg.rank() == root:
-        try:
-            row = _pickled(name, list(_check_list(name, "object_list", object_list, 0)))
-        except GpucollError as error:
-            mine = error
-    header = {"error": str(mine)} if mine else {"bytes": 0 if row is None else row.size}
-    header = pg.communicator._told_by(root, header, name, mine)
-    return numpy.empty(header["bytes"], numpy.uint8) if row is None else row
 
 
 def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
@@ -128,12 +108,9 @@ def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_in
 
 
 def _scattered_rows(name: str, pg: ProcessGroup, values: Any) -> list[Array]:
-    """Return the root's objects pickled; what is wrong with them is told to the others and raised."""
-    try:
+    """Return the root's objects pickled; what is wrong with them is raised, and the others raise PeerError."""
+    with pg.refusing(name):
         if not isinstance(values, list | tuple) or len(values) != pg.size():
             raise ArgumentError(f"{name}: on rank src scatter_object_input_list must have {pg.size()} objects, one "
                                 "for each rank of the group", code="GC-COUNTS")
         return [_pickled(name, value) for value in values]
-    except GpucollError as error:
-        pg.communicator._told_by(pg.rank(), {"error": str(error)}, name, error)
-        raise
