@@ -32,21 +32,21 @@ SILENCE = 5.0  # seconds that ranks which cannot reach each other leave the one 
 SECONDS = 2.0  # of self-test
 
 
-def main(*, as_json: bool) -> int:
+def main(options: Any) -> int:
     """Examine this machine and this job; return 0 where all is fine, 1 where something is wrong, the same on all ranks.
 
     A collective call; rank 0 prints. Wrong options in the environment end the process with 2.
     """
     mpi = facts.mpi()
     if mpi.facts["library"] is None or mpi.facts["mismatch"]:
-        return _alone(mpi, as_json=as_json)
+        return _alone(mpi, as_json=options.json)
     try:
         facts.start_mpi()
         with gpucoll.init(timeout=None if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT) as comm:
-            return examine(comm, mpi, as_json=as_json)
+            return examine(comm, mpi, as_json=options.json)
     except UsageError as error:  # a launcher that mpi4py's MPI does not understand
         mpi.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
-        return _alone(mpi, as_json=as_json)
+        return _alone(mpi, as_json=options.json)
     except ArgumentError as error:
         refuse(PROGRAM, str(error))
     except GpucollError as error:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from html import escape
 
 from gpucoll.analysis.document import DARK as PAGE_DARK
+from gpucoll.analysis.document import FONT
 from gpucoll.analysis.document import LIGHT as PAGE_LIGHT
-from gpucoll.analysis.document import picture_file
 
 LIGHT = {**PAGE_LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
 DARK = {**PAGE_DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
@@ -94,7 +94,10 @@ def document(width: float, height: float, title: str, size: int, shapes: Sequenc
              ".light{opacity:.5}rect.idle{opacity:.6}rect.axis{opacity:.7}")
     inside = [f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>",
               rect(0, 0, width, height, "paper"), *shapes, ""]
-    return picture_file(width, height, title, "\n".join(inside))
+    shown = "\n".join(inside)
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+            f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
+            f"<title>{escape(title)}</title>{shown}</svg>\n")
 
 
 def heading(title: str, key: str) -> list[str]:
