@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, relabel
+from gpucoll.schedule import Round, moved
 from gpucoll.topology import binary_tree, down, up, up_and_down
 
 
@@ -44,7 +44,7 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
     node = binary_tree((rank - root) % size, size)
-    yield from relabel(filter(None, up(node, segments)), lambda peer: (peer + root) % size)
+    yield from moved(filter(None, up(node, segments)), peer=lambda peer: (peer + root) % size)
 
 
 @algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
@@ -53,4 +53,4 @@ def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Itera
 def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the root's input on every rank."""
     node = binary_tree((rank - root) % size, size)
-    yield from relabel(filter(None, down(node, segments)), lambda peer: (peer + root) % size)
+    yield from moved(filter(None, down(node, segments)), peer=lambda peer: (peer + root) % size)

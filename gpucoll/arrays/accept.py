@@ -123,7 +123,8 @@ def as_array(name: str, what: str, x: object) -> Array:
         return _gpu_array(name, what, x)
     if isinstance(x, numpy.generic) or not (has(x, "__dlpack__") or has(x, "__array_interface__")):
         raise ArgumentError(f"{name}: {what} is a {type(x).__name__}, not an array{_advice(what, x)}", code="GC-ARRAY")
-    return _foreign(name, what, x)
+    return _opened(name, what, x, "NumPy", lambda tensor: tensor.numpy(),
+                   numpy.asarray if has(x, "__array_interface__") else numpy.from_dlpack)
 
 
 def _advice(what: str, x: object) -> str:
@@ -155,24 +156,19 @@ def _gpu_array(name: str, what: str, x: Any) -> Array:
                             code="GC-ARRAY") from error
     if isinstance(x, cupy.ndarray):
         return x
+    return _opened(name, what, x, "CuPy", cupy.from_dlpack,
+                   cupy.from_dlpack if has(x, "__dlpack__") else cupy.asarray)
+
+
+def _opened(name: str, what: str, x: Any, library: str, of_tensor: Callable[[Any], Any],
+            of_others: Callable[[Any], Any]) -> Array:
     torch = sys.modules.get("torch")
     try:
         if torch is not None and isinstance(x, torch.Tensor):
-            return _tensor(torch, x, cupy.from_dlpack)
-        return cupy.from_dlpack(x) if has(x, "__dlpack__") else cupy.asarray(x)
+            return _tensor(torch, x, of_tensor)
+        return of_others(x)
     except Exception as error:  # the object's own may be any
-        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives CuPy no access to its memory: {error}",
-                            code="GC-ARRAY") from error
-
-
-def _foreign(name: str, what: str, x: Any) -> Array:
-    torch = sys.modules.get("torch")
-    try:
-        if torch is not None and isinstance(x, torch.Tensor):
-            return _tensor(torch, x, lambda tensor: tensor.numpy())
-        return numpy.asarray(x) if has(x, "__array_interface__") else numpy.from_dlpack(x)
-    except Exception as error:
-        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives NumPy no access to its memory: {error}",
+        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives {library} no access to its memory: {error}",
                             code="GC-ARRAY") from error
 
 
