@@ -22,7 +22,7 @@ from unittest import mock
 import numpy
 
 import gpucoll as gc
-from gpucoll.analysis.count import count
+from gpucoll.algorithms import find
 from gpucoll.training import ParameterServer
 
 from . import steps
@@ -50,7 +50,7 @@ def counting() -> Iterator[list[Fraction]]:
         def method(self: gc.Communicator, x: Any, *arguments: Any, **options: Any) -> Any:
             whole = x.nbytes * (self.size if name == "all_gather" else 1)
             if x.nbytes > 1:  # a byte tells of errors
-                sent.append(count(name, "ring", self.size).sent * whole)
+                sent.append(Fraction(find(name, "ring").cost.price(self.size, Fraction(whole))["sent"]))
             return call(self, x, *arguments, **options)
 
         return method

@@ -10,7 +10,7 @@
     executors                   run a schedule: MPI messages, NCCL and our kernels; MPI's and NCCL's own collectives
     device                      a GPU, or what stands for it: kernels compiled and launched, streams, NCCL
     arrays, waits               what is accepted, flat views, NumPy's reductions; deadlines and progress
-    analysis                    a schedule proved, counted, predicted and drawn: verify, count, simulate, draw
+    analysis                    a schedule proved, predicted and drawn: verify, simulate, draw
     algorithms                  ring, tree, star, ...: one file each
     plan                        a schedule on buffers of given lengths: what waits for what
     collectives, topology       what each collective promises; shapes of rings and trees

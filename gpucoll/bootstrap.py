@@ -77,7 +77,7 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
-class Place(NamedTuple):
+class RankTopology(NamedTuple):
     """A rank's place: `nodes` is the node of every rank, counted in order of their first ranks."""
 
     rank: int
@@ -153,16 +153,16 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
         MPI.COMM_WORLD.Abort(1)
 
 
-def place(comm: MPI.Intracomm) -> Place:
+def place(comm: MPI.Intracomm) -> RankTopology:
     """Return this rank's place in `comm`; a collective call."""
     from mpi4py import MPI
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     firsts = comm.allgather(local.bcast(comm.rank))
     order = {first: node for node, first in enumerate(sorted(set(firsts)))}
-    found = Place(comm.rank, comm.size, local.rank, local.size, tuple(order[first] for first in firsts))
+    place = RankTopology(comm.rank, comm.size, local.rank, local.size, tuple(order[first] for first in firsts))
     local.Free()
-    return found
+    return place
 
 
 class ClaimedGpu(NamedTuple):
@@ -236,7 +236,7 @@ def _names(ranks: Sequence[int]) -> str:
 
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:
-    """Return the facts of a CUDA device: most from the runtime, the name by pynvml where it is installed."""
+    """Return the facts of a CUDA device."""
     import cupy
 
     pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
@@ -244,20 +244,7 @@ def describe_gpu(ordinal: int) -> ClaimedGpu:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith("MIG-") else ""
     identity = part or bytes(facts["uuid"]).hex()
-    return ClaimedGpu(ordinal, pci, gpu_name(pci), identity, 10 * facts["major"] + facts["minor"])
-
-
-def gpu_name(pci: str) -> str:
-    """Return the name of the GPU at `pci`, or "GPU" and the reason why pynvml cannot tell."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return str(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByPciBusId(pci.encode())))
-    except ImportError:
-        return "GPU (its name needs pynvml: pip install 'gpucoll[nvml]')"
-    except pynvml.NVMLError as error:
-        return f"GPU (pynvml: {error})"
+    return ClaimedGpu(ordinal, pci, facts["name"].decode(), identity, 10 * facts["major"] + facts["minor"])
 
 
 def nccl_id(comm: MPI.Intracomm) -> Any:

@@ -47,7 +47,7 @@ def _parser() -> Parser:
     _add_kernels(verbs)
     doctor = verbs.add_parser("doctor", help="examine this machine, and under mpiexec this job")
     doctor.add_argument("--json", action="store_true", help="print one JSON object")
-    doctor.set_defaults(run=_doctor)
+    doctor.set_defaults(run=_main_of("gpucoll.doctor"))
     return parser
 
 
@@ -183,7 +183,7 @@ def _draw(options: Any) -> int:
 
 def _simulate(options: Any) -> int:
     """Predict what was asked for; print a table or a JSON object."""
-    from gpucoll.analysis.simulate.command import answer
+    from gpucoll.analysis.simulate.sweep import answer
     from gpucoll.arguments import refuse
     from gpucoll.errors import ArgumentError
     from gpucoll.tuner import segments
@@ -193,9 +193,3 @@ def _simulate(options: Any) -> int:
     except ArgumentError as error:
         refuse("gpucoll simulate", str(error.args[0]))
     return 0
-
-
-def _doctor(options: Any) -> int:
-    from gpucoll.doctor import main as doctor
-
-    return doctor(as_json=options.json)

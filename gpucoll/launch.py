@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from gpucoll.arguments import Parser, refuse
 from gpucoll.launchers import (
@@ -62,10 +62,10 @@ def _parsed(arguments: Sequence[str]) -> Job:
     parser.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
     parser.add_argument("script", help="the Python program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
-    found = parser.parse_args(list(arguments))
-    if not Path(found.script).is_file():
-        refuse(PROGRAM, f"there is no file {found.script!r}")
-    return Job(found.nproc_per_node, found.hosts, found.script, tuple(found.arguments))
+    options = parser.parse_args(list(arguments))
+    if not Path(options.script).is_file():
+        refuse(PROGRAM, f"there is no file {options.script!r}")
+    return Job(options.nproc_per_node, options.hosts, options.script, tuple(options.arguments))
 
 
 def _positive(text: str) -> int:
@@ -103,34 +103,30 @@ def command(mpiexec: str, version: str, job: Job, first: str, *, root: bool) -> 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
     """Return torchrun's variables for a rank, from those of its launcher; empty where that has said nothing.
 
-    >>> told = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
-    >>> list(variables(told, "a:29500").values())
+    >>> environment = {"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "4"}
+    >>> list(variables(environment, "a:29500").values())
     ['5', '8', '1', '4', 'a', '29500']
     """
-    told, place, count = started(environment), local_rank(environment), local_size(environment)
-    if told is None or place is None or count is None:
+    process, place, count = started(environment), local_rank(environment), local_size(environment)
+    if process is None or place is None or count is None:
         return {}
     address, _, port = first.rpartition(":")
-    return {**torchrun_variables(told.rank, told.size, place, count), "MASTER_ADDR": address, "MASTER_PORT": port}
+    return {**torchrun_variables(process.rank, process.size, place, count), "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
 def run_rank(arguments: Sequence[str]) -> None:
     """Run a program as one rank: `arguments` are the first rank's address:port, the script, and what it is given."""
     first, script, *given = arguments
-    found = variables(os.environ, first)
-    if not found:
-        _unknown_launcher()
-    os.environ.update(found)
+    own = variables(os.environ, first)
+    if not own:
+        sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and "
+                         "Open MPI's\n")
+        raise SystemExit(1)
+    os.environ.update(own)
     sys.argv[:] = [script, *given]
     if not sys.flags.safe_path:
         sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")
-
-
-def _unknown_launcher() -> NoReturn:
-    sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and "
-                     "Open MPI's\n")
-    raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -81,8 +81,8 @@ class Started(NamedTuple):
 def started(environment: Mapping[str, str] = os.environ) -> Started | None:
     """Return who started this process, and as which rank; None for nobody.
 
-    >>> told = started({"PMI_SIZE": "4", "PMI_RANK": "3"})
-    >>> told.launcher.name, told.rank, told.size
+    >>> process = started({"PMI_SIZE": "4", "PMI_RANK": "3"})
+    >>> process.launcher.name, process.rank, process.size
     ("MPICH's mpiexec", 3, 4)
     """
     for launcher in LAUNCHERS:
@@ -100,8 +100,8 @@ def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
     >>> launched({"PMI_SIZE": "4", "PMI_RANK": "3"})
     (4, 3)
     """
-    told = started(environment)
-    return (told.size, told.rank) if told else (1, 0)
+    process = started(environment)
+    return (process.size, process.rank) if process else (1, 0)
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:

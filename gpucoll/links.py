@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.bootstrap import Place
+from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
-from gpucoll.tuner.host import load
+from gpucoll.tuner.table import load
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -30,7 +30,7 @@ class Link(Protocol):
     a user's can meet one of ours; `points` carries the user's. `mpi` is the mpi4py communicator, if it is one.
     """
 
-    place: Place
+    place: RankTopology
     mpi: Any
     wire: Any
     points: Any
@@ -109,7 +109,7 @@ class LocalLink:
     """Ranks are threads of one process; a message is copied once, from the sender's array into the receiver's."""
 
     def __init__(self, rank: int, hub: _Hub) -> None:
-        self.place = Place(rank, hub.size, rank, hub.size, (0,) * hub.size)
+        self.place = RankTopology(rank, hub.size, rank, hub.size, (0,) * hub.size)
         self.mpi = None
         self.wire, self.points = (_Endpoint(rank, mail) for mail in hub.mail)
         self.threads = True
@@ -145,19 +145,19 @@ class LocalLink:
 
 
 class _Hub:
-    """What the threads of one `init_local` share: mail, what splits tell each other, and who has left."""
+    """What the threads of one `init_local` share: mail, what they pass each other in a split, and who has left."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.mail = (_Mail(), _Mail())
-        self._news = threading.Condition()
-        self._told: dict[int, tuple[dict[int, Any], dict[int, _Hub]]] = {}  # by number of a split under way
+        self._changed = threading.Condition()
+        self._splits_open: dict[int, tuple[dict[int, Any], dict[int, _Hub]]] = {}  # by number of a split under way
         self._releases: list[Callable[[bool], None]] = []  # of those who have left
         self._has_failed = False
 
     def leave(self, release: Callable[[bool], None], failed: bool) -> None:
         """See `LocalLink.leave`."""
-        with self._news:
+        with self._changed:
             self._releases.append(release)
             self._has_failed |= failed
             if len(self._releases) < self.size:
@@ -168,15 +168,15 @@ class _Hub:
     def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> \
             tuple[Mapping[int, Any], dict[int, _Hub]]:
         """Return the values of all ranks for the `number`-th split, and the hubs by color that they make."""
-        with self._news:
-            told, hubs = self._told.setdefault(number, ({}, {}))
-            told[rank] = value
-            if len(told) == self.size:
-                del self._told[number]  # all of them hold it
-            self._news.notify_all()
-            if not self._news.wait_for(lambda: len(told) == self.size, timeout):
-                raise BackendError(f"split: only ranks {sorted(told)} of {self.size} came within {timeout:g} s")
-            return told, hubs
+        with self._changed:
+            values, hubs = self._splits_open.setdefault(number, ({}, {}))
+            values[rank] = value
+            if len(values) == self.size:
+                del self._splits_open[number]  # all of them hold it
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: len(values) == self.size, timeout):
+                raise BackendError(f"split: only ranks {sorted(values)} of {self.size} came within {timeout:g} s")
+            return values, hubs
 
 
 class _Message:

@@ -15,8 +15,13 @@ def wait_for_all(mpi: Any, timeout: float, nap: float = NAP) -> bool:
 
     MPI's own Barrier has no deadline, and keeps a core busy.
     """
-    everyone, deadline = mpi.Ibarrier(), time.monotonic() + timeout
-    while not everyone.Test():
+    return becomes(mpi.Ibarrier().Test, timeout, nap)
+
+
+def becomes(done: Callable[[], bool], timeout: float, nap: float = NAP) -> bool:
+    """Return whether `done()` within `timeout` seconds; who waits sleeps `nap` seconds between two looks."""
+    deadline = time.monotonic() + timeout
+    while not done():
         if time.monotonic() > deadline:
             return False
         time.sleep(nap)
@@ -28,14 +33,14 @@ def by_first_rank(mpi: Any, do: Callable[[], T]) -> T:
 
     Result and error are pickled, as every error of the library can be.
     """
-    found: Any = None
+    result: Any = None
     error: Exception | None = None
     if mpi.rank == 0:
         try:
-            found = do()
+            result = do()
         except Exception as raised:
             error = raised
-    found, error = mpi.bcast((found, error))
+    result, error = mpi.bcast((result, error))
     if error is not None:
         raise error
-    return found
+    return result

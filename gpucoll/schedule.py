@@ -87,18 +87,6 @@ class Schedule:
                 f"chunks={self.chunks}>")
 
 
-def reads(step: Step) -> tuple[Slice, ...]:
-    """Return the slices whose old content `step` needs."""
-    match step:
-        case Send(src, _) | Copy(src, _):
-            return (src,)
-        case RecvReduce(dst, _):
-            return (dst,)
-        case Reduce(src, dst):
-            return (src, dst)
-    return ()
-
-
 def writes(step: Step) -> Slice | None:
     """Return the slice that `step` writes, or None for a Send."""
     return None if isinstance(step, Send) else step.dst
@@ -135,19 +123,9 @@ def in_rank_order(own: Slice, total: Slice, rank: int, size: int) -> list[Step]:
     return [first, *(Reduce(own, total) if peer == rank else RecvReduce(total, peer) for peer in range(1, size))]
 
 
-def relabel(rounds: Iterable[Round], peer: Callable[[int], int]) -> Iterator[Round]:
-    """Yield the same rounds with every peer renamed, e.g. from a node's ranks to the world's.
-
-    >>> rounds = [(Send(Slice("input", 0), 1), Recv(Slice("output", 0), 1))]
-    >>> [[step.peer for step in steps] for steps in relabel(rounds, lambda p: 10 * p)]
-    [[10, 10]]
-    """
-    return moved(rounds, lambda part: part, peer)
-
-
-def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice | None],
+def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice | None] = lambda part: part,
           peer: Callable[[int], int] = lambda rank: rank) -> Iterator[Round]:
-    """Yield the same rounds elsewhere: every slice at its `place`, every peer renamed.
+    """Yield the same rounds elsewhere: every slice at its `place`, every peer renamed, as from a node's to the world's.
 
     A step without a place is left out; where that is a message, it must be so at both of its ends. So is a copy onto
     itself.

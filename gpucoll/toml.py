@@ -51,18 +51,18 @@ class TomlFile(NamedTuple):
     def read(self, content: bytes, known: Iterable[str]) -> dict[str, Any]:
         """Return what the file says; only these keys are `known` in it."""
         try:
-            found = tomllib.loads(content.decode())
+            document = tomllib.loads(content.decode())
         except (ValueError, RecursionError) as error:  # malformed, no text, numbers too long, or nested too deeply
             raise self.error(f"it is no TOML: {error}") from None
-        self._check_keys(found, known)
-        return found
+        self._check_keys(document, known)
+        return document
 
     def tables(self, parent: Mapping[str, Any], key: str, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield the tables ``[[key]]`` of `parent`, none where there is no such key, each with its place in words."""
-        found = parent.get(key, [])
-        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        tables = parent.get(key, [])
+        if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):
             raise self.error(f"{key} is no [[{key}]]", where)
-        for number, table in enumerate(found, 1):
+        for number, table in enumerate(tables, 1):
             yield f"{where}{where and ', '}{key} {number}", table
 
     def row(self, kind: Callable[..., T], table: Mapping[str, Any], checks: Mapping[str, Check], where: str) -> T:

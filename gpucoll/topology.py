@@ -11,22 +11,6 @@ from typing import NamedTuple, TypeAlias
 from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, Step
 
 
-class Ring(NamedTuple):
-    """The neighbours of a rank on the ring 0, 1, ..., size - 1, 0."""
-
-    left: int
-    right: int
-
-
-def ring(rank: int, size: int) -> Ring:
-    """Return the neighbours of `rank` (a number or a NumPy array of ranks).
-
-    >>> ring(0, 4)
-    Ring(left=3, right=1)
-    """
-    return Ring((rank - 1) % size, (rank + 1) % size)
-
-
 class TreeNode(NamedTuple):
     """A rank's place in a binary tree; `height` is that of the whole tree."""
 
@@ -204,6 +188,11 @@ class Fold(NamedTuple):
         """Return how many ranks stand behind the numbers below `number`."""
         return number + self.extra - (self.extra - number) * (number < self.extra)
 
+    def blocks(self, buffer: Buffer, number: int, count: int) -> Slice:
+        """Return the blocks of the ranks behind `count` numbers from `number`."""
+        first = self.blocks_before(number)
+        return Slice(buffer, first, self.blocks_before(number + count) - first)
+
 
 def fold(rank: int, size: int) -> Fold:
     """Return the place of `rank`; for a power of two it is its number, and may be an array of ranks.
@@ -267,9 +256,9 @@ def factors(size: int) -> tuple[int, ...]:
     ((2, 2, 2), (3, 2, 2), (4, 2, 2), (7,))
     """
     divisors = [side for side in range(2, size) if size % side == 0]
-    found = [(size // math.prod(rest), *rest) for count in (1, 2)
-             for rest in itertools.combinations_with_replacement(divisors, count) if size % math.prod(rest) == 0]
-    tori = [tuple(sorted(sides, reverse=True)) for sides in found if sides[0] > 1]
+    products = [(size // math.prod(rest), *rest) for count in (1, 2)
+                for rest in itertools.combinations_with_replacement(divisors, count) if size % math.prod(rest) == 0]
+    tori = [tuple(sorted(sides, reverse=True)) for sides in products if sides[0] > 1]
     return min(tori, key=lambda sides: sum(sides) - len(sides), default=(size,))
 
 

@@ -14,7 +14,7 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Sized
+from collections.abc import Callable, Generator, MutableSequence, Sized
 from typing import Any, Protocol
 
 from gpucoll.errors import (
@@ -26,8 +26,7 @@ from gpucoll.errors import (
     RevokedError,
     UsageError,
 )
-from gpucoll.under_way import UnderWay
-from gpucoll.work import Operation, Pending, Work
+from gpucoll.work import Operation, Pending, UnderWay, Work
 
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
@@ -261,21 +260,18 @@ class Waits:
 
     def submit(self, work: Work) -> Work:
         """Run `work` after those submitted before it, while the caller goes on."""
-        self.check()
-        self.under_way.began()
-        self._queue.append(work)
-        self.advance()
-        if self._threads and self._queue:
-            self._start_thread()
-        return work
+        return self._begin(work, self._queue)
 
     def start(self, work: Work) -> Work:
         """Run `work` beside those submitted, in no order with them: messages between two ranks."""
+        return self._begin(work, self._alone)
+
+    def _begin(self, work: Work, beside: MutableSequence[Work]) -> Work:
         self.check()
         self.under_way.began()
-        self._alone.append(work)
+        beside.append(work)
         self.advance()
-        if self._threads and self._alone:
+        if self._threads and beside:
             self._start_thread()
         return work
 

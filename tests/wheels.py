@@ -197,7 +197,6 @@ def absent():
             said[name] = "nothing is missing"
         except Exception as error:
             said[name] = f"{type(error).__name__}: {error}"
-    said["NVML"] = bootstrap.gpu_name("0000:01:00.0")
     return said
 
 

@@ -16,6 +16,7 @@ import numbers as numbers_abc
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy
@@ -63,8 +64,9 @@ class Cost(NamedTuple):
     sent: str  # the most bytes that one rank sends
     received: str  # the most bytes that one rank receives
     reduced: str  # the most bytes that one rank combines: the factor of gamma
+    beside: str = "0"  # messages of rank 0 beyond the first of each round, either way, unsegmented: the factor of gap
 
-    def price(self, size: int, nbytes: float, segments: int = 1,
+    def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:
         """Return every formula's value for `size` ranks on `nodes`, `nbytes` bytes and `segments`."""
         group, count = node_shape(size, nodes)
@@ -183,8 +185,8 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
     kind = None if dtype is None else row_of(dtype).kind
     if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):
         return ()
-    return tuple(name for (row, name), found in registry().items()
-                 if row == collective and (size is None or found.unfit(size, None) is None))
+    return tuple(name for (row, name), entry in registry().items()
+                 if row == collective and (size is None or entry.unfit(size, None) is None))
 
 
 def names_of(text: str) -> list[str]:
@@ -209,15 +211,15 @@ def find(collective: str, name: str) -> Algorithm:
     collective_row(collective)
     base, parameters = _split(name)
     try:
-        found = registry()[collective, base]
+        entry = registry()[collective, base]
     except (KeyError, TypeError):
         raise ArgumentError(f"{collective} has no algorithm {name!r}"
                             f"{nearest(base, algorithms(collective))}", code="GC-ALGO") from None
     if parameters is None:
-        return found
-    if found.bind is None:
+        return entry
+    if entry.bind is None:
         raise ArgumentError(f"{collective}: {base} takes no parameters, {name!r} has some", code="GC-ALGO")
-    return found.bind(found, parameters)._replace(name=name)
+    return entry.bind(entry, parameters)._replace(name=name)
 
 
 def _split(name: Any) -> tuple[Any, str | None]:
@@ -240,9 +242,9 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
     Send(src=Slice(buffer='input', first=0, count=1), peer=1)
     Recv(dst=Slice(buffer='output', first=1, count=1), peer=1)
     """
-    found = find(collective, algorithm)
+    entry = find(collective, algorithm)
     _check_numbers(rank=rank, size=size, root=root, segments=segments)
-    return _make(found, int(rank), size, root, segments, nodes)
+    return _make(entry, int(rank), size, root, segments, nodes)
 
 
 def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) -> Schedule | None:
@@ -254,27 +256,27 @@ def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) 
     >>> next(iter(all_ranks("all_gather", "ring", size=3)))[1].peer
     array([1, 2, 0])
     """
-    found = find(collective, algorithm)
+    entry = find(collective, algorithm)
     _check_numbers(rank=0, size=size, root=0, segments=segments)
     group, count = node_shape(size, None)
-    if size == 1 or not evaluate(found.alike, P=size, G=group, M=count):
+    if size == 1 or not evaluate(entry.alike, P=size, G=group, M=count):
         return None
-    return _make(found, numpy.arange(size), size, 0, segments, None)
+    return _make(entry, numpy.arange(size), size, 0, segments, None)
 
 
-def _make(found: Algorithm, rank: Any, size: int, root: int, segments: int, nodes: Iterable[int] | None) -> Schedule:
+def _make(entry: Algorithm, rank: Any, size: int, root: int, segments: int, nodes: Iterable[int] | None) -> Schedule:
     nodes = None if nodes is None else tuple(nodes)
     if nodes is not None and len(nodes) != size:
         raise ArgumentError(f"nodes names {len(nodes)} ranks, size is {size}", code="GC-ALGO")
-    reason = found.unfit(size, nodes)
+    reason = entry.unfit(size, nodes)
     if reason is not None:
-        raise ArgumentError(f"{found.collective}: {found.name} is not for {size} ranks: {reason}", code="GC-ALGO")
+        raise ArgumentError(f"{entry.collective}: {entry.name} is not for {size} ranks: {reason}", code="GC-ALGO")
     given = {"root": root, "segments": segments, "nodes": nodes}
-    options = {name: given[name] for name in found.options}
-    chunks = found.count_chunks(size, segments, nodes)
+    options = {name: given[name] for name in entry.options}
+    chunks = entry.count_chunks(size, segments, nodes)
     if size == 1:
-        return Schedule(found.collective, found.name, rank, size, chunks, lambda: _alone(found.collective, chunks))
-    return Schedule(found.collective, found.name, rank, size, chunks, lambda: found.make(rank, size, **options))
+        return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: _alone(entry.collective, chunks))
+    return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: entry.make(rank, size, **options))
 
 
 def _alone(collective: str, chunks: int) -> Iterator[Round]:

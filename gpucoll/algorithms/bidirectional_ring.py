@@ -18,7 +18,7 @@ from gpucoll.schedule import Round, moved, together, within
 
 @algorithm("all_reduce", chunks="2 * P * S", alike="1", rounds="2 * (P - 1)",
            path="(1 + (P == 2)) * (P - 1) * N / P", sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P",
-           reduced="(P - 1) * N / P")
+           reduced="(P - 1) * N / P", beside="2 * (P > 2) * (P - 1)")
 def bidirectional_ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank; the way back is the ring of the ranks in reverse.
 

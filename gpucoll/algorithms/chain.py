@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, relabel
+from gpucoll.schedule import Round, moved
 from gpucoll.topology import chain, down, up
 
 COST = {"chunks": "S", "rounds": "(P > 1) * (P + S - 2)", "path": "(P > 1) * (P + S - 2) * N / S",
@@ -32,11 +32,11 @@ def chain_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> I
     Send 2
     """
     node = chain((rank - root) % size, size)
-    yield from relabel(filter(None, down(node, segments)), lambda peer: (peer + root) % size)
+    yield from moved(filter(None, down(node, segments)), peer=lambda peer: (peer + root) % size)
 
 
 @algorithm("reduce", **COST, reduced="(P > 1) * N")
 def chain_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on `root`; the ranks between add up in scratch."""
     node = chain((rank - root) % size, size)
-    yield from relabel(filter(None, up(node, segments)), lambda peer: (peer + root) % size)
+    yield from moved(filter(None, up(node, segments)), peer=lambda peer: (peer + root) % size)

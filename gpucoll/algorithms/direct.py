@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpucoll.algorithms import algorithm, phase
+from gpucoll.algorithms import algorithm, part, phase
 from gpucoll.schedule import Copy, Recv, Round, Send, Slice, in_rank_order
 
 # One round of P - 1 messages of N / P bytes each way.
 EXCHANGE = {"chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
-            "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P", "reduced": "0"}
+            "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P", "reduced": "0", "beside": "max(0, P - 2)"}
 
 
 def _others(rank: int, size: int) -> Iterable[int]:
@@ -37,21 +37,13 @@ def direct_all_gather(rank: int, size: int) -> Iterator[Round]:
 @algorithm("gather_v", **(EXCHANGE | {"alike": "0", "sent": EXCHANGE["path"]}))
 def direct_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave the inputs of all ranks, in rank order, on `root`."""
-    own = Slice("input", 0)
-    if rank != root:
-        yield (Send(own, root),)
-    else:
-        yield (Copy(own, Slice("output", rank)), *(Recv(Slice("output", peer), peer) for peer in _others(rank, size)))
+    return part("gather", "linear")(rank, size, root)
 
 
 @algorithm("scatter_v", **(EXCHANGE | {"alike": "0", "received": EXCHANGE["path"]}))
 def direct_scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave block `rank` of the root's input on every rank."""
-    own = Slice("output", 0)
-    if rank != root:
-        yield (Recv(own, root),)
-    else:
-        yield (Copy(Slice("input", rank), own), *(Send(Slice("input", peer), peer) for peer in _others(rank, size)))
+    return part("scatter", "linear")(rank, size, root)
 
 
 @algorithm("all_to_all_v", **EXCHANGE)

@@ -28,7 +28,7 @@ Traffic: TypeAlias = Callable[[TreeNode, int], Iterator[Round]]
 @algorithm("all_reduce", chunks="2 * S", rounds="(P > 1) * (2 * lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (2 * lg(2 * P - 1) + S - 1 + (2 < P < 5) * max(S - 3, 0)) * N / (2 * S) * (1 + (P == 2))",
            sent="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2", received="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2",
-           reduced="(P > 1) * N")
+           reduced="(P > 1) * N", beside="2 * (P > 2)")
 def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank: up to rank 0 in both trees, and down again.
 
@@ -40,7 +40,7 @@ def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[
 
 @algorithm("reduce", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
-           received="(P > 1) * N", reduced="(P > 1) * N")
+           received="(P > 1) * N", reduced="(P > 1) * N", beside="1 * (P > 2)")
 def double_tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
     return _both(up, rank, size, root, segments)
@@ -48,7 +48,7 @@ def double_tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -
 
 @algorithm("broadcast", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
-           received="(P > 1) * N", reduced="0")
+           received="(P > 1) * N", reduced="0", beside="1 * (P > 2)")
 def double_tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the root's input on every rank."""
     return _both(down, rank, size, root, segments)

@@ -44,24 +44,24 @@ ONCE = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SH
 EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
 
-def _bind(found: Algorithm, text: str) -> Algorithm:
+def _bind(entry: Algorithm, text: str) -> Algorithm:
     """Return the algorithm with the two that `text` names."""
     names = names_of(text)
     if len(names) != 2:
         raise ArgumentError(f"hierarchical({text}): it takes two names, inside a node and across nodes, as in "
                             "hierarchical(ring,tree)", code="GC-ALGO")
-    inside, across = _inside(found.collective, names[0]), _across(found.collective, names[1])
+    inside, across = _inside(entry.collective, names[0]), _across(entry.collective, names[1])
 
     def unfit(size: int, nodes: Nodes) -> str | None:
         group, count = node_shape(size, nodes)
         reasons = [*(one.unfit(group, None) for one in inside), across.unfit(count, None)]
         return next(filter(None, reasons), None)
 
-    shares = found.collective in PHASES or names[0] in HALVES
+    shares = entry.collective in PHASES or names[0] in HALVES
     costs = [_costs(one, "G", "N") for one in inside] + [_costs(across, "M", "(N / G)" if shares else "N")]
-    whole = found.collective == "all_reduce"
-    return found._replace(
-        make=functools.partial(found.make, inner=names[0], outer=names[1]), unfit=unfit,
+    whole = entry.collective == "all_reduce"
+    return entry._replace(
+        make=functools.partial(entry.make, inner=names[0], outer=names[1]), unfit=unfit,
         chunks=f"G * ({_named(across.chunks, 'M', 'N')})" if whole else "P",
         alike=" and ".join([*(_named(one.alike, "G", "N") for one in inside), _named(across.alike, "M", "N")]),
         cost=Cost(*(" + ".join(f"({one})" for one in column) for column in zip(*costs, strict=True))))
@@ -197,7 +197,8 @@ def _by_number(place: Grid) -> list[int]:
 
 
 @algorithm("all_to_all", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="min(1, G - 1) + min(1, M - 1)",
-           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, received=EXCHANGED, reduced="0")
+           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, received=EXCHANGED, reduced="0",
+           beside="max(0, G - 2) + max(0, M - 2)")
 def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: str = "direct",
                             outer: str = "direct") -> Iterator[Round]:
     """Leave block `rank` of every rank's input, in rank order, on every rank.

@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, in_rank_order
 
 
 @algorithm("broadcast", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="(P - 1) * N",
-           received="min(1, P - 1) * N", reduced="0")
+           received="min(1, P - 1) * N", reduced="0", beside="max(0, P - 2)")
 def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave the root's input on every rank."""
     own, result = Slice("input", 0), Slice("output", 0)
@@ -29,19 +29,18 @@ def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("reduce", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="min(1, P - 1) * N",
-           received="(P - 1) * N", reduced="(P - 1) * N")
+           received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)")
 def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave the reduction of all inputs, in rank order, on `root`."""
     own, result = Slice("input", 0), Slice("output", 0)
     if rank != root:
         yield (Send(own, root),)
     else:
-        first = Recv(result, 0) if root else Copy(own, result)
-        yield (first, *(Reduce(own, result) if peer == root else RecvReduce(result, peer) for peer in range(1, size)))
+        yield tuple(in_rank_order(own, result, root, size))
 
 
 @algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",
-           received="(P - 1) * N / P", reduced="0")
+           received="(P - 1) * N / P", reduced="0", beside="max(0, P - 2)")
 def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the inputs of all ranks, in rank order, on `root`."""
     own = Slice("input", 0, segments)
@@ -53,7 +52,7 @@ def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Ite
 
 
 @algorithm("scatter", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="(P - 1) * N / P",
-           received="min(1, P - 1) * N / P", reduced="0")
+           received="min(1, P - 1) * N / P", reduced="0", beside="max(0, P - 2)")
 def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave block `rank` of the root's input on every rank."""
     own = Slice("output", 0, segments)
@@ -73,13 +72,10 @@ def linear_scan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
         if rank + 1 < size and time > 0:
             steps.append(Send(Slice("output", time - 1), rank + 1))
         if time < segments:
-            steps += _add_up(rank, Slice("input", time), Slice("output", time))
+            steps.append(Copy(Slice("input", time), Slice("output", time)))
+            steps += [RecvReduce(Slice("output", time), rank - 1)] if rank else []
         if steps:
             yield tuple(steps)
-
-
-def _add_up(rank: int, own: Slice, total: Slice) -> list[Step]:
-    return [Copy(own, total), RecvReduce(total, rank - 1)] if rank else [Copy(own, total)]
 
 
 @algorithm("exscan", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",

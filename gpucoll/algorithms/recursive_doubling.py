@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.schedule import Buffer, Copy, Recv, Reduce, Round, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, Reduce, Round, Send, Slice, Step
 from gpucoll.topology import doubling, fold, folded
 
 FOLDED = "(rest(P) > 0)"
@@ -64,11 +64,6 @@ def recursive_doubling_all_gather(rank: int, size: int) -> Iterator[Round]:
 def distribute(rank: int, size: int) -> Iterator[Round]:
     """Leave all blocks in output, of which block `rank` is there."""
     place = fold(rank, size)
-
-    def part(buffer: Buffer, number: int, count: int) -> Slice:
-        first = place.blocks_before(number)
-        return Slice(buffer, first, place.blocks_before(number + count) - first)
-
     own = Slice("output", rank)
     if place.number is None:
         partner = rank + 1
@@ -78,7 +73,7 @@ def distribute(rank: int, size: int) -> Iterator[Round]:
     if place.partner is not None:
         yield (Recv(Slice("output", rank - 1), rank - 1),)
     distances = [place.core >> step for step in range(1, place.core.bit_length())]
-    yield from doubling(place.number, [place.rank_of(place.number ^ one) for one in distances], part)
+    yield from doubling(place.number, [place.rank_of(place.number ^ one) for one in distances], place.blocks)
     if place.partner is not None:
         yield tuple(Send(one, rank - 1) for one in _all_but(rank - 1, size))
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, moved, within
+from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, moved, within
 from gpucoll.topology import fold, halving
 
 FOLDED = "(rest(P) > 0)"
@@ -41,11 +41,6 @@ def recursive_halving_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 def collect(rank: int, size: int) -> Iterator[Round]:
     """Leave block `rank` of output reduced."""
     place = fold(rank, size)
-
-    def part(buffer: Buffer, number: int, count: int) -> Slice:
-        first = place.blocks_before(number)
-        return Slice(buffer, first, place.blocks_before(number + count) - first)
-
     everything = Slice("output", 0, size)
     if place.number is None:
         yield from ((Send(Slice("input", 0, size), rank + 1),), (Recv(Slice("output", rank), rank + 1),))
@@ -54,6 +49,6 @@ def collect(rank: int, size: int) -> Iterator[Round]:
         yield (Copy(Slice("input", 0, size), everything), RecvReduce(everything, rank - 1))
     distances = [place.core >> step for step in range(1, place.core.bit_length())]
     yield from halving(place.number, [place.rank_of(place.number ^ one) for one in distances],
-                       "input" if place.partner is None else "output", part)
+                       "input" if place.partner is None else "output", place.blocks)
     if place.partner is not None:
         yield (Send(Slice("output", rank - 1), rank - 1),)

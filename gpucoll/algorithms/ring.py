@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 
 from gpucoll.algorithms import algorithm, part, phase
 from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, Step
-from gpucoll.topology import ring
 
 # Once round the ring with every block but one; where blocks are not alike, with blocks of N / P on average.
 ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P",
@@ -131,7 +130,7 @@ def distribute(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 
 def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], Slice]) -> Iterator[Round]:
     """Yield the hops of the reduce-scatter; `formed(hop, segment)` is where the sum that came in `hop` is made."""
-    left, right = ring(rank, size)
+    left, right = (rank - 1) % size, (rank + 1) % size
     for hop in range(1, size):
         steps: list[Step] = []
         for segment in range(segments):
@@ -145,7 +144,7 @@ def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], S
 
 def _distribute(rank: int, size: int, segments: int, own: Slice) -> Iterator[Round]:
     """Yield the hops of the all-gather: `own` goes first, then each rank passes on what came last."""
-    left, right = ring(rank, size)
+    left, right = (rank - 1) % size, (rank + 1) % size
     sent = own
     for hop in range(1, size):
         came = Slice("output", (rank - hop) % size * segments, segments)

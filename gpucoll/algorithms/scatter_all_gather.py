@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Copy, Recv, Round, Send, Slice, relabel
+from gpucoll.schedule import Copy, Recv, Round, Send, Slice, moved
 from gpucoll.topology import splits
 
 
@@ -27,8 +27,8 @@ def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Iterato
     ['Recv', 'Recv', 'Recv']
     """
     place = (rank - root) % size
-    yield from relabel(_scatter(place, size), lambda peer: (peer + root) % size)
-    yield from relabel(phases("all_gather")["circulant"](place, size), lambda peer: (peer + root) % size)
+    yield from moved(_scatter(place, size), peer=lambda peer: (peer + root) % size)
+    yield from moved(phases("all_gather")["circulant"](place, size), peer=lambda peer: (peer + root) % size)
 
 
 def _scatter(place: int, size: int) -> Iterator[Round]:

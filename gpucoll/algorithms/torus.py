@@ -25,7 +25,7 @@ from gpucoll.schedule import Buffer, Round, moved, within
 from gpucoll.topology import factors
 
 
-def _bind(found: Algorithm, text: str) -> Algorithm:
+def _bind(entry: Algorithm, text: str) -> Algorithm:
     """Return the algorithm with the sides that `text` names."""
     if not re.fullmatch(r"[1-9]\d{0,9}(x[1-9]\d{0,9}){0,2}", text):
         raise ArgumentError(f"torus({text}): its sides are one to three whole numbers, as in torus(4x2) or "
@@ -37,8 +37,8 @@ def _bind(found: Algorithm, text: str) -> Algorithm:
     def unfit(size: int, nodes: Nodes) -> str | None:
         return None if size == ranks else f"{' x '.join(map(str, sides))} is {ranks}"
 
-    return found._replace(make=functools.partial(found.make, sides=long), unfit=unfit,
-                          cost=found.cost._replace(rounds=found.cost.rounds.replace("hops(P)", str(steps))))
+    return entry._replace(make=functools.partial(entry.make, sides=long), unfit=unfit,
+                          cost=entry.cost._replace(rounds=entry.cost.rounds.replace("hops(P)", str(steps))))
 
 
 def _variants(collective: str, size: int) -> Iterator[str]:

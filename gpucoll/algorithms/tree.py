@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, relabel
+from gpucoll.schedule import Round, moved
 from gpucoll.topology import binary_tree, down, up, up_and_down
 
 
 @algorithm("all_reduce", chunks="S", rounds="(P > 1) * (2 * lg(P) + S - 1)",
            path="(P > 1) * (2 * lg(P) + S - 1) * N / S", sent="((P > 1) + (P > 2) + (P > 5)) * N",
-           received="((P > 1) + (P > 2) + (P > 5)) * N", reduced="min(2, P - 1) * N")
+           received="((P > 1) + (P > 2) + (P > 5)) * N", reduced="min(2, P - 1) * N",
+           beside="2 * (P > 2)")
 def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on every rank: up to rank 0, and down again.
 
@@ -38,16 +39,18 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 
 
 @algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
-           sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N")
+           sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N",
+           beside="1 * (P > 2)")
 def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
     node = binary_tree((rank - root) % size, size)
-    yield from relabel(filter(None, up(node, segments)), lambda peer: (peer + root) % size)
+    yield from moved(filter(None, up(node, segments)), peer=lambda peer: (peer + root) % size)
 
 
 @algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
-           sent="min(2, P - 1) * N", received="(P > 1) * N", reduced="0")
+           sent="min(2, P - 1) * N", received="(P > 1) * N", reduced="0",
+           beside="1 * (P > 2)")
 def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
     """Leave the root's input on every rank."""
     node = binary_tree((rank - root) % size, size)
-    yield from relabel(filter(None, down(node, segments)), lambda peer: (peer + root) % size)
+    yield from moved(filter(None, down(node, segments)), peer=lambda peer: (peer + root) % size)

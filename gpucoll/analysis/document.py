@@ -1,4 +1,4 @@
-"""What every file for people's eyes has in common: the shell of a page and of a picture, letters and colours.
+"""What every file for people's eyes has in common: the shell of a page, letters and colours.
 
 They need nothing else: no server, no network, and no font but the reader's own.
 """
@@ -33,17 +33,6 @@ def page_file(title: str, style: str, body: str, script: str) -> str:
             '<meta name="color-scheme" content="light dark">\n'
             f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n<body>\n{body}"
             f"<script>{script}</script>\n</body>\n</html>\n")
-
-
-def picture_file(width: float, height: float, title: str, inside: str) -> str:
-    """Return an SVG file; `inside` is its contents, a background among them.
-
-    >>> picture_file(20, 10.5, "a & b", "<g/>").partition(" role")[0]
-    '<svg xmlns="http://www.w3.org/2000/svg" width="20" height="10.5" viewBox="0 0 20 10.5"'
-    """
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-            f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
-            f"<title>{escape(title)}</title>{inside}</svg>\n")
 
 
 def palettes(light: Mapping[str, str], dark: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from gpucoll.errors import GpucollError
 from gpucoll.schedule import Copy, Reduce, Round, Send
 
 Post: TypeAlias = tuple[int, int]  # rank, index of the step in its round
+LOCAL = (Copy, Reduce)
 
 
 class ScheduleError(GpucollError):
@@ -78,7 +79,7 @@ class _Wire:
     def _post(self, rank: int, steps: Round) -> set[tuple[int, int]]:
         pairs = set()
         for index, step in enumerate(steps):
-            if not isinstance(step, Copy | Reduce):
+            if not isinstance(step, LOCAL):
                 sends = isinstance(step, Send)
                 pair = (rank, step.peer) if sends else (step.peer, rank)
                 (self._sends if sends else self._receives)[pair].append((rank, index))

@@ -17,8 +17,8 @@ def byte_size(text: str, code: str = "GC-SIZE") -> int:
     >>> byte_size("8"), byte_size("64K"), byte_size("1.5MiB")
     (8, 65536, 1572864)
     """
-    found = re.fullmatch(r"(\d{1,16}(?:\.\d{1,16})?)\s*(B|[KMGT](?:I?B)?)?", text.strip(), re.ASCII | re.IGNORECASE)
-    nbytes = found and Fraction(found[1]) * 1024 ** "BKMGT".index((found[2] or "B")[0].upper())
+    match = re.fullmatch(r"(\d{1,16}(?:\.\d{1,16})?)\s*(B|[KMGT](?:I?B)?)?", text.strip(), re.ASCII | re.IGNORECASE)
+    nbytes = match and Fraction(match[1]) * 1024 ** "BKMGT".index((match[2] or "B")[0].upper())
     if nbytes is None or nbytes > MOST:
         raise ArgumentError(f"{text!r} is no number of bytes such as 8, 64K, 1.5M or 2G, up to 1024T", code=code)
     return int(nbytes)

@@ -6,27 +6,27 @@ addition and "exactly once" is a constant). Everything that could go wrong in an
 is an error here: a slice out of range, a read of what nobody wrote, a write to input, two
 writers of one destination in a round, lengths that differ, a message without a partner,
 ranks that wait for each other, a contribution lost or counted twice.
-
-What all ranks do alike is proved at once for more than 16 ranks, and held against what three
-of them do by themselves; in the tests it is held against all of them.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
-from gpucoll.algorithms import Algorithm, all_ranks, registry, schedule
-from gpucoll.analysis.at_once import agreed, of_rank
+from gpucoll.algorithms import Algorithm, registry, schedule
 from gpucoll.analysis.replay import ScheduleError, replay
 from gpucoll.collectives import COLLECTIVES, Collective, Side, collective
 from gpucoll.errors import GpucollError
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, reads, writes
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, writes
 
 DIGIT = 16
-FEW = 16  # ranks up to which every rank's own schedule is run
+FEW = 16  # ranks up to which all that names and nodes can say is proved
+READING, COMBINING, STORING = (Send, Copy, Reduce), (RecvReduce, Reduce), (Copy, Recv)
 
 Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
 Key: TypeAlias = tuple[str, int]  # buffer, chunk
@@ -46,25 +46,9 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
     >>> verify("all_reduce", "ring", 4)
     Proof(rounds=6, messages=24)
     """
-    proof = _prove_at_once(name, algorithm, size, segments) if size > FEW and nodes is None else None
-    if proof is not None:
-        return proof
     schedules = [schedule(name, algorithm, rank=rank, size=size, root=root, segments=segments, nodes=nodes)
                  for rank in range(size)]
     return prove(name, schedules, chunks=schedules[0].chunks, root=root)
-
-
-def _prove_at_once(name: str, algorithm: str, size: int, segments: int) -> Proof | None:
-    """Prove what all ranks do, made at once; None where they are not alike, or something is not as it should be."""
-    together = all_ranks(name, algorithm, size=size, segments=segments)
-    if together is None:
-        return None
-    rounds = list(together)
-    for rank in (0, size // 2, size - 1):
-        if list(schedule(name, algorithm, rank=rank, size=size, segments=segments)) != of_rank(rounds, rank):
-            return None
-    messages = agreed(collective(name), size, together.chunks, rounds)
-    return None if messages is None else Proof(len(rounds), messages)
 
 
 def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Proof:
@@ -106,8 +90,8 @@ class _Rank:
         self.row, self.rank, self.size, self.root, self.chunks = row, rank, size, root, chunks
         self.per_block = chunks // size if row.blocks else chunks
         self.limits = {"input": self._extent(row.input), "output": self._extent(row.output)}
-        self.content: dict[Key, Content] = {
-            ("input", chunk): (chunk, 1 << DIGIT * rank) for chunk in range(self.limits["input"])}
+        own = {chunk: (chunk, 1 << DIGIT * rank) for chunk in range(self.limits["input"])}
+        self.content: dict[str, dict[int, Content]] = {"input": own, "output": {}, "scratch": {}}  # by chunk
         self.round = 0
         self.steps: Round = ()
         self.came: dict[int, list[Content]] = {}  # by step: what it read at the beginning, or received
@@ -129,12 +113,11 @@ class _Rank:
         for step in steps:
             self._check_slices(step)
             self._check_target(step, written)
-        self.came = {index: self._read(step, step.src) for index, step in enumerate(steps)
-                     if isinstance(step, Send | Copy | Reduce)}
+        self.came = {index: self._read(step, step[0]) for index, step in enumerate(steps) if isinstance(step, READING)}
 
     def _check_slices(self, step: Step) -> None:
-        for part in (*reads(step), writes(step)):
-            if part is not None:
+        for part in step:
+            if isinstance(part, Slice):
                 limit = self.limits.get(part.buffer, part.first + part.count)
                 if part.first < 0 or part.count < 0 or part.first + part.count > limit:
                     raise self.error(step, f"{part} is not in the {limit} chunks of this rank's {part.buffer}")
@@ -148,17 +131,17 @@ class _Rank:
             return
         if target.buffer == "input":
             raise self.error(step, "it writes to input")
-        for key in _keys(target):
-            if key in written and (isinstance(step, Copy | Recv) or written[key] != target):
+        for chunk in _chunks(target):
+            key = target.buffer, chunk
+            if key in written and (isinstance(step, STORING) or written[key] != target):
                 raise self.error(step, "an earlier step of the round writes there")
             written[key] = target
 
     def lengths(self, part: Slice) -> list[object]:
         """Return the length classes of the chunks: those of chunk i of all blocks are one, unless they are ragged."""
-        chunks = range(part.first, part.first + part.count)
         if self.row.ragged is None:
-            return [chunk % self.chunks % self.per_block for chunk in chunks]
-        return [self._ragged(part.buffer, chunk) for chunk in chunks]
+            return [chunk % self.chunks % self.per_block for chunk in _chunks(part)]
+        return [self._ragged(part.buffer, chunk) for chunk in _chunks(part)]
 
     def _ragged(self, buffer: str, chunk: int) -> object:
         """Return what the length of a chunk depends on; a side that is one array depends on its own rank only."""
@@ -169,35 +152,36 @@ class _Rank:
 
     def _read(self, step: Step, part: Slice) -> list[Content]:
         try:
-            return [self.content[key] for key in _keys(part)]
+            return list(map(self.content[part.buffer].__getitem__, _chunks(part)))
         except KeyError as missing:
-            raise self.error(step, f"reads {missing.args[0]}, which nobody has written") from None
+            raise self.error(step, f"reads {(part.buffer, missing.args[0])}, which nobody has written") from None
 
     def finish(self) -> None:
         """Apply the writes of the round, in listed order."""
         for index, step in enumerate(self.steps):
             if not isinstance(step, Send):
-                write = self._combine if isinstance(step, RecvReduce | Reduce) else self._store
-                write(step, list(zip(_keys(step.dst), self.came[index], strict=True)))
+                contents = zip(_chunks(step.dst), self.came[index], strict=True)
+                if isinstance(step, COMBINING):
+                    self._combine(step, contents)
+                else:
+                    self.content[step.dst.buffer].update(contents)
 
-    def _store(self, step: Step, contents: list[tuple[Key, Content]]) -> None:
-        self.content.update(contents)
-
-    def _combine(self, step: Step, contents: list[tuple[Key, Content]]) -> None:
-        for key, (chunk, counts) in contents:
-            old = self.content.get(key)
+    def _combine(self, step: RecvReduce | Reduce, contents: Iterable[tuple[int, Content]]) -> None:
+        held = self.content[step.dst.buffer]
+        for place, (chunk, counts) in contents:
+            old = held.get(place)
             if old is None or old[0] != chunk:
                 raise self.error(step, f"combines chunk {chunk} into {_words(old, self.size)}")
-            self.content[key] = (chunk, old[1] + counts)
+            held[place] = (chunk, old[1] + counts)
 
     def check_result(self) -> None:
         """Raise where the output is not what the collective promises."""
         for index in range(self.limits["output"]):
             piece = self.row.result(self.rank, self.size, self.root, self.per_block, index)
             wanted = (piece.chunk, _once(piece.ranks))
-            found = self.content.get(("output", index))
-            if piece.ranks and found != wanted:
-                raise self.error(None, f"at the end output chunk {index} holds {_words(found, self.size)}, "
+            held = self.content["output"].get(index)
+            if piece.ranks and held != wanted:
+                raise self.error(None, f"at the end output chunk {index} holds {_words(held, self.size)}, "
                                        f"not {_words(wanted, self.size)}")
 
 
@@ -206,8 +190,8 @@ def _once(ranks: frozenset[int]) -> int:
     return sum(1 << DIGIT * rank for rank in ranks)
 
 
-def _keys(part: Slice) -> list[Key]:
-    return [(part.buffer, chunk) for chunk in range(part.first, part.first + part.count)]
+def _chunks(part: Slice) -> range:
+    return range(part.first, part.first + part.count)
 
 
 def _words(content: Content | None, size: int) -> str:
@@ -226,37 +210,38 @@ class Row(NamedTuple):
     fault: str | None
 
 
-def prove_registry(sizes: Iterable[int], segments: Iterable[int], collective: str | None = None,
+def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: str | None = None,
                    algorithm: str | None = None) -> Iterator[Row]:
     """Yield a row for every algorithm: proved for all `sizes`, `segments` and, where it has one, three roots.
 
     Up to 16 ranks what takes parameters in its name is proved with all that it has, and on uneven nodes if it heeds
-    them.
+    them. Many ranks are proved by as many processes as there are cores.
     """
-    for (kind, name), found in registry().items():
-        if collective in (None, kind) and algorithm in (None, name):
-            claims = [Claim(one, size, root, pieces, nodes) for size in sizes for one in _names(found, size)
-                      for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
-                      for pieces in (segments if "segments" in found.options else (1,))
-                      for nodes in ({None, _uneven(size)} if "nodes" in found.options and size <= FEW else {None})]
-            yield Row(kind, name, len(claims), _first_fault(kind, claims))
+    asked = [(*key, sizes, segments) for key in registry() if collective in (None, key[0])
+             and algorithm in (None, key[1])]
+    with contextlib.ExitStack() as held:
+        each: Callable[..., Iterable[Row]] = map
+        if max(sizes, default=0) > FEW:
+            each = held.enter_context(concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)))).map
+        yield from each(_proved, asked)
 
 
-class Claim(NamedTuple):
-    """What is proved: an algorithm with its parameters, and what else decides its schedule."""
+def _proved(asked: tuple[str, str, Sequence[int], Sequence[int]]) -> Row:
+    kind, name, sizes, segments = asked
+    entry = registry()[kind, name]
+    claims = [{"algorithm": one, "size": size, "root": root, "segments": pieces, "nodes": nodes}
+              for size in sizes for one in _names(entry, size)
+              for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
+              for pieces in (segments if "segments" in entry.options else (1,))
+              for nodes in ({None, _uneven(size)} if "nodes" in entry.options and size <= FEW else {None})]
+    return Row(kind, name, len(claims), _first_fault(kind, claims))
 
-    algorithm: str
-    size: int
-    root: int
-    segments: int
-    nodes: tuple[int, ...] | None
 
-
-def _names(found: Algorithm, size: int) -> list[str]:
+def _names(entry: Algorithm, size: int) -> list[str]:
     """Return the name, and up to 16 ranks all that can be said by it."""
-    if found.variants is None or size > FEW:
-        return [found.name]
-    return [found.name, *(f"{found.name}({one})" for one in found.variants(found.collective, size))]
+    if entry.variants is None or size > FEW:
+        return [entry.name]
+    return [entry.name, *(f"{entry.name}({one})" for one in entry.variants(entry.collective, size))]
 
 
 def _uneven(size: int) -> tuple[int, ...]:
@@ -268,12 +253,10 @@ def _uneven(size: int) -> tuple[int, ...]:
     return tuple((math.isqrt(8 * rank + 1) - 1) // 2 for rank in range(size))
 
 
-def _first_fault(collective: str, claims: list[Claim]) -> str | None:
-    try:
-        for claim in claims:
-            verify(collective, claim.algorithm, claim.size, root=claim.root, segments=claim.segments,
-                   nodes=claim.nodes)
-    except GpucollError as error:
-        return f"{claim.algorithm}, size {claim.size}, root {claim.root}, segments {claim.segments}, " \
-               f"nodes {claim.nodes}: {error}"
+def _first_fault(collective: str, claims: list[dict[str, Any]]) -> str | None:
+    for claim in claims:
+        try:
+            verify(collective, **claim)
+        except GpucollError as error:
+            return f"{', '.join(f'{name} {value}' for name, value in claim.items())}: {error}"
     return None

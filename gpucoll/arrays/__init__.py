@@ -1,14 +1,32 @@
-"""Arrays as the executors need them: accepted and checked, flat, and combined by NumPy.
+"""A call's arrays made ready: checked, flat, with the place where the result is formed.
+
+    accept              what is accepted as an array, where its elements lie
+    space               where a call's arrays live, reductions by NumPy
+    segments, symmetric      memory that other processes map; blocks that lie alike on all ranks
 
 Nothing here communicates: a call that is refused here has moved and written nothing.
 """
 
-from gpucoll.arrays.accept import as_array, check_blocks, check_input, check_output, check_rows, check_writable
-from gpucoll.arrays.combine import check_op, combiner
-from gpucoll.arrays.memory import (
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from gpucoll.arrays.accept import (
     Array,
     address,
+    as_array,
     bounds,
+    carried_dtype,
+    check_blocks,
+    check_input,
+    check_output,
+    check_rows,
+    check_writable,
     is_borrowed,
     module_of,
     on_gpu,
@@ -16,24 +34,208 @@ from gpucoll.arrays.memory import (
     same_memory,
     stream_of,
 )
-from gpucoll.arrays.prepare import (
-    NOTHING,
-    Cut,
-    Prepared,
-    Sizes,
-    Target,
-    flat,
-    joined,
-    kind_of,
-    prepare,
-    prepare_blocks,
-    prepare_scatter,
-    split,
-    target,
-)
-from gpucoll.arrays.space import HOST, Space
+from gpucoll.arrays.space import HOST, Space, check_op, combiner
+from gpucoll.chunks import Layout, Ragged
+from gpucoll.collectives import COLLECTIVES, Collective
+from gpucoll.dtypes import Dtype, row_of
+from gpucoll.errors import ArgumentError, DtypeError
 
 __all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "bounds",
            "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",
            "flat", "is_borrowed", "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks",
            "prepare_scatter", "same_memory", "split", "stream_of", "target"]
+
+
+class Target(NamedTuple):
+    """Where a result is formed (`row`) and where it belongs (`out`)."""
+
+    out: Array
+    row: Array
+
+    def deliver(self, space: Space) -> None:
+        """Write the result into a strided `out`, leaving its gaps alone."""
+        if not space.works_on(self.out):
+            space.unpack(self.row, self.out)
+
+
+def target(out: Array, space: Space) -> Target:
+    """Return the target for `out`: its own memory where executors can work on it."""
+    return Target(out, out.reshape(-1) if space.works_on(out) else space.empty(out.size, out.dtype))
+
+
+def flat(x: Array, space: Space) -> Array:
+    """Return the elements of `x` in C order as one contiguous row; a view where executors can work on its memory."""
+    return x.reshape(-1) if space.works_on(x) else joined([x], space)
+
+
+def joined(xs: Sequence[Array], space: Space) -> Array:
+    """Return the elements of all `xs`, which are of one dtype, as one new row."""
+    row = space.empty(sum(x.size for x in xs), xs[0].dtype)
+    start = 0
+    for x in xs:
+        space.pack(x, row[start:start + x.size])
+        start += x.size
+    return row
+
+
+class Cut(NamedTuple):
+    """How many elements a block has; where blocks are not alike, the lengths of those of each side."""
+
+    elements: int
+    lengths: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def layouts(self, per_block: int) -> tuple[Layout | Ragged, Layout | Ragged]:
+        """Return the layouts of input and output for `per_block` chunks a block."""
+        if self.lengths is None:
+            return (Layout(self.elements, per_block),) * 2
+        return Ragged.of(self.lengths[0]), Ragged.of(self.lengths[1])
+
+
+class Prepared(NamedTuple):
+    """A call's arrays, checked: flat input, target of the result, what the caller gets, bytes of the larger side.
+
+    `given` is what the input was packed from, which must live as long.
+    """
+
+    input: Array | None
+    target: Target | None
+    dtype: Dtype
+    cut: Cut
+    nbytes: int
+    result: Any
+    space: Space
+    given: Any = None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether input and result are the same memory."""
+        return self.input is not None and self.target is not None and same_memory(self.input, self.target.row)
+
+
+NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None, HOST)
+
+
+class Sizes(NamedTuple):
+    """Who is asking: this rank, how many there are, the root."""
+
+    rank: int
+    size: int
+    root: int
+
+
+def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object = None,
+            space: Space = HOST) -> Prepared:
+    """Check `x` and `out` for collective `row` and return what an executor needs; raise ArgumentError or DtypeError."""
+    with space.current:
+        source = check_input(row.name, x)
+    space.check(row.name, "x", source)
+    if row.name == "broadcast":
+        return _prepare_broadcast(row, x, source, who, space)
+    shape = _block_shape(row, source, who.size)
+    kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
+    formed, result = _prepare_output(row, source, out, (who.size, *shape) if row.output.blocks else shape, who, space)
+    given = space.read_as(flat(source, space), kind)
+    if formed is not None:
+        formed = Target(formed.out, space.read_as(formed.row, kind))
+    return _prepared(row, given, formed, kind, math.prod(shape), who.size, result, space)._replace(given=source)
+
+
+def _prepared(row: Collective, source: Array | None, formed: Target | None, kind: Dtype, elements: int, size: int,
+              result: Any, space: Space) -> Prepared:
+    nbytes = elements * (size if row.blocks else 1) * kind.itemsize
+    return Prepared(source, formed, kind, Cut(elements), nbytes, result, space)
+
+
+def _block_shape(row: Collective, x: Array, size: int) -> tuple[int, ...]:
+    if not row.input.blocks:
+        return x.shape
+    if x.ndim == 0 or x.shape[0] != size:
+        raise ArgumentError(f"{row.name}: x has shape {x.shape}; its first axis must be {size}, a block for each rank",
+                            code="GC-SHAPE")
+    return x.shape[1:]
+
+
+def _prepare_output(row: Collective, x: Array, out: object, shape: tuple[int, ...], who: Sizes,
+                    space: Space) -> tuple[Target | None, Any]:
+    array = None if out is None else _checked_output(row, out, shape, x.dtype, x, space)
+    if not row.output.exists(who.rank, who.root):
+        return None, None
+    if array is None:
+        array = out = space.empty(shape, x.dtype)
+    return target(array, space), out
+
+
+def _checked_output(row: Collective, out: object, shape: tuple[int, ...], dtype: numpy.dtype, x: Array | None,
+                    space: Space) -> Array:
+    with space.current:
+        array = check_output(row.name, out, shape, dtype, x)
+    space.check(row.name, "out", array)
+    return array
+
+
+def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, space: Space) -> Prepared:
+    """The others' `x` is only written, and the root's read: a schedule may write there what is there already.
+
+    So a root's array that is read-only takes part as a copy.
+    """
+    kind = row_of(array.dtype)
+    if who.rank == who.root:
+        source = flat(array, space) if getattr(array.flags, "writeable", True) else joined([array], space)
+        return _prepared(row, source, Target(source, source), kind, array.size, 1, x, space)._replace(given=array)
+    check_writable(row.name, "x", array)
+    return _prepared(row, None, target(array, space), kind, array.size, 1, x, space)
+
+
+def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype: numpy.dtype, who: Sizes,
+                    space: Space) -> Prepared:
+    """Return what scatter needs, the root's `shape` (size, \\*s) and dtype being known; `x` is the root's array."""
+    row = COLLECTIVES["scatter"]
+    array = None if out is None else _checked_output(row, out, shape[1:], dtype, x, space)
+    if array is None:
+        array = out = space.empty(shape[1:], dtype)
+    source = None if x is None else flat(x, space)
+    formed = target(array, space)
+    return _prepared(row, source, formed, row_of(dtype), math.prod(shape[1:]), who.size, out, space)._replace(given=x)
+
+
+def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int,
+                   tail: tuple[int, ...], dtype: numpy.dtype, space: Space, *, has_output: bool = True,
+                   given: Any = None, kind: Dtype | None = None) -> Prepared:
+    """Return what a v-variant needs: its flat input, and the lengths (along the first axis) of both sides' blocks.
+
+    `most` is the length of the longest input or output of all ranks: what is chosen by it must be alike on all.
+    """
+    width = math.prod(tail)
+    lengths_in, lengths_out = (tuple(length * width for length in side) for side in lengths)
+    array = space.empty(sum(lengths_out), dtype) if has_output else None
+    blocks = None if array is None else split(array, lengths[1], tail)
+    result = blocks[0] if blocks is not None and not row.output.blocks else blocks
+    nbytes = most * width * dtype.itemsize
+    kind = kind or row_of(dtype)
+    formed = None if array is None else Target(array, space.read_as(array, kind))
+    row_in = None if source is None else space.read_as(source, kind)
+    return Prepared(row_in, formed, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, given)
+
+
+def split(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:
+    """Return views of one row: a block for each length along the first axis."""
+    width, stops = math.prod(tail), itertools.accumulate(lengths)
+    return [row[(stop - length) * width:stop * width].reshape(length, *tail)
+            for length, stop in zip(lengths, stops, strict=True)]
+
+
+def kind_of(name: str, x: Array, dtype: object) -> Dtype:
+    """Return the dtype in which the elements of `x` are reduced.
+
+    `dtype` reads the bytes of an unsigned carrier as another dtype of the same width, e.g.
+    uint8 as float8_e4m3fn; None is the array's own. Raises DtypeError.
+    """
+    own = row_of(x.dtype)
+    if dtype is None:
+        return own
+    row = row_of(dtype)
+    carrier = x.dtype.kind == "u" and x.dtype.itemsize == row.itemsize
+    if own != row and not carrier:
+        raise DtypeError(f"{name}: dtype={row.name} cannot be read from an array of {x.dtype}; "
+                         f"pass x.astype(...) or an unsigned array of {row.itemsize} bytes an element")
+    return row

@@ -1,17 +1,111 @@
-"""What is accepted as an array, and every reason why not."""
+"""What is accepted as an array, and every reason why not; where its elements lie, and whether two arrays share any."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays.memory import Array, has, on_gpu, overlap, overlaps_itself, same_memory
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 from gpucoll.ops import op_of
+
+Array: TypeAlias = numpy.ndarray[Any, Any]  # NumPy's, or CuPy's, whose interface is the same
+
+OVERLAP_WORK = 100_000  # the exact answer can take exponential time; from there on: they overlap
+CUDA_MEMORY = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
+
+
+def on_gpu(x: Any) -> bool:
+    """Return whether `x` is an array in GPU memory; imports nothing."""
+    if isinstance(x, numpy.ndarray):
+        return False
+    if has(x, "__cuda_array_interface__"):  # PyTorch's tensors have it on a GPU only
+        return True
+    try:
+        return has(x, "__dlpack_device__") and not isinstance(x, type) and x.__dlpack_device__()[0] in CUDA_MEMORY
+    except Exception:  # the object's own; whoever opens it says why it cannot be opened
+        return False
+
+
+def has(x: Any, name: str) -> bool:
+    """Return whether `x` has an attribute: one that raises is there, as PyTorch's on a tensor that requires grad."""
+    try:
+        getattr(x, name)
+    except Exception as error:
+        return not isinstance(error, AttributeError)
+    return True
+
+
+def stream_of(arrays: Iterable[object]) -> Any:
+    """Return the current stream of PyTorch's where one of the arrays is its; None leaves CuPy's."""
+    torch = sys.modules.get("torch")
+    tensors = [x for x in arrays if torch is not None and isinstance(x, torch.Tensor) and on_gpu(x)]
+    return torch.cuda.current_stream(tensors[0].device) if torch is not None and tensors else None
+
+
+def is_borrowed(x: Any) -> bool:
+    """Return whether `x` is in GPU memory that CuPy's pool does not know: who gives it out again asks no stream."""
+    return on_gpu(x) and not isinstance(x, getattr(sys.modules.get("cupy"), "ndarray", ()))
+
+
+def module_of(x: Any) -> Any:
+    """Return the array module of `x`: numpy or cupy."""
+    return numpy if isinstance(x, numpy.ndarray) else sys.modules["cupy"]
+
+
+def address(x: Any) -> int:
+    """Return the address of the first element, 0 of None."""
+    if x is None:
+        return 0
+    return x.__array_interface__["data"][0] if isinstance(x, numpy.ndarray) else x.data.ptr
+
+
+class _Bounds:
+    """The addresses of a GPU array's elements, for NumPy to compare."""
+
+    def __init__(self, x: Any) -> None:
+        self.__array_interface__ = {"version": 3, "shape": x.shape, "strides": x.strides, "data": (x.data.ptr, True),
+                                    "typestr": f"|V{x.dtype.itemsize}"}
+
+
+def bounds(x: Any) -> Array:
+    """Return an array of the same addresses for NumPy's arithmetic on them; of a GPU's it must not be read."""
+    return x if isinstance(x, numpy.ndarray) else numpy.asarray(_Bounds(x))
+
+
+def same_memory(x: Any, out: Any) -> bool:
+    """Return whether both are the same elements in the same order: the call is in place."""
+    if x is out:
+        return True
+    if x.size != out.size or address(x) != address(out):
+        return False
+    both_flat = x.flags.c_contiguous and out.flags.c_contiguous
+    return both_flat or x.strides == out.strides
+
+
+def overlap(x: Any, out: Any) -> bool:
+    """Return whether two arrays share an element, or whether that is too hard to tell."""
+    if on_gpu(x) != on_gpu(out):
+        return False
+    try:
+        return numpy.shares_memory(bounds(x), bounds(out), max_work=OVERLAP_WORK)  # type: ignore[arg-type]
+    except numpy.exceptions.TooHardError:
+        return True
+
+
+def overlaps_itself(array: Any) -> bool:
+    """Return whether an axis steps by less than the axes inside it take; an empty array never does."""
+    if array.flags.c_contiguous:
+        return False
+    reach = array.itemsize
+    for stride, length in sorted((abs(s), n) for s, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach and array.size:
+            return True
+        reach += stride * (length - 1)
+    return False
 
 
 def as_array(name: str, what: str, x: object) -> Array:
@@ -29,7 +123,8 @@ def as_array(name: str, what: str, x: object) -> Array:
         return _gpu_array(name, what, x)
     if isinstance(x, numpy.generic) or not (has(x, "__dlpack__") or has(x, "__array_interface__")):
         raise ArgumentError(f"{name}: {what} is a {type(x).__name__}, not an array{_advice(what, x)}", code="GC-ARRAY")
-    return _foreign(name, what, x)
+    return _opened(name, what, x, "NumPy", lambda tensor: tensor.numpy(),
+                   numpy.asarray if has(x, "__array_interface__") else numpy.from_dlpack)
 
 
 def _advice(what: str, x: object) -> str:
@@ -61,24 +156,19 @@ def _gpu_array(name: str, what: str, x: Any) -> Array:
                             code="GC-ARRAY") from error
     if isinstance(x, cupy.ndarray):
         return x
+    return _opened(name, what, x, "CuPy", cupy.from_dlpack,
+                   cupy.from_dlpack if has(x, "__dlpack__") else cupy.asarray)
+
+
+def _opened(name: str, what: str, x: Any, library: str, of_tensor: Callable[[Any], Any],
+            of_others: Callable[[Any], Any]) -> Array:
     torch = sys.modules.get("torch")
     try:
         if torch is not None and isinstance(x, torch.Tensor):
-            return _tensor(torch, x, cupy.from_dlpack)
-        return cupy.from_dlpack(x) if has(x, "__dlpack__") else cupy.asarray(x)
+            return _tensor(torch, x, of_tensor)
+        return of_others(x)
     except Exception as error:  # the object's own may be any
-        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives CuPy no access to its memory: {error}",
-                            code="GC-ARRAY") from error
-
-
-def _foreign(name: str, what: str, x: Any) -> Array:
-    torch = sys.modules.get("torch")
-    try:
-        if torch is not None and isinstance(x, torch.Tensor):
-            return _tensor(torch, x, lambda tensor: tensor.numpy())
-        return numpy.asarray(x) if has(x, "__array_interface__") else numpy.from_dlpack(x)
-    except Exception as error:
-        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives NumPy no access to its memory: {error}",
+        raise ArgumentError(f"{name}: {what}, a {type(x).__name__}, gives {library} no access to its memory: {error}",
                             code="GC-ARRAY") from error
 
 
@@ -132,8 +222,8 @@ def check_writable(name: str, what: str, array: Array) -> None:
 def check_blocks(name: str, xs: object, size: int) -> list[Array]:
     """Return the arrays of a list of `size` that differ in their first axis only; raise ArgumentError or DtypeError."""
     if not isinstance(xs, Sequence) or isinstance(xs, str | bytes) or len(xs) != size:
-        found = f"{len(xs)} of them" if isinstance(xs, Sequence) else f"a {type(xs).__name__}"
-        raise ArgumentError(f"{name}: expected a list of {size} arrays, one for each rank, not {found}",
+        given = f"{len(xs)} of them" if isinstance(xs, Sequence) else f"a {type(xs).__name__}"
+        raise ArgumentError(f"{name}: expected a list of {size} arrays, one for each rank, not {given}",
                             code="GC-COUNTS")
     blocks = [check_rows(name, x) for x in xs]
     for index, block in enumerate(blocks):

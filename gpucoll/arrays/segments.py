@@ -11,7 +11,7 @@ import weakref
 
 import numpy
 
-from gpucoll.arrays.memory import Array, address
+from gpucoll.arrays.accept import Array, address
 
 _SERIALS = itertools.count(1)
 _FILES = 1 << 20  # more than a process may have open
@@ -31,7 +31,8 @@ class Segment:
         # Where the system has no such files the memory is this process' own, and `attach` raises.
         self._file = os.memfd_create("gpucoll") if shared and hasattr(os, "memfd_create") else -1
         try:
-            if nbytes > _physical():
+            # The system promises more than this machine has, and ends whoever takes it.
+            if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
                 raise OSError(errno.ENOMEM, f"{nbytes} bytes are more than this machine has")
             if self._file >= 0:
                 os.ftruncate(self._file, nbytes)
@@ -54,11 +55,6 @@ class Segment:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-
-def _physical() -> int:
-    """Return the bytes of memory of this machine: the system promises more, and ends whoever takes them."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def attach(process: int, key: int) -> Array:

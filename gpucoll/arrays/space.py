@@ -1,120 +1,205 @@
 """A space: where the arrays of a call live, and what is done to them there besides moving them between ranks.
 
-`Host` is NumPy's memory. A device's space is bound to a stream, and enqueues what it is asked for.
+On the host that is NumPy's: one function for each op and dtype, alike for every executor. A device's space is bound to
+a stream, and enqueues what it is asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays.combine import fill_identity, finish, premultiplied
-from gpucoll.arrays.memory import Array, on_gpu
-from gpucoll.dtypes import Dtype, numpy_dtype
-from gpucoll.errors import ArgumentError
-from gpucoll.ops import Op
+from gpucoll.arrays.accept import Array, on_gpu
+from gpucoll.dtypes import Dtype, numpy_dtype, row_of
+from gpucoll.errors import ArgumentError, DtypeError
+from gpucoll.ops import FUNCTIONS, LOGICAL, Op
+
+Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
+Pair: TypeAlias = Callable[..., Any]
+
+BLOCK = 1 << 14  # elements that are widened at a time, so that they stay in the nearest cache
 
 
-class Space(Protocol):
-    """Where a call's arrays live. Rows are contiguous and one-dimensional."""
+def check_op(name: str, op: Op, dtype: Dtype) -> None:
+    """Raise DtypeError where `op` is not defined for `dtype`."""
+    if dtype.kind not in op.kinds:
+        raise DtypeError(f"{name}: op {op.name} is not defined for {dtype.name}, only for {', '.join(op.kinds)}",
+                         code="GC-OP-DTYPE")
+    if op.expression or op.factor is not None:
+        _rehearse(name, op, dtype)
 
-    device: str  # "cpu", "cuda" or "emulated"
-    stream: Any  # on which work is enqueued; None where there is none
+
+def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
+    """Try an op of the user's own on one element, before anything moves."""
+    one = numpy.ones(1, numpy_dtype(dtype.name))
+    try:
+        combiner(op, dtype)(one.copy(), premultiplied(op, one), [one])
+        if op.expression:
+            fill_identity(op, one)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
+                         code="GC-OP-DTYPE") from error
+
+
+@functools.lru_cache(maxsize=256)
+def combiner(op: Op, dtype: Dtype) -> Combine:
+    """Return ``combine(dst, base, operands)``: dst = op(...op(base, operands[0])..., operands[-1]).
+
+    float16, bfloat16 and float8 are combined in float32 and rounded once. Integers wrap, NaN wins.
+    """
+    pair = _expression(op.expression) if op.expression else getattr(numpy, op.numpy)
+    if dtype.wide is None:
+        return functools.partial(_combine, pair)
+    return functools.partial(_combine_wide, pair, numpy.dtype(dtype.wide))
+
+
+def _expression(text: str) -> Pair:
+    """Return the checked expression of `gpucoll.elementwise_op` in the form of a NumPy function of two arrays."""
+    code = compile(text, "<elementwise_op>", "eval")
+    known = {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
+    known["__builtins__"] = {"__import__": __import__}  # NumPy's own errors import something
+
+    def pair(a: Array, b: Array, out: Array) -> None:
+        numpy.copyto(out, eval(code, known, {"a": a, "b": b}), casting="same_kind")
+
+    return pair
+
+
+def _combine(pair: Pair, dst: Array, base: Array, operands: Sequence[Array]) -> None:
+    with numpy.errstate(all="ignore"):  # overflow and NaN are the contract's, not a surprise
+        for operand in operands:
+            pair(base, operand, out=dst)
+            base = dst
+
+
+def _combine_wide(pair: Pair, wide: numpy.dtype, dst: Array, base: Array, operands: Sequence[Array]) -> None:
+    with numpy.errstate(all="ignore"):
+        for start in range(0, len(dst), BLOCK):
+            block = slice(start, start + BLOCK)
+            total = base[block].astype(wide)
+            for operand in operands:
+                pair(total, operand[block].astype(wide), out=total)
+            dst[block] = total.astype(dst.dtype)
+
+
+def premultiplied(op: Op, row: Array) -> Array:
+    """Return what a rank contributes: `row`, or its product with the factor of `gpucoll.premul_sum`."""
+    if op.factor is None:
+        return row
+    wide = row_of(row.dtype).wide
+    with numpy.errstate(all="ignore"):
+        product = (row if wide is None else row.astype(wide)) * op.factor
+    return product.astype(row.dtype, casting="same_kind" if wide is None else "unsafe")
+
+
+def finish(op: Op, row: Array, contributions: int) -> None:
+    """Apply what an op does once, at the end: avg divides; a lone logical contribution becomes 0 or 1."""
+    if op.name == "avg":
+        wide = row_of(row.dtype).wide
+        with numpy.errstate(all="ignore"):
+            if wide is None:  # in place: memory for the quotients would cost several times the division
+                numpy.divide(row, contributions, out=row)
+            for start in range(0, len(row) if wide else 0, BLOCK):
+                block = row[start:start + BLOCK]
+                block[...] = (block.astype(wide) / contributions).astype(row.dtype)
+    elif op.name in LOGICAL and contributions == 1:
+        row[...] = (row != 0).astype(row.dtype)
+
+
+def fill_identity(op: Op, row: Array) -> None:
+    """Write the op's identity, the result of reducing nothing."""
+    identity = op.identity
+    if identity in ("lowest", "highest"):
+        row[...] = _extreme(row.dtype, highest=identity == "highest")
+    elif identity == "all ones":
+        row[...] = numpy.invert(numpy.zeros(1, row.dtype))
+    else:
+        row[...] = numpy.asarray(identity if op.expression else int(identity)).astype(row.dtype)
+
+
+def _extreme(dtype: numpy.dtype, *, highest: bool) -> Any:
+    if dtype.kind == "b":
+        return highest
+    if row_of(dtype).kind == "int":
+        return numpy.iinfo(dtype).max if highest else numpy.iinfo(dtype).min
+    limit = numpy.float32(numpy.inf if highest else -numpy.inf).astype(dtype)
+    if numpy.isinf(limit.astype(numpy.float32)):
+        return limit
+    # float8_e4m3fn has no infinity
+    return numpy.array(0x7E if highest else 0xFE, numpy.uint8).view(dtype)
+
+
+class Space:
+    """Where a call's arrays live: NumPy's memory, of which a device's space is another one. Rows are contiguous and
+    one-dimensional.
+    """
+
+    device = "cpu"  # or "cuda", "emulated"
+    stream: Any = None  # on which work is enqueued; None where there is none
 
     @property
     def current(self) -> AbstractContextManager[object]:
         """Inside, `stream` is the current one: whoever is asked for an array by DLPack gives it in its order."""
+        return nullcontext()
 
     def check(self, name: str, what: str, array: Array) -> None:
         """Raise ArgumentError for an array that lives elsewhere."""
+        if on_gpu(array):
+            raise ArgumentError(f"{name}: {what} is on a GPU, other arrays of the call are on the host; pass all of "
+                                "them there or here", code="GC-DEVICE")
 
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
         """Return a new array."""
+        return numpy.empty(shape, dtype)
 
     def works_on(self, x: Array) -> bool:
         """Return whether executors can work on the memory of `x` itself; else it goes by `pack` and `unpack`."""
+        return bool(x.flags.c_contiguous)
 
     def pack(self, x: Array, row: Array) -> None:
         """Write the elements of `x`, in C order, into `row`."""
+        numpy.copyto(row.reshape(x.shape), x)
 
     def unpack(self, row: Array, out: Array) -> None:
         """Write `row` into `out`, in C order, leaving the gaps of a strided `out` alone."""
+        numpy.copyto(out, row.view(out.dtype).reshape(out.shape))
 
     def read_as(self, row: Array, dtype: Dtype) -> Array:
         """Return `row` in the form in which `dtype` is reduced here."""
+        return row.view(numpy_dtype(dtype.name))
 
     def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
         """Return what a rank contributes: `row`, or its product with the factor of `gpucoll.premul_sum`."""
+        return premultiplied(op, row)
 
     def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
         """Apply what an op does once, at the end."""
+        finish(op, row, contributions)
 
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
         """Write the op's identity, the result of reducing nothing."""
+        fill_identity(op, row)
 
     def begin(self) -> None:
         """Do what was asked for while the call was prepared (`pack`, `premultiplied`), as far as it is still to do."""
 
     def completion(self) -> Any:
         """Return what tells the end of an operation that the host has only enqueued; None where it does it itself."""
-
-    def end(self, keep: object) -> Iterator[Any]:
-        """End an operation; `keep` lives until it has ended on its stream."""
-
-    def abandon(self, keep: object) -> None:
-        """Let go of an operation that has failed; what may still be written lives for ever."""
-
-
-class Host:
-    """NumPy's memory."""
-
-    device = "cpu"
-    stream = None
-    current = nullcontext()
-
-    def check(self, name: str, what: str, array: Array) -> None:
-        if on_gpu(array):
-            raise ArgumentError(f"{name}: {what} is on a GPU, other arrays of the call are on the host; pass all of "
-                                "them there or here", code="GC-DEVICE")
-
-    def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype) -> Array:
-        return numpy.empty(shape, dtype)
-
-    def works_on(self, x: Array) -> bool:
-        return bool(x.flags.c_contiguous)
-
-    def pack(self, x: Array, row: Array) -> None:
-        numpy.copyto(row.reshape(x.shape), x)
-
-    def unpack(self, row: Array, out: Array) -> None:
-        numpy.copyto(out, row.view(out.dtype).reshape(out.shape))
-
-    def read_as(self, row: Array, dtype: Dtype) -> Array:
-        return row.view(numpy_dtype(dtype.name))
-
-    def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
-        return premultiplied(op, row)
-
-    def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
-        finish(op, row, contributions)
-
-    def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
-        fill_identity(op, row)
-
-    def begin(self) -> None:
-        """Nothing is left to do."""
-
-    def completion(self) -> None:
         return None
 
     def end(self, keep: object) -> Iterator[Any]:
+        """End an operation; `keep` lives until it has ended on its stream."""
         return iter(())
 
     def abandon(self, keep: object) -> None:
-        """Host executors have kept what MPI may still write."""
+        """Let go of an operation that has failed; what may still be written lives for ever.
+
+        Host executors have kept what MPI may still write.
+        """
 
 
-HOST = Host()
+HOST = Space()

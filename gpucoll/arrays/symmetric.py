@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 import numpy
 
-from gpucoll.arrays.memory import Array
+from gpucoll.arrays.accept import Array
 from gpucoll.arrays.segments import Segment
 
 SLAB = 1 << 26  # bytes; pages that are not used yet cost nothing
 LINE = 64
-TOLD = 32  # dropped blocks told at a time
+AT_A_TIME = 32  # dropped blocks
 
 
 class Slab(Protocol):
@@ -33,7 +33,7 @@ class Slab(Protocol):
         """Let nobody reach it any more; it lives until the last array on it has gone."""
 
 
-class Place(NamedTuple):
+class Extent(NamedTuple):
     """A block: number of the slab, first byte, bytes."""
 
     slab: int
@@ -44,7 +44,7 @@ class Place(NamedTuple):
 class Block:
     """What the arrays on a block hold on to, slices and reshapes of them too."""
 
-    def __init__(self, slab: Slab, place: Place) -> None:
+    def __init__(self, slab: Slab, place: Extent) -> None:
         self.slab, self.address, self.nbytes = slab, slab.start + place.start, place.nbytes
 
 
@@ -72,18 +72,18 @@ class Heap:
                  view: Callable[[Block, tuple[int, ...], numpy.dtype], Array] = on_host) -> None:
         self._size, self._make, self._view = size, make, view
         self._slabs: list[Slab] = []
-        self._free: list[Place] = []
-        self._used: dict[int, Place] = {}  # by number of the block
+        self._free: list[Extent] = []
+        self._used: dict[int, Extent] = {}  # by number of the block
         self._made = 0
         self._dropped: collections.deque[int] = collections.deque()  # by this rank
         self._drops: collections.Counter[int] = collections.Counter()
 
-    def news(self) -> list[int]:
-        """Return blocks that this rank has dropped, to be told to all."""
-        return [self._dropped.popleft() for _ in range(min(TOLD, len(self._dropped)))]
+    def dropped(self) -> list[int]:
+        """Return blocks that this rank has dropped, which all ranks shall know."""
+        return [self._dropped.popleft() for _ in range(min(AT_A_TIME, len(self._dropped)))]
 
     def reclaim(self, dropped: Iterable[int]) -> None:
-        """Note what all ranks have told by `news`: the blocks that every one of them has dropped can be used again."""
+        """Note what all ranks have `dropped`: the blocks that every one of them has dropped can be used again."""
         for block in dropped:
             self._drops[block] += 1
             if self._drops[block] == self._size:
@@ -103,7 +103,7 @@ class Heap:
         """Make room for such an array, and return the new slab; raise OSError where the system has no memory."""
         nbytes = max(SLAB, _lines(shape, dtype))
         self._slabs.append(self._make(nbytes))
-        self._give_back(Place(len(self._slabs) - 1, 0, nbytes))
+        self._give_back(Extent(len(self._slabs) - 1, 0, nbytes))
         return self._slabs[-1]
 
     def shrink(self) -> None:
@@ -129,10 +129,10 @@ class Heap:
             slab.close()
         self._slabs.clear()
 
-    def _free_place(self, wanted: int) -> Place | None:
+    def _free_place(self, wanted: int) -> Extent | None:
         return next((place for place in self._free if place.nbytes >= wanted), None)
 
-    def _take(self, wanted: int) -> Place:
+    def _take(self, wanted: int) -> Extent:
         """Return the first free place for so many bytes; in a new slab where there is none."""
         place = self._free_place(wanted)
         if place is None:
@@ -143,9 +143,9 @@ class Heap:
             self._give_back(place._replace(start=place.start + wanted, nbytes=place.nbytes - wanted))
         return place._replace(nbytes=wanted)
 
-    def _give_back(self, place: Place) -> None:
+    def _give_back(self, place: Extent) -> None:
         """Join the place with free ones before and after it."""
-        joined: list[Place] = []
+        joined: list[Extent] = []
         for one in sorted([*self._free, place]):
             last = joined[-1] if joined else None
             if last is not None and last.slab == one.slab and last.start + last.nbytes == one.start:

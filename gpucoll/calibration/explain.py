@@ -15,7 +15,6 @@ from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError
 from gpucoll.tuner import segments
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.explanation import Explanation, on_topology
-from gpucoll.tuner.model import partners
 
 PROGRAM = "gpucoll explain"
 RANKS = 8
@@ -25,17 +24,16 @@ def main(options: Any) -> int:
     """Print the explanation; return 0. Under mpiexec rank 0 prints; wrong arguments end every rank with 2."""
     here = launched()[0] > 1 and options.ranks is None and options.topology is None
     try:
-        found = _here(options) if here else _elsewhere(options)
+        if here:
+            with gpucoll.init() as comm:
+                explanation = comm.explain(options.collective, byte_size(options.size), options.dtype, options.device)
+        else:
+            explanation = _elsewhere(options)
     except (ArgumentError, DtypeError, UsageError, BackendError) as error:
         refuse(PROGRAM, str(error.args[0]))
     if launched()[1] == 0:
-        print(json.dumps(found) if options.json else found, flush=True)
+        print(json.dumps(explanation) if options.json else explanation, flush=True)
     return 0
-
-
-def _here(options: Any) -> Explanation:
-    with gpucoll.init() as comm:
-        return comm.explain(options.collective, byte_size(options.size), options.dtype, options.device)
 
 
 def _elsewhere(options: Any) -> Explanation:
@@ -47,8 +45,7 @@ def _elsewhere(options: Any) -> Explanation:
     nodes = topology.nodes(ranks)
     names = scheduled(row.name, ranks, 1 if nodes is None else max(nodes) + 1)
     rows = sweep(row.name, [], [ranks], [nbytes], topology, segments).rows
-    rows = [found for found in rows if found.algorithm in names]
+    rows = [one for one in rows if one.algorithm in names]
     if not rows:
         raise ArgumentError(f"nothing can be predicted of {row.name} for {ranks} ranks", code="GC-SIMULATE")
-    ways = [partners(row.name, found.algorithm, nodes or (0,) * ranks).ways for found in rows]
-    return on_topology(row.name, nbytes, topology, rows, ways)
+    return on_topology(row.name, nbytes, topology, rows)

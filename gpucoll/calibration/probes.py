@@ -1,4 +1,4 @@
-"""What is measured for a fit: a barrier, exchanges without and with a reduction, many messages at once.
+"""What is measured for a fit: a barrier, exchanges without and with a reduction, many messages at once; and the fit.
 
 The messages are those of schedules, on all ranks at once: what an executor really does, and what ranks that share
 cores and memory really get of them.
@@ -11,16 +11,16 @@ import functools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy
 
 from gpucoll.algorithms import find
-from gpucoll.calibration.fit import Probe, fit
-from gpucoll.calibration.meter import Meter
-from gpucoll.calibration.operands import call_of
+from gpucoll.calibration.meter import Meter, call_of
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
-from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved, partners
-from gpucoll.tuner.table import Curve, LinkCost
+from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved
+from gpucoll.tuner.table import LinkCost
 
 SECONDS = 0.15  # for each size
 NAP = 1e-3  # seconds between two looks of ranks that have nothing to do
@@ -32,7 +32,6 @@ PROBES = (("barrier", "dissemination", 0), ("all_reduce", "recursive_doubling", 
           ("all_reduce", "recursive_doubling", LONG_BLOCK))
 ONE_PASS_PROBES = tuple((*way, nbytes) for way in MEETINGS if way[0] in ("all_reduce", "all_gather")
                         for nbytes in (8, BLOCK, LONG_BLOCK))
-NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)
 
 
 def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
@@ -40,23 +39,18 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
 
     A collective call; the same on every rank. On several nodes the slowest node counts.
     """
-    found = []
+    costs = []
     for name, color in (("node", comm.node), ("network", 0 if comm.local_rank == 0 else None)):
         part = comm.split(color)
         constants: list[dict[str, float]] = []
         if part is not None:
             with part:
                 constants = _measured(part, executor, device) if part.size > 1 else []
-        everyone = [one for one in _gathered(comm, constants) if one]
+        wait_for_all(comm.mpi, math.inf, NAP)  # who has nothing to do sleeps until the others have
+        everyone = [one for one in comm.mpi.allgather(constants) if one]
         for kind, rows in zip((executor, ONE_PASS), zip(*everyone, strict=True), strict=False):
-            found.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
-    return found
-
-
-def _gathered(comm: Communicator, value: Any) -> list[Any]:
-    """Return every rank's `value`; who has nothing to do sleeps until the others have."""
-    wait_for_all(comm.mpi, math.inf, NAP)
-    return list(comm.mpi.allgather(value))
+            costs.append(LinkCost(kind, name, **max(rows, key=lambda one: one["alpha"])))
+    return costs
 
 
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
@@ -72,24 +66,7 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
         call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
         seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])
         cost = find(collective, algorithm).cost.price(comm.size, nbytes)
-        further = partners(collective, algorithm, (0,) * comm.size).further
-        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], further, seconds)
-
-
-def native_curves(comm: Communicator, collectives: Sequence[str], device: str) -> list[Curve]:
-    """Return how long the native collectives take at a few sizes; those that are not there are left out."""
-    return [curve for collective in collectives if (curve := _native_curve(comm, collective, device)) is not None]
-
-
-def _native_curve(comm: Communicator, collective: str, device: str) -> Curve | None:
-    sizes = (0,) if collective == "barrier" else NATIVE_SIZES
-    seconds = []
-    for nbytes in sizes:
-        call = functools.partial(call_of(comm, collective, nbytes, device), "native")
-        if not runs(call):
-            return None
-        seconds.append(statistics.median(Meter(comm, device).samples([call], SECONDS)[0]))
-    return Curve(collective, "native", "native", sizes, tuple(seconds))
+        yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["beside"], seconds)
 
 
 def runs(call: Any) -> bool:
@@ -107,3 +84,37 @@ def serves(comm: Communicator, device: str) -> bool:
     """
     algorithm = "native" if comm.executor == "native" else "ring"
     return runs(functools.partial(call_of(comm, "all_reduce", 8, device), algorithm))
+
+
+CONSTANTS = ("alpha", "beta", "gamma", "gap")
+
+
+class Probe(NamedTuple):
+    """A measured time, and how often each constant is in it: rounds, bytes moved, bytes combined, further messages."""
+
+    rounds: float
+    moved: float
+    reduced: float
+    further: float
+    seconds: float
+
+
+def fit(probes: Sequence[Probe]) -> dict[str, float]:
+    """Return the constants that explain `probes` best.
+
+    >>> constants = fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1e6, 0, 0, 1.01e-3), Probe(1, 1e6, 1e6, 0, 1.51e-3)])
+    >>> {name: float(f"{value:.3g}") for name, value in constants.items()}
+    {'alpha': 1e-05, 'beta': 1e-09, 'gamma': 5e-10, 'gap': 0.0}
+    """
+    seconds = numpy.array([probe.seconds for probe in probes])
+    matrix = numpy.array([probe[:-1] for probe in probes], float) / seconds[:, None]
+    used = [column for column in range(len(CONSTANTS)) if matrix[:, column].any()]
+    values = numpy.zeros(len(CONSTANTS))
+    while used:
+        scale = matrix[:, used].max(0)
+        constants = numpy.linalg.lstsq(matrix[:, used] / scale, numpy.ones(len(probes)), rcond=None)[0] / scale
+        if (constants >= 0).all():
+            values[used] = constants
+            break
+        used.pop(int(constants.argmin()))
+    return dict(zip(CONSTANTS, map(float, values), strict=True))

@@ -8,14 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpucoll.calibration.meter import Meter
-from gpucoll.calibration.operands import call_of
+from gpucoll.calibration.meter import Meter, call_of
 from gpucoll.calibration.probes import runs
 from gpucoll.communicator import Communicator
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.table import Curve
 
 SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26))  # bytes
+NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)  # where nothing else is measured
 SECONDS = 0.25  # for each algorithm at each size
 HOPELESS = 3.0  # so many times as slow as the quickest, at two sizes in a row: not measured at larger ones
 BULK = 1 << 14  # bytes of a rank's share; below, who has many rounds is slow, and may be the quickest far above
@@ -35,15 +35,19 @@ def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int],
     """Return the curves of all ways to do `collective`; `say` is told what was measured. A collective call."""
     some = next(iter(comms.values()))
     left, slow = ways(comms, collective), dict[Way, int]()
-    found: dict[Way, list[tuple[int, float]]] = defaultdict(list)
+    curves: dict[Way, list[tuple[int, float]]] = defaultdict(list)
     for nbytes in (0,) if collective == "barrier" else sizes:
         calls = _calls(comms, collective, nbytes, device, left)
-        medians = dict(zip(calls, _medians(some, [*calls.values()], device), strict=True))
+        if not calls:
+            break
+        samples = Meter(some, device).samples([*calls.values()], SECONDS * len(calls))
+        medians = dict(zip(calls, map(statistics.median, samples), strict=True))
         for way, seconds in medians.items():
-            found[way].append((nbytes, seconds))
+            curves[way].append((nbytes, seconds))
         left = hopeful(medians, slow, nbytes // some.size)
-        say(_line(collective, nbytes, medians))
-    return [Curve(collective, *way, *zip(*points, strict=True)) for way, points in found.items()]
+        best = min(medians, key=medians.__getitem__)
+        say(f"{collective:16} {nbytes:10} bytes  {1e6 * medians[best]:12.1f} us  {best[1]} on {best[0]}")
+    return [Curve(collective, *way, *zip(*points, strict=True)) for way, points in curves.items()]
 
 
 def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> list[Way]:
@@ -67,12 +71,3 @@ def _calls(comms: dict[str, Communicator], collective: str, nbytes: int, device:
     made = {executor: call_of(comms[executor], collective, nbytes, device) for executor in {way[0] for way in left}}
     calls = {way: functools.partial(made[way[0]], way[1]) for way in left}
     return {way: call for way, call in calls.items() if runs(call)}
-
-
-def _medians(comm: Communicator, calls: Sequence[Callable[[], Any]], device: str) -> list[float]:
-    return [statistics.median(row) for row in Meter(comm, device).samples(calls, SECONDS * len(calls))]
-
-
-def _line(collective: str, nbytes: int, seconds: Mapping[Way, float]) -> str:
-    best = min(seconds, key=seconds.__getitem__)
-    return f"{collective:16} {nbytes:10} bytes  {1e6 * seconds[best]:12.1f} us  {best[1]} on {best[0]}"

@@ -17,15 +17,14 @@ import gpucoll
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.arguments import refuse
 from gpucoll.calibration import probes
-from gpucoll.calibration.operands import SWEPT
-from gpucoll.calibration.sweep import SIZES, sweep
+from gpucoll.calibration.meter import SWEPT
+from gpucoll.calibration.sweep import NATIVE_SIZES, SIZES, sweep
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.links import MpiLink
 from gpucoll.rendezvous import by_first_rank
-from gpucoll.tuner.host import facts, read, table_path
-from gpucoll.tuner.table import Shape, Table, as_toml
+from gpucoll.tuner.table import Shape, Table, as_toml, facts, read, table_path
 
 PROGRAM = "gpucoll tune"
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
@@ -35,16 +34,13 @@ HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. 
 def main(options: Any) -> int:
     """Measure, and write the table; return 0. A collective call; wrong arguments end every rank with exit code 2."""
     try:
-        collectives = _collectives(options.collective)
+        names = options.collective.split(",") if options.collective else SWEPT
+        collectives = [collective_row(name.strip()).name for name in names]
         sizes = _sizes(options.max_bytes)
         with gpucoll.init() as comm:
             return _tune(comm, options, collectives, sizes)
     except (ArgumentError, UsageError, BackendError) as error:
         refuse(PROGRAM, str(error.args[0]))
-
-
-def _collectives(text: str | None) -> list[str]:
-    return [collective_row(name.strip()).name for name in text.split(",")] if text else list(SWEPT)
 
 
 def _sizes(text: str) -> list[int]:
@@ -91,29 +87,25 @@ def _speaker(comm: Communicator) -> Any:
 
 @contextlib.contextmanager
 def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
-    """Yield a communicator of the same ranks for each executor that serves here."""
+    """Yield a communicator of the same ranks for each executor that serves here, be it one that we alone choose."""
     with contextlib.ExitStack() as stack:
-        made = {name: stack.enter_context(_with_executor(comm, name)) for name in EXECUTORS[device]}
+        made = {name: stack.enter_context(Communicator(MpiLink.of(comm.mpi, comm.timeout),
+                                                       comm.options._replace(executor=name)))
+                for name in EXECUTORS[device]}
         yield {name: one for name, one in made.items() if probes.serves(one, device)}
-
-
-def _with_executor(comm: Communicator, name: str) -> Communicator:
-    """Return a communicator of the same ranks with an executor, be it one that the library alone chooses."""
-    return Communicator(MpiLink.of(comm.mpi, comm.timeout), comm.options._replace(executor=name))
 
 
 def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:
     some, links = next(iter(comms.values())), []
     for executor in comms:
         if executor not in ("native", "hybrid"):  # which has those of shared and mpi
-            found = probes.links(some, executor, options.device)
-            links += found
-            say("\n".join(map(_link_line, found)))
-    if options.sweep:
-        curves = [curve for collective in collectives
-                  for curve in sweep(comms, collective, sizes, options.device, say)]
-    else:
-        curves = probes.native_curves(comms["native"], collectives, options.device) if "native" in comms else []
+            costs = probes.links(some, executor, options.device)
+            links += costs
+            say("\n".join(map(_link_line, costs)))
+    if not options.sweep:
+        comms, sizes = {name: comm for name, comm in comms.items() if name == "native"}, [*NATIVE_SIZES]
+    curves = [curve for collective in collectives if comms
+              for curve in sweep(comms, collective, sizes, options.device, say)]
     return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(links), tuple(curves))
 
 
@@ -126,16 +118,16 @@ def _before(path: Path) -> Table:
     """Return the table that is there, or an empty one: a bad or an old one is replaced."""
     host = facts()
     try:
-        found = read(path, host)
+        table = read(path, host)
     except ArgumentError as error:
         warnings.warn(f"replaced: {error}", stacklevel=2)
-        found = None
-    return found or Table(str(path), host, ())
+        table = None
+    return table or Table(str(path), host, ())
 
 
 def _prepare(folder: Path) -> None:
     """Make the folder; BackendError where nothing can be written there, before anything is measured."""
-    with _told(folder):
+    with _write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
@@ -143,13 +135,13 @@ def _prepare(folder: Path) -> None:
 def _write(path: Path, table: Table) -> None:
     """Write the table, whole or not at all."""
     draft = path.with_suffix(f".{os.getpid()}")
-    with _told(path):
+    with _write_errors(path):
         draft.write_text(as_toml(table, HEADING))
         draft.replace(path)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _write_errors(path: Path) -> Iterator[None]:
     """Make what prevents writing a BackendError."""
     try:
         yield

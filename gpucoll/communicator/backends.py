@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Array, Cut, address, same_memory
 from gpucoll.arrays.symmetric import Heap, Slab
-from gpucoll.bootstrap import Place
+from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Launcher, Task
@@ -70,7 +70,7 @@ def _refused(task: Task, there: list[Executor], allowed: str | None) -> Argument
                          f"{names}, but this communicator has executor={allowed!r}", code="GC-EXECUTOR")
 
 
-def choose(backend: Backend, task: Task, tuner: Tuner, place: Place, cut: Cut,
+def choose(backend: Backend, task: Task, tuner: Tuner, place: RankTopology, cut: Cut,
            executors: tuple[str, ...]) -> Executor:
     """Complete `task`, which has the algorithm asked for, by algorithm and plan; return who of `executors` runs it.
 
@@ -202,7 +202,7 @@ def plan_of(executor: Executor, task: Task) -> Any:
 
 
 @functools.lru_cache(PLANS)
-def make_plan(collective: str, choice: Choice, place: Place, root: int, cut: Cut,
+def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, cut: Cut,
               in_place: bool) -> Plan:
     """Return the resolved schedule of a call; a call like it finds it made."""
     def of(rank: int) -> Schedule:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.arrays import HOST, Array, Prepared, address
+from gpucoll.arrays import HOST, Array, Prepared, Space, address
 from gpucoll.device import Device, Event, Stream, Transport
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
@@ -94,7 +94,7 @@ class Gpu:
                 transport.close(captured=self.order.has_captured)
 
 
-class DeviceSpace:
+class DeviceSpace(Space):
     """A device's memory, seen from one stream; see `gpucoll.arrays.Space`.
 
     What prepares a call is enqueued by `begin`, with the call itself: a kernel on the stream of a call that is refused

@@ -56,7 +56,7 @@ class Symmetric(Headers):
                 raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
             self._told_by_all({"error": str(error)}, name, error)  # which raises it
-        dropped = self._heaps[where].news() if where in self._heaps else []
+        dropped = self._heaps[where].dropped() if where in self._heaps else []
         everyone = self._told_by_all(wanted | {"dropped": dropped}, name)
         for key, code in (("shape", "GC-SHAPE"), ("dtype", "GC-DTYPE"), ("device", "GC-DEVICE")):
             check_alike(name, everyone, key, code)

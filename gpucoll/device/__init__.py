@@ -63,12 +63,9 @@ class Device(Protocol):
     """A GPU as one communicator uses it."""
 
     name: str  # "cuda" or "emulated"
-    asynchronous: bool  # whether work goes on after the call that has enqueued it
+    asynchronous: bool = False  # whether work goes on after the call that has enqueued it
     kernels: Kernels
-
-    @property
-    def current(self) -> AbstractContextManager[object]:
-        """It is the device of the calling thread inside, and afterwards whatever was."""
+    current: AbstractContextManager[object]  # inside it is the device of the calling thread, afterwards whatever was
 
     def owns(self, array: Any) -> str | None:
         """Return None for an array in its memory, else where the array is."""
@@ -78,15 +75,19 @@ class Device(Protocol):
 
     def lasts(self, stream: Any) -> bool:
         """Return whether `stream` is there as long as its object, not somebody else's to destroy."""
+        return True
 
     def within(self, stream: Any) -> AbstractContextManager[object]:
         """Inside, `stream` is the current one of the calling thread."""
+        return self.current
 
     def is_open(self, stream: Any) -> bool:
         """Return whether to enqueue work on `stream` is all: nothing need be made current, awaited or kept."""
+        return False
 
     def is_blocking(self, stream: Any) -> bool:
         """Return whether `stream` and the null stream wait for each other."""
+        return False
 
     def new_stream(self) -> Stream:
         """Return a stream that waits for no other."""
@@ -102,9 +103,14 @@ class Device(Protocol):
 
     def settle(self, stream: Any) -> Waiting:
         """Wait until what `stream` has may be read: not at all on a GPU, where streams order everything."""
+        return iter(())
 
     def abandon(self) -> None:
-        """Let go of what is under way: nothing may be written later where it can be seen."""
+        """Let go of what is under way: nothing may be written later where it can be seen.
+
+        What runs on a GPU cannot be called back but by its transport.
+        """
+        return
 
 
 NO_CAPTURE = "ranks that are threads meet on the host in every call, and no CUDA graph holds that"
@@ -125,16 +131,19 @@ class Transport(Protocol):
     The k-th part sent from a to b is the k-th received by b from a.
     """
 
-    capturable: bool  # whether a group can become part of a graph
+    capturable: bool = True  # whether a group can become part of a graph
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         """Enqueue all parts, to be under way together; yield a predicate whenever the host must wait."""
 
     def check(self) -> None:
-        """Raise BackendError where the transport has failed."""
+        """Raise BackendError where the transport has failed; one over a wire raises its failures there."""
+        return
 
     def close(self, *, captured: bool) -> None:
         """Give back what it holds, in the same order on every rank. `captured`: a graph of the user's may use it."""
+        return
 
     def abort(self) -> None:
-        """End what is under way, without the other ranks."""
+        """End what is under way, without the other ranks; what a stream's own end calls back needs no more."""
+        return

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpucoll.arguments import refuse
 from gpucoll.device import nvrtc
-from gpucoll.device.precompile import Compiled, Task, compile_all, instances
+from gpucoll.device.precompile import Compiled, CompileJob, compile_all, instances
 from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError
 
@@ -29,10 +29,11 @@ def main(options: Any) -> int:
     except (ArgumentError, BackendError) as error:
         refuse(PROGRAM, str(error.args[0]))
     by_kind = instances(everything=options.all)
-    tasks = [Task(kind, instance, arch, major) for kind, some in by_kind.items() for arch in archs for instance in some]
+    tasks = [CompileJob(kind, instance, arch, major) for kind, some in by_kind.items() for arch in archs
+             for instance in some]
     started, release = time.perf_counter(), ".".join(map(str, nvrtc.version(major)))
     try:
-        made = list(_watched(compile_all(tasks, jobs, library), len(tasks)))
+        made = list(compile_all(tasks, jobs, library))
     except BackendError as error:
         sys.stderr.write(f"{PROGRAM}: {error.args[0]}\n")
         return 1
@@ -94,16 +95,6 @@ def _gpus() -> list[str]:
         return [f"sm_{cupy.cuda.Device(ordinal).compute_capability}" for ordinal in range(count)]
     except (ImportError, RuntimeError):  # of CuPy where there is no driver, or none of its GPUs
         return []
-
-
-def _watched(made: Iterable[Compiled], total: int) -> Iterator[Compiled]:
-    """Pass on what was made; a terminal shows how far it is."""
-    seen = sys.stderr.isatty()
-    for number, one in enumerate(made, 1):
-        if seen:
-            sys.stderr.write(f"\r{number}/{total} {one.kernel:48}" + "\n" * (number == total))
-            sys.stderr.flush()
-        yield one
 
 
 def table(made: Sequence[Compiled]) -> Iterator[str]:

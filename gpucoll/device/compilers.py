@@ -46,8 +46,8 @@ def first_error(log: str) -> tuple[str, str]:
     >>> first_error("killed")
     ('', 'killed')
     """
-    found = _ERROR.search(log)
-    if found is None:
+    match = _ERROR.search(log)
+    if match is None:
         return "", next((line.strip() for line in log.splitlines() if line.strip()), "it failed and did not say why")
-    place = f" at {found['file'].rpartition('/')[2]}:{found['row']}" if found["row"] else ""
-    return place, found["text"]
+    place = f" at {match['file'].rpartition('/')[2]}:{match['row']}" if match["row"] else ""
+    return place, match["text"]

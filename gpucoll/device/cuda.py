@@ -9,7 +9,7 @@ from typing import Any
 import cupy
 import numpy
 
-from gpucoll.device import Waiting
+from gpucoll.device import Device
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.nvrtc import compile_cubin, recipe
 from gpucoll.device.sources import Instance, text
@@ -22,7 +22,7 @@ _loading = threading.Lock()
 _functions: dict[tuple[int, str, str], Any] = {}  # of all communicators: to unload code may wait for the whole GPU
 
 
-class CudaDevice:
+class CudaDevice(Device):
     """The GPU `ordinal` of this process."""
 
     name = "cuda"
@@ -102,12 +102,6 @@ class CudaDevice:
                 row.fill(value[0])
             else:  # as integers: CuPy knows not every dtype of ours
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
-
-    def settle(self, stream: Any) -> Waiting:
-        return iter(())
-
-    def abandon(self) -> None:
-        """What runs on a GPU cannot be called back but by its transport."""
 
     def _load(self, instance: Instance) -> Launch:
         """Return the kernel, compiled for this GPU at its first use."""

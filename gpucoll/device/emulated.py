@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.device import Waiting
+from gpucoll.device import Device, Waiting
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.sources import Instance, family, text
@@ -28,11 +28,10 @@ PROCESSORS, THREADS = 2, 64  # every CUDA thread is a fiber: few of them show al
 Action: TypeAlias = Callable[[], bool]  # goes on as far as it can; whether it has ended
 
 
-class EmulatedDevice:
+class EmulatedDevice(Device):
     """The device of one communicator; `seed` decides which of its streams goes on first."""
 
     name = "emulated"
-    asynchronous = False
 
     def __init__(self, seed: int = 0) -> None:
         self.kernels = Kernels(_load, PROCESSORS, threads=THREADS)
@@ -54,21 +53,6 @@ class EmulatedDevice:
         if isinstance(given, EmulatedStream):
             return given
         raise ArgumentError(f"stream {given!r} is no stream", code="GC-STREAM")
-
-    def lasts(self, stream: Any) -> bool:
-        return True
-
-    def within(self, stream: Any) -> contextlib.AbstractContextManager[object]:
-        """Nothing asks for it."""
-        return self.current
-
-    def is_open(self, stream: Any) -> bool:
-        """Work goes on only while somebody waits for it."""
-        return False
-
-    def is_blocking(self, stream: Any) -> bool:
-        """There is no null stream."""
-        return False
 
     def new_stream(self) -> EmulatedStream:
         self._streams.append(EmulatedStream(self))

@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy
 
-from gpucoll.device import Part, Waiting
+from gpucoll.device import Part, Transport, Waiting
 from gpucoll.errors import BackendError, MismatchError
 
 
-class MessageTransport:
+class MessageTransport(Transport):
     """Groups of messages over `wire`, a `gpucoll.links.Link`'s, with `tag` and what a part's own adds to it.
 
     A send ends only when its receive has begun, as a large one does with NCCL, so that a schedule which would stop
     there stops here; unless `buffered`, as MPI's small ones are.
     """
-
-    capturable = True
 
     def __init__(self, wire: Any, tag: int, *, buffered: bool = False) -> None:
         self._wire, self._tag, self.buffered = wire, tag, buffered
@@ -37,15 +35,6 @@ class MessageTransport:
     def send(self, part: Part) -> Any:
         """Begin to send; return the request."""
         return self._send([_memory(part), "B"], part.peer, self._tag + part.tag)
-
-    def check(self) -> None:
-        """Failures are those of the wire, and raised there."""
-
-    def close(self, *, captured: bool) -> None:
-        """Nothing to give back."""
-
-    def abort(self) -> None:
-        """What is under way is called back with its stream: see `Device.abandon`."""
 
 
 @functools.cache

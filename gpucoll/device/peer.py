@@ -67,11 +67,11 @@ class Room(NamedTuple):
         >>> Room(ranks=2, channels=1, depth=1, packets=16, slot=16, staging=16).offsets["lines"]
         128
         """
-        found, end = {}, 0
+        begins, end = {}, 0
         for name, nbytes in self.parts.items():
-            found[name] = end
+            begins[name] = end
             end += -(-nbytes // LINE) * LINE
-        return {**found, "end": end}
+        return {**begins, "end": end}
 
 
 class Places(NamedTuple):

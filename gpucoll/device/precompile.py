@@ -31,7 +31,7 @@ _SCALES: tuple[tuple[Scale, tuple[str, ...]], ...] = (  # and the kinds of dtype
 TRAINING = ("float32", "float16", "bfloat16")  # the dtypes of gradients
 
 
-class Task(NamedTuple):
+class CompileJob(NamedTuple):
     """A kernel to compile, for one architecture; `major` as of `compile_cubin`."""
 
     kind: str
@@ -84,7 +84,7 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
     return {kind: list(dict.fromkeys(some)) for kind, some in by_kind.items()}  # ops that are alike share a kernel
 
 
-def compile_all(tasks: Sequence[Task], jobs: int, library: str = "") -> Iterator[Compiled]:
+def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> Iterator[Compiled]:
     """Yield what became of each task, in their order, from so many processes; with one job it is this process.
 
     `library` is the path of the NVRTC that the processes load; this one has it already. What is in the cache is not
@@ -114,7 +114,7 @@ class _NotKept(Exception):
     """The cache has a kernel without the compiler's report."""
 
 
-def compile_one(task: Task) -> Compiled:
+def compile_one(task: CompileJob) -> Compiled:
     """The cache has the kernel, under the key by which a GPU's device asks for it, and beside it ptxas' report."""
     store, started = user_store(), time.process_time()
     source, flags = sources.text(task.instance), nvrtc.recipe(task.arch, task.major)
@@ -154,11 +154,11 @@ def usage(log: str) -> tuple[int | None, int | None]:
     >>> usage("")
     (None, None)
     """
-    found = REPORT.findall(log)
-    registers = [int(used) for *_, used in found if used]
+    functions = REPORT.findall(log)
+    registers = [int(used) for *_, used in functions if used]
     if not registers:
         return None, None
-    return max(registers), sum(int(stores) + int(loads) for _, stores, loads, _ in found)
+    return max(registers), sum(int(stores) + int(loads) for _, stores, loads, _ in functions)
 
 
 def _line(source: str, message: str) -> str:

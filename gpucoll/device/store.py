@@ -107,9 +107,9 @@ class Store:
         with contextlib.ExitStack() as held:
             self._or_retreat(lambda: held.enter_context(
                 filelock.FileLock(self.folder / f"{key}.lock", PATIENCE, mode=0o600)))
-            found = self._find(key, suffix)  # another process may have built it while this one waited
-            if found is not None:
-                return found
+            artifact = self._find(key, suffix)  # another process may have built it while this one waited
+            if artifact is not None:
+                return artifact
             content = build()
             return self._or_retreat(lambda: _written(self.folder / _name(key, suffix, content), content))
 

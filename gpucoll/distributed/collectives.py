@@ -22,7 +22,7 @@ from gpucoll.distributed.shapes import (
     view,
 )
 from gpucoll.distributed.work import conclude
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -56,38 +56,38 @@ def _also_named(**others: str) -> Callable[[Function], Function]:
 
 def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
     """Overwrite every rank's `tensor` (shape s) with their reduction."""
-    found = member("all_reduce", group, tensor)
-    if found is None:
+    pg = member("all_reduce", group, tensor)
+    if pg is None:
         return None
-    done = found.communicator.all_reduce(tensor, tensor, op, async_op=async_op)
+    done = pg.communicator.all_reduce(tensor, tensor, op, async_op=async_op)
     return conclude(done, [tensor], async_op)
 
 
 def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False,
            group_dst: int | None = None) -> Any:
     """Overwrite `tensor` (shape s) of rank `dst` with the reduction of all; the others stay as they are."""
-    found = member("reduce", group, tensor)
-    if found is None:
+    pg = member("reduce", group, tensor)
+    if pg is None:
         return None
-    root = found.number_of("reduce", "dst", dst, group_dst)
-    out = tensor if found.rank() == root else None
-    return conclude(found.communicator.reduce(tensor, out, op, root, async_op=async_op), [tensor], async_op)
+    root = pg.number_of("reduce", "dst", dst, group_dst)
+    out = tensor if pg.rank() == root else None
+    return conclude(pg.communicator.reduce(tensor, out, op, root, async_op=async_op), [tensor], async_op)
 
 
 def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: bool = False,
               group_src: int | None = None) -> Any:
     """Overwrite every rank's `tensor` (shape s) with that of rank `src`."""
-    found = member("broadcast", group, tensor)
-    if found is None:
+    pg = member("broadcast", group, tensor)
+    if pg is None:
         return None
-    root = found.number_of("broadcast", "src", src, group_src)
-    return conclude(found.communicator.broadcast(tensor, root, async_op=async_op), [tensor], async_op)
+    root = pg.number_of("broadcast", "src", src, group_src)
+    return conclude(pg.communicator.broadcast(tensor, root, async_op=async_op), [tensor], async_op)
 
 
 def barrier(group: Any = None, async_op: bool = False, device_ids: Any = None) -> Any:
     """Return when every rank of `group` has called it; `device_ids` has no effect."""
-    found = member("barrier", group)
-    return None if found is None else conclude(found.communicator.barrier(async_op=async_op), [], async_op)
+    pg = member("barrier", group)
+    return None if pg is None else conclude(pg.communicator.barrier(async_op=async_op), [], async_op)
 
 
 def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool = False) -> Any:
@@ -96,13 +96,13 @@ def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool 
     Entries of `tensor_list` must not share memory: ArgumentError. MismatchError, with nothing written, where an entry
     is not as long as what came for it.
     """
-    name, found = "all_gather", member("all_gather", group, tensor)
-    if found is None:
+    name, pg = "all_gather", member("all_gather", group, tensor)
+    if pg is None:
         return None
     x = view(name, "tensor", tensor)
-    outs = outputs(name, "tensor_list", tensor_list, found.size(), x.dtype)
-    check_shape(name, f"tensor_list[{found.rank()}]", outs[found.rank()], "tensor", x.shape)
-    gathering = found.communicator.all_gather if alike(outs) else found.communicator.all_gather_v
+    outs = outputs(name, "tensor_list", tensor_list, pg.size(), x.dtype)
+    check_shape(name, f"tensor_list[{pg.rank()}]", outs[pg.rank()], "tensor", x.shape)
+    gathering = pg.communicator.all_gather if alike(outs) else pg.communicator.all_gather_v
     done = gathering(x.reshape(-1), async_op=async_op)
     return conclude(done, tensor_list, async_op, lambda blocks: fill(name, "tensor_list", outs, blocks))
 
@@ -113,13 +113,13 @@ def all_gather_into_tensor(output: Any, input: Any, group: Any = None, async_op:
 
     `output` is concatenated (size * n, \\*s) or stacked (size, n, \\*s). `input` may be its own slot of `output`.
     """
-    name, found = "all_gather_into_tensor", member("all_gather_into_tensor", group, input)
-    if found is None:
+    name, pg = "all_gather_into_tensor", member("all_gather_into_tensor", group, input)
+    if pg is None:
         return None
     x = view(name, "input", input)
     out = output_view(name, "output", output, x.dtype)
-    check_blocks(name, "output", out, "an input", x, found.size())
-    done = found.communicator.all_gather(apart(x, out), _reshaped(out, found.size(), x.shape), async_op=async_op)
+    check_blocks(name, "output", out, "an input", x, pg.size())
+    done = pg.communicator.all_gather(apart(x, out), _reshaped(out, pg.size(), x.shape), async_op=async_op)
     return conclude(done, [output], async_op, _delivery(out))
 
 
@@ -145,22 +145,22 @@ def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any
 
     Elsewhere `gather_list` is None or empty: ArgumentError. Its entries must not share memory.
     """
-    name, found = "gather", member("gather", group, tensor)
-    if found is None:
+    name, pg = "gather", member("gather", group, tensor)
+    if pg is None:
         return None
-    root = found.number_of(name, "dst", dst, group_dst)
+    root = pg.number_of(name, "dst", dst, group_dst)
     x = view(name, "tensor", tensor)
-    outs = _gather_outputs(found, x, gather_list, root)
-    done = found.communicator.gather(x, root=root, async_op=async_op)
+    outs = _gather_outputs(pg, x, gather_list, root)
+    done = pg.communicator.gather(x, root=root, async_op=async_op)
     return conclude(done, gather_list or [], async_op,
                     lambda blocks: fill(name, "gather_list", outs, blocks if outs else []))
 
 
-def _gather_outputs(found: ProcessGroup, x: Array, gather_list: Any, root: int) -> list[Array]:
-    if found.rank() != root:
+def _gather_outputs(pg: ProcessGroup, x: Array, gather_list: Any, root: int) -> list[Array]:
+    if pg.rank() != root:
         _check_absent("gather", "gather_list", "dst", gather_list)
         return []
-    outs = outputs("gather", "gather_list", gather_list, found.size(), x.dtype)
+    outs = outputs("gather", "gather_list", gather_list, pg.size(), x.dtype)
     for index, out in enumerate(outs):
         check_shape("gather", f"gather_list[{index}]", out, "tensor", x.shape)
     return outs
@@ -179,46 +179,43 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
     Elsewhere `scatter_list` is None or empty: ArgumentError. Where rank `src` refuses its arguments, the others raise
     PeerError.
     """
-    name, found = "scatter", member("scatter", group, tensor)
-    if found is None:
+    name, pg = "scatter", member("scatter", group, tensor)
+    if pg is None:
         return None
-    root = found.number_of(name, "src", src, group_src)
+    root = pg.number_of(name, "src", src, group_src)
     blocks = None
-    if found.rank() == root:
-        blocks = _scatter_blocks(found, tensor, scatter_list)
+    if pg.rank() == root:
+        blocks = _scatter_blocks(pg, tensor, scatter_list)
     else:
         _check_absent(name, "scatter_list", "src", scatter_list)
-    return conclude(found.communicator.scatter(blocks, tensor, root, async_op=async_op), [tensor], async_op)
+    return conclude(pg.communicator.scatter(blocks, tensor, root, async_op=async_op), [tensor], async_op)
 
 
-def _scatter_blocks(found: ProcessGroup, tensor: Any, scatter_list: Any) -> Array:
-    """Return the blocks of the root in one array; what is wrong with them is told to the others and raised."""
+def _scatter_blocks(pg: ProcessGroup, tensor: Any, scatter_list: Any) -> Array:
+    """Return the blocks of the root in one array; what is wrong with them is raised, and the others raise PeerError."""
     name = "scatter"
-    try:
-        blocks = inputs(name, "scatter_list", scatter_list, found.size())
+    with pg.refusing(name):
+        blocks = inputs(name, "scatter_list", scatter_list, pg.size())
         out = output_view(name, "tensor", tensor, blocks[0].dtype)
         for index, block in enumerate(blocks):
             check_shape(name, f"scatter_list[{index}]", block, "tensor", out.shape)
-    except GpucollError as error:
-        found.communicator._told_by(found.rank(), {"error": str(error)}, name, error)
-        raise
     return module_of(blocks[0]).stack(blocks)
 
 
 def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None,
                    async_op: bool = False) -> Any:
     """Write the reduction of all ranks' ``input_list[i]`` (shape s_i) into `output` (shape s_i) of rank i."""
-    name, found = "reduce_scatter", member("reduce_scatter", group, output)
-    if found is None:
+    name, pg = "reduce_scatter", member("reduce_scatter", group, output)
+    if pg is None:
         return None
-    blocks = inputs(name, "input_list", input_list, found.size())
+    blocks = inputs(name, "input_list", input_list, pg.size())
     out = output_view(name, "output", output, blocks[0].dtype)
-    check_shape(name, "output", out, f"input_list[{found.rank()}]", blocks[found.rank()].shape)
+    check_shape(name, "output", out, f"input_list[{pg.rank()}]", blocks[pg.rank()].shape)
     if alike(blocks):
-        done = found.communicator.reduce_scatter(module_of(out).stack(blocks), out, op, async_op=async_op)
+        done = pg.communicator.reduce_scatter(module_of(out).stack(blocks), out, op, async_op=async_op)
         return conclude(done, [output], async_op)
     row = module_of(out).concatenate([block.reshape(-1) for block in blocks])
-    done = found.communicator.reduce_scatter_v(row, [block.size for block in blocks], op, async_op=async_op)
+    done = pg.communicator.reduce_scatter_v(row, [block.size for block in blocks], op, async_op=async_op)
     return conclude(done, [output], async_op, _filling(out))
 
 
@@ -228,14 +225,14 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
 
     `input` is concatenated (size * n, \\*s) or stacked (size, n, \\*s). `output` may be its own slot of `input`.
     """
-    name, found = "reduce_scatter_tensor", member("reduce_scatter_tensor", group, output)
-    if found is None:
+    name, pg = "reduce_scatter_tensor", member("reduce_scatter_tensor", group, output)
+    if pg is None:
         return None
     x = view(name, "input", input)
     out = output_view(name, "output", output, x.dtype)
-    check_blocks(name, "input", x, "an output", out, found.size())
-    blocks = apart(x, out).reshape(found.size(), *out.shape)
-    return conclude(found.communicator.reduce_scatter(blocks, out, op, async_op=async_op), [output], async_op)
+    check_blocks(name, "input", x, "an output", out, pg.size())
+    blocks = apart(x, out).reshape(pg.size(), *out.shape)
+    return conclude(pg.communicator.reduce_scatter(blocks, out, op, async_op=async_op), [output], async_op)
 
 
 @_also_named(output_tensor_list="output_list", input_tensor_list="input_list")
@@ -245,13 +242,13 @@ def all_to_all(output_list: Any, input_list: Any, group: Any = None, async_op: b
     Entries of `output_list` must not share memory: ArgumentError. MismatchError, with nothing written, where an entry
     is not as long as what came for it.
     """
-    name, found = "all_to_all", member("all_to_all", group, *(input_list if isinstance(input_list, list) else ()))
-    if found is None:
+    name, pg = "all_to_all", member("all_to_all", group, *(input_list if isinstance(input_list, list) else ()))
+    if pg is None:
         return None
-    blocks = inputs(name, "input_list", input_list, found.size())
-    outs = outputs(name, "output_list", output_list, found.size(), blocks[0].dtype)
+    blocks = inputs(name, "input_list", input_list, pg.size())
+    outs = outputs(name, "output_list", output_list, pg.size(), blocks[0].dtype)
     # The ranks cannot know whether all blocks of all ranks are alike: lengths are always exchanged.
-    done = found.communicator.all_to_all_v([block.reshape(-1) for block in blocks], async_op=async_op)
+    done = pg.communicator.all_to_all_v([block.reshape(-1) for block in blocks], async_op=async_op)
     return conclude(done, output_list, async_op, lambda came: fill(name, "output_list", outs, came))
 
 
@@ -262,24 +259,24 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
     Split sizes are the lengths of the parts, one for each rank; None cuts into parts alike. Either all ranks give some
     or none does.
     """
-    name, found = "all_to_all_single", member("all_to_all_single", group, input)
-    if found is None:
+    name, pg = "all_to_all_single", member("all_to_all_single", group, input)
+    if pg is None:
         return None
     x = view(name, "input", input)
     out = output_view(name, "output", output, x.dtype)
-    given = splits_of(name, "input_split_sizes", input_split_sizes, x, found.size())
-    taken = splits_of(name, "output_split_sizes", output_split_sizes, out, found.size())
+    given = splits_of(name, "input_split_sizes", input_split_sizes, x, pg.size())
+    taken = splits_of(name, "output_split_sizes", output_split_sizes, out, pg.size())
     if input_split_sizes is None and output_split_sizes is None:
-        return _all_to_all_alike(found, output, out, apart(x, out), async_op)
-    done = found.communicator.all_to_all_v([part.reshape(-1) for part in given], async_op=async_op)
+        return _all_to_all_alike(pg, output, out, apart(x, out), async_op)
+    done = pg.communicator.all_to_all_v([part.reshape(-1) for part in given], async_op=async_op)
     return conclude(done, [output], async_op, lambda came: fill(name, "output part ", taken, came))
 
 
-def _all_to_all_alike(found: ProcessGroup, output: Any, out: Array, x: Array, async_op: bool) -> Any:
+def _all_to_all_alike(pg: ProcessGroup, output: Any, out: Array, x: Array, async_op: bool) -> Any:
     if out.size != x.size:
         raise ArgumentError(f"all_to_all_single: output has shape {out.shape}, input {x.shape}; without split sizes "
                             "they must be of one length", code="GC-SHAPE")
-    shape = (x.size // found.size(),)
-    done = found.communicator.all_to_all(x.reshape(found.size(), *shape), _reshaped(out, found.size(), shape),
-                                         async_op=async_op)
+    shape = (x.size // pg.size(),)
+    done = pg.communicator.all_to_all(x.reshape(pg.size(), *shape), _reshaped(out, pg.size(), shape),
+                                      async_op=async_op)
     return conclude(done, [output], async_op, _delivery(out))

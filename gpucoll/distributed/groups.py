@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, TypeGuard
 
 import numpy
 
 from gpucoll.arrays import on_gpu
 from gpucoll.communicator import Communicator
-from gpucoll.errors import ArgumentError, UsageError
+from gpucoll.errors import ArgumentError, GpucollError, UsageError
 
 
 class ProcessGroup:
@@ -25,8 +26,8 @@ class ProcessGroup:
         self.ranks = tuple(ranks)
         self.uses_gpu = False
         self.barriers = itertools.count()
-        self.heard: list[tuple[int, int, Any]] = []  # messages of `monitored_barrier` that have come early
-        self.unheard: list[Any] = []  # and those on their way to ranks that may not have come yet
+        self.early: list[tuple[int, int, Any]] = []  # messages of `monitored_barrier` that have come early
+        self.sending: list[Any] = []  # and those on their way to ranks that may not have come yet
 
     def rank(self) -> int:
         """Return this rank's number in the group."""
@@ -55,6 +56,19 @@ class ProcessGroup:
         if not is_whole(group_rank) or not 0 <= group_rank < self.size():
             raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}", code="GC-ROOT")
         return int(group_rank)
+
+    @contextlib.contextmanager
+    def refusing(self, name: str, *, by_all: bool = False) -> Iterator[None]:
+        """Raise the error inside; ranks that wait for this one's header, or for all ranks', raise PeerError."""
+        try:
+            yield
+        except GpucollError as error:
+            header = {"error": str(error)}
+            if by_all:
+                self.communicator._told_by_all(header, name, error)
+            else:
+                self.communicator._told_by(self.rank(), header, name, error)
+            raise
 
     def __repr__(self) -> str:
         return f"<gpucoll.distributed.ProcessGroup rank={self.rank()} ranks={list(self.ranks)}>"
@@ -123,9 +137,9 @@ def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
         warnings.warn(f"Running {name} on global rank {world.rank()} which does not belong to the given group.",
                       stacklevel=3)
         return None
-    found = _checked(name, group)
-    found.uses_gpu |= any(on_gpu(array) for array in arrays)
-    return found
+    pg = _checked(name, group)
+    pg.uses_gpu |= any(on_gpu(array) for array in arrays)
+    return pg
 
 
 def _checked(name: str, group: Any) -> ProcessGroup:
@@ -175,5 +189,5 @@ def get_group_rank(group: Any, global_rank: int) -> int:
 
 def get_global_rank(group: Any, group_rank: int) -> int:
     """Return the number in the world of rank `group_rank` of `group`; ArgumentError where there is none."""
-    found = _checked("get_global_rank", group)
-    return found.ranks[found.number_of("get_global_rank", "rank", None, group_rank)]
+    pg = _checked("get_global_rank", group)
+    return pg.ranks[pg.number_of("get_global_rank", "rank", None, group_rank)]

@@ -1,20 +1,18 @@
 """The barrier that says who is missing.
 
-Rank 0 of the group hears of everybody and answers everybody, by small messages that have nothing to do with
+Rank 0 of the group gathers who has come and answers everybody, by small messages that have nothing to do with
 collectives: whatever state those are in, the answer is right. A rank that comes late finds the verdict waiting.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from gpucoll.distributed.groups import ProcessGroup, member
 from gpucoll.distributed.start import seconds_of
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors.mpi import TAGS
-from gpucoll.waits import NAP
+from gpucoll.rendezvous import becomes
 
 TAG = TAGS  # the first one that is not the user's
 GRACE = 10.0  # seconds for rank 0's verdict to arrive, on a crowded host too
@@ -26,87 +24,77 @@ def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bo
     `timeout` is a timedelta or a number of seconds, counted from when rank 0 of the group has come; None is the
     group's. Every missing rank is always named, with or without `wait_all_ranks`. The group can still be used.
     """
-    name, found = "monitored_barrier", member("monitored_barrier", group)
-    if found is None:
+    name, pg = "monitored_barrier", member("monitored_barrier", group)
+    if pg is None:
         return
-    seconds = found.communicator.timeout if timeout is None else seconds_of(name, timeout)
-    number = next(found.barriers)
-    if found.size() > 1:
-        missing = _hear_all(found, number, seconds) if found.rank() == 0 else _report(found, number, seconds)
+    seconds = pg.communicator.timeout if timeout is None else seconds_of(name, timeout)
+    number = next(pg.barriers)
+    if pg.size() > 1:
+        missing = _collect(pg, number, seconds) if pg.rank() == 0 else _report(pg, number, seconds)
         if missing:
-            ranks = tuple(found.ranks[rank] for rank in missing)
+            ranks = tuple(pg.ranks[rank] for rank in missing)
             raise CollectiveTimeout(f"{name}: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} did not come "
                                     f"within {seconds:g} s", ranks=ranks)
 
 
-def _hear_all(found: ProcessGroup, number: int, seconds: float) -> list[int]:
-    """Rank 0: say that it is here, hear who else is, tell everybody who is missing, and return that."""
-    missing = set(range(1, found.size()))
-    _tell_all(found, (number, None))
+def _collect(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
+    """Rank 0: say that it is here, gather who else is, send everybody who is missing, and return that."""
+    missing = set(range(1, pg.size()))
+    _send_all(pg, (number, None))
 
     def everybody_here() -> bool:
-        for rank, here in _messages(found, number):
+        for rank, here in _messages(pg, number):
             (missing.discard if here else missing.add)(rank)
         return not missing
 
-    _until(everybody_here, seconds)
-    _tell_all(found, (number, sorted(missing)))
+    becomes(everybody_here, seconds)
+    _send_all(pg, (number, sorted(missing)))
     return sorted(missing)
 
 
-def _report(found: ProcessGroup, number: int, seconds: float) -> list[int]:
-    """Another rank: tell rank 0 that it is here, and return whom rank 0 calls missing, or rank 0 itself."""
-    heard: list[list[int] | None] = []
+def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
+    """Another rank: send rank 0 that it is here, and return whom rank 0 calls missing, or rank 0 itself."""
+    verdicts: list[list[int] | None] = []
 
-    def hear() -> None:
-        heard.extend(verdict for _, verdict in _messages(found, number))
+    def receive() -> None:
+        verdicts.extend(verdict for _, verdict in _messages(pg, number))
 
     def rank_0_here() -> bool:
-        hear()
-        return bool(heard)
+        receive()
+        return bool(verdicts)
 
     def verdict_here() -> bool:
-        hear()
-        return heard[-1] is not None
+        receive()
+        return verdicts[-1] is not None
 
-    _send(found, 0, (number, True))
-    if _until(rank_0_here, seconds) and _until(verdict_here, seconds + GRACE):
-        return heard[-1] or []
-    _send(found, 0, (number, False))  # gone again, if rank 0 should still come
+    _send(pg, 0, (number, True))
+    if becomes(rank_0_here, seconds) and becomes(verdict_here, seconds + GRACE):
+        return verdicts[-1] or []
+    _send(pg, 0, (number, False))  # gone again, if rank 0 should still come
     return [0]
 
 
-def _tell_all(found: ProcessGroup, message: tuple[int, Any]) -> None:
-    for rank in range(1, found.size()):
-        _send(found, rank, message)
+def _send_all(pg: ProcessGroup, message: tuple[int, Any]) -> None:
+    for rank in range(1, pg.size()):
+        _send(pg, rank, message)
 
 
-def _send(found: ProcessGroup, rank: int, message: tuple[int, Any]) -> None:
+def _send(pg: ProcessGroup, rank: int, message: tuple[int, Any]) -> None:
     """Send a few bytes, which MPI takes at once; the request is kept while the other side may still come."""
-    found.unheard = [request for request in found.unheard if not request.Test()]
-    found.unheard.append(found.communicator.mpi.isend(message, rank, TAG))
+    pg.sending = [request for request in pg.sending if not request.Test()]
+    pg.sending.append(pg.communicator.mpi.isend(message, rank, TAG))
 
 
-def _messages(found: ProcessGroup, number: int) -> list[tuple[int, Any]]:
+def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, Any]]:
     """Return what has come for barrier `number`, with the ranks that sent it; never waits.
 
     Older messages are of a barrier that is over; newer ones are kept: their ranks are a barrier ahead.
     """
     from mpi4py import MPI
 
-    mpi, status = found.communicator.mpi, MPI.Status()
+    mpi, status = pg.communicator.mpi, MPI.Status()
     while mpi.Iprobe(MPI.ANY_SOURCE, TAG, status):
-        found.heard.append((status.source, *mpi.recv(None, status.source, TAG)))
-    now = [(rank, content) for rank, barrier, content in found.heard if barrier == number]
-    found.heard = [message for message in found.heard if message[1] > number]
+        pg.early.append((status.source, *mpi.recv(None, status.source, TAG)))
+    now = [(rank, content) for rank, barrier, content in pg.early if barrier == number]
+    pg.early = [message for message in pg.early if message[1] > number]
     return now
-
-
-def _until(done: Callable[[], bool], seconds: float) -> bool:
-    """Return whether `done` became true within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(NAP)
-    return True

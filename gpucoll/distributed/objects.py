@@ -6,14 +6,13 @@ A rank that refuses its arguments, or whose object cannot be pickled, tells the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.distributed.groups import ProcessGroup, member
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError
 
 
 def _pickled(name: str, value: Any) -> Array:
@@ -29,52 +28,41 @@ def _unpickled(row: Array) -> Any:
 
 def _check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
     if not isinstance(values, list) or len(values) < least:
-        found = f"has {len(values)}" if isinstance(values, list) else f"is a {type(values).__name__}"
-        raise ArgumentError(f"{name}: {what} must be a list with room for {least} objects, but {found}",
+        given = f"has {len(values)}" if isinstance(values, list) else f"is a {type(values).__name__}"
+        raise ArgumentError(f"{name}: {what} must be a list with room for {least} objects, but {given}",
                             code="GC-COUNTS")
     return values
 
 
-def _told_to_all(found: ProcessGroup, name: str, make: Callable[[], Array]) -> Array:
-    """Return what `make` does; what it raises is raised on every rank, elsewhere as PeerError."""
-    try:
-        return make()
-    except GpucollError as error:
-        found.communicator._told_by_all({"error": str(error)}, name, error)
-        raise
-
-
 def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
     """Write `obj` of rank i into ``object_list[i]`` of every rank; the list may be longer than there are ranks."""
-    name, found = "all_gather_object", member("all_gather_object", group)
-    if found is None:
+    name, pg = "all_gather_object", member("all_gather_object", group)
+    if pg is None:
         return
-    size = found.size()
-    row = _told_to_all(found, name, lambda: _pickled(name, (_check_list(name, "object_list", object_list, size),
-                                                            obj)[1]))
-    object_list[:size] = map(_unpickled, found.communicator.all_gather_v(row))
+    size = pg.size()
+    with pg.refusing(name, by_all=True):
+        _check_list(name, "object_list", object_list, size)
+        row = _pickled(name, obj)
+    object_list[:size] = map(_unpickled, pg.communicator.all_gather_v(row))
 
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = 0, group: Any = None,
                   group_dst: int | None = None) -> None:
     """Write `obj` of rank i into ``object_gather_list[i]`` of rank `dst`; elsewhere the list is None or empty."""
-    name, found = "gather_object", member("gather_object", group)
-    if found is None:
+    name, pg = "gather_object", member("gather_object", group)
+    if pg is None:
         return
-    root = found.number_of(name, "dst", dst, group_dst)
-    row = _told_to_all(found, name, lambda: _gathered_row(name, found, obj, object_gather_list, root))
-    rows = found.communicator.gather_v(row, root)
+    root = pg.number_of(name, "dst", dst, group_dst)
+    with pg.refusing(name, by_all=True):
+        if pg.rank() == root:
+            _check_list(name, "object_gather_list", object_gather_list, pg.size())
+        elif object_gather_list:
+            raise ArgumentError(f"{name}: object_gather_list was given on a rank that is not dst; pass it there only",
+                                code="GC-ROOT")
+        row = _pickled(name, obj)
+    rows = pg.communicator.gather_v(row, root)
     if object_gather_list:
-        object_gather_list[:found.size()] = map(_unpickled, rows)
-
-
-def _gathered_row(name: str, found: ProcessGroup, obj: Any, object_gather_list: Any, root: int) -> Array:
-    if found.rank() == root:
-        _check_list(name, "object_gather_list", object_gather_list, found.size())
-    elif object_gather_list:
-        raise ArgumentError(f"{name}: object_gather_list was given on a rank that is not dst; pass it there only",
-                            code="GC-ROOT")
-    return _pickled(name, obj)
+        object_gather_list[:pg.size()] = map(_unpickled, rows)
 
 
 def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: Any = None, device: Any = None,
@@ -83,31 +71,23 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
 
     Raises ArgumentError, with nothing written, where a list is not as long as that of rank `src`.
     """
-    name, found = "broadcast_object_list", member("broadcast_object_list", group)
-    if found is None:
+    name, pg = "broadcast_object_list", member("broadcast_object_list", group)
+    if pg is None:
         return
-    root = found.number_of(name, "src", src, group_src)
-    row = _told_by_root(found, name, root, object_list)
-    found.communicator.broadcast(row, root)
-    if found.rank() != root:
+    root = pg.number_of(name, "src", src, group_src)
+    row = numpy.empty(0, numpy.uint8)
+    if pg.rank() == root:
+        with pg.refusing(name):
+            row = _pickled(name, list(_check_list(name, "object_list", object_list, 0)))
+    nbytes = pg.communicator._told_by(root, {"bytes": row.size}, name)["bytes"]
+    row = row if pg.rank() == root else numpy.empty(nbytes, numpy.uint8)
+    pg.communicator.broadcast(row, root)
+    if pg.rank() != root:
         came = _unpickled(row)
         if len(_check_list(name, "object_list", object_list, len(came))) != len(came):
             raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, that of rank {src} has "
                                 f"{len(came)}", code="GC-COUNTS")
         object_list[:] = came
-
-
-def _told_by_root(found: ProcessGroup, name: str, root: int, object_list: list[Any]) -> Array:
-    """Return the root's pickled list, elsewhere room for it."""
-    row, mine = None, None
-    if found.rank() == root:
-        try:
-            row = _pickled(name, list(_check_list(name, "object_list", object_list, 0)))
-        except GpucollError as error:
-            mine = error
-    news = {"error": str(mine)} if mine else {"bytes": 0 if row is None else row.size}
-    told = found.communicator._told_by(root, news, name, mine)
-    return numpy.empty(told["bytes"], numpy.uint8) if row is None else row
 
 
 def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
@@ -116,24 +96,21 @@ def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_in
 
     Elsewhere the input list is ignored. The output list has at least one element: ArgumentError.
     """
-    name, found = "scatter_object_list", member("scatter_object_list", group)
-    if found is None:
+    name, pg = "scatter_object_list", member("scatter_object_list", group)
+    if pg is None:
         return
-    root = found.number_of(name, "src", src, group_src)
-    rows = _scattered_rows(name, found, scatter_object_input_list) if found.rank() == root else None
-    row = found.communicator.scatter_v(rows, root)
+    root = pg.number_of(name, "src", src, group_src)
+    rows = _scattered_rows(name, pg, scatter_object_input_list) if pg.rank() == root else None
+    row = pg.communicator.scatter_v(rows, root)
     # Checked after the others have been served: who refuses before would keep them waiting.
     _check_list(name, "scatter_object_output_list", scatter_object_output_list, 1)
     scatter_object_output_list[0] = _unpickled(row)
 
 
-def _scattered_rows(name: str, found: ProcessGroup, values: Any) -> list[Array]:
-    """Return the root's objects pickled; what is wrong with them is told to the others and raised."""
-    try:
-        if not isinstance(values, list | tuple) or len(values) != found.size():
-            raise ArgumentError(f"{name}: on rank src scatter_object_input_list must have {found.size()} objects, one "
+def _scattered_rows(name: str, pg: ProcessGroup, values: Any) -> list[Array]:
+    """Return the root's objects pickled; what is wrong with them is raised, and the others raise PeerError."""
+    with pg.refusing(name):
+        if not isinstance(values, list | tuple) or len(values) != pg.size():
+            raise ArgumentError(f"{name}: on rank src scatter_object_input_list must have {pg.size()} objects, one "
                                 "for each rank of the group", code="GC-COUNTS")
         return [_pickled(name, value) for value in values]
-    except GpucollError as error:
-        found.communicator._told_by(found.rank(), {"error": str(error)}, name, error)
-        raise

@@ -18,11 +18,11 @@ def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
 
     `tag`, 0 .. 32767, tells messages apart. Returns None on a rank that is not in `group`.
     """
-    found = member("isend", group, tensor)
-    if found is None:
+    pg = member("isend", group, tensor)
+    if pg is None:
         return None
-    number = found.number_of("isend", "dst", dst, group_dst)
-    return Work(found.communicator.send(tensor, number, tag, async_op=True), [tensor])
+    number = pg.number_of("isend", "dst", dst, group_dst)
+    return Work(pg.communicator.send(tensor, number, tag, async_op=True), [tensor])
 
 
 def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
@@ -31,25 +31,25 @@ def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
 
     Returns None on a rank that is not in `group`.
     """
-    found = member("irecv", group, tensor)
-    if found is None:
+    pg = member("irecv", group, tensor)
+    if pg is None:
         return None
-    return _receive(found, tensor, src, tag, group_src)
+    return _receive(pg, tensor, src, tag, group_src)
 
 
-def _receive(found: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
+def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
     if src is None and group_src is None:
-        return _FromAny(found, tensor, tag)
-    number = found.number_of("recv", "src", src, group_src)
-    return _Receive(found, tensor, found.communicator.recv(tensor, number, tag, async_op=True), number)
+        return _FromAny(pg, tensor, tag)
+    number = pg.number_of("recv", "src", src, group_src)
+    return _Receive(pg, tensor, pg.communicator.recv(tensor, number, tag, async_op=True), number)
 
 
 class _Receive(Work):
     """A message that is awaited from `source`, a rank of the group."""
 
-    def __init__(self, found: ProcessGroup, tensor: Any, work: Any, source: int) -> None:
+    def __init__(self, pg: ProcessGroup, tensor: Any, work: Any, source: int) -> None:
         super().__init__(work, [tensor])
-        self._ranks, self._source = found.ranks, source
+        self._ranks, self._source = pg.ranks, source
 
     def source_rank(self) -> int:
         """Return the rank of the world that the message comes from."""
@@ -59,13 +59,13 @@ class _Receive(Work):
 class _FromAny(_Receive):
     """A message that is awaited from whichever rank sends first: it begins once one is seen."""
 
-    def __init__(self, found: ProcessGroup, tensor: Any, tag: int) -> None:
-        if found.communicator.mpi is None:
+    def __init__(self, pg: ProcessGroup, tensor: Any, tag: int) -> None:
+        if pg.communicator.mpi is None:
             raise UsageError("recv: without MPI a source must be named", code="GC-USAGE")
         if on_gpu(tensor):
             raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
-        self._found, self._tensor, self._tag = found, tensor, tag
-        self._late = time.monotonic() + found.communicator.timeout
+        self._found, self._tensor, self._tag = pg, tensor, tag
+        self._late = time.monotonic() + pg.communicator.timeout
         Work.__init__(self, None, [tensor])
 
     def is_completed(self) -> bool:
@@ -81,11 +81,13 @@ class _FromAny(_Receive):
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
     """Send `tensor` (shape s) to rank `dst`, another one: ArgumentError. It may change once this returns."""
-    found = member("send", group, tensor)
-    if found is not None:
-        number = found.number_of("send", "dst", dst, group_dst)
-        _check_other(found, "send", number)
-        found.communicator.send(tensor, number, tag)
+    pg = member("send", group, tensor)
+    if pg is not None:
+        number = pg.number_of("send", "dst", dst, group_dst)
+        if number == pg.rank():
+            raise ArgumentError(f"send: rank {pg.ranks[number]} is this rank; isend and irecv may talk to it",
+                                code="GC-ROOT")
+        pg.communicator.send(tensor, number, tag)
 
 
 def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, group_src: int | None = None) -> int:
@@ -93,18 +95,12 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
 
     Returns the rank of the world that has sent, -1 on a rank that is not in `group`.
     """
-    found = member("recv", group, tensor)
-    if found is None:
+    pg = member("recv", group, tensor)
+    if pg is None:
         return -1
-    work = _receive(found, tensor, src, tag, group_src)
+    work = _receive(pg, tensor, src, tag, group_src)
     work.wait()
     return work.source_rank()
-
-
-def _check_other(found: ProcessGroup, name: str, number: int) -> None:
-    if number == found.rank():
-        raise ArgumentError(f"{name}: rank {found.ranks[number]} is this rank; isend and irecv may talk to it",
-                            code="GC-ROOT")
 
 
 class P2POp:
@@ -135,15 +131,15 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
         raise ArgumentError("batch_isend_irecv: expected a list of P2POp", code="GC-OP")
     if any(one.group is not p2p_op_list[0].group for one in p2p_op_list):
         raise ArgumentError("batch_isend_irecv: all messages must be of one group", code="GC-GROUP")
-    found = [one for one in p2p_op_list if member(one.op.__name__, one.group, one.tensor) is not None]
-    if not found:
+    mine = [one for one in p2p_op_list if member(one.op.__name__, one.group, one.tensor) is not None]
+    if not mine:
         return []
-    communicator = found[0].group.communicator
+    communicator = mine[0].group.communicator
     messages = [communicator._message(name, one.tag, **{what: one.tensor, other: one.group_peer})
-                for one in found for name, what, other in [_SIDES[one.op]]]
+                for one in mine for name, what, other in [_SIDES[one.op]]]
     works = communicator._start_together(messages)
-    return [_Receive(found[0].group, one.tensor, work, one.group_peer) if one.op is irecv else Work(work, [one.tensor])
-            for work, one in zip(works, found, strict=True)]
+    return [_Receive(mine[0].group, one.tensor, work, one.group_peer) if one.op is irecv else Work(work, [one.tensor])
+            for work, one in zip(works, mine, strict=True)]
 
 
 _SIDES = {isend: ("send", "x", "dst"), irecv: ("recv", "out", "src")}

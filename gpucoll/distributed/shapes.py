@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -33,9 +33,9 @@ def output_view(name: str, what: str, x: Any, dtype: numpy.dtype) -> Array:
 def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
     """Return `xs` if it is a list or tuple of `size` arrays; raise ArgumentError."""
     if not isinstance(xs, list | tuple) or len(xs) != size:
-        found = f"has {len(xs)}" if isinstance(xs, list | tuple) else f"is a {type(xs).__name__}"
+        given = f"has {len(xs)}" if isinstance(xs, list | tuple) else f"is a {type(xs).__name__}"
         raise ArgumentError(f"{name}: {what} must be a list of {size} arrays, one for each rank of the group, but "
-                            f"{found}", code="GC-COUNTS")
+                            f"{given}", code="GC-COUNTS")
     return xs
 
 
@@ -118,14 +118,9 @@ def splits_of(name: str, what: str, sizes: Any, array: Array, size: int) -> list
 
 def fill(name: str, what: str, outs: Sequence[Array], blocks: Sequence[Array]) -> None:
     """Write block i into output i, whatever their shapes; MismatchError, with nothing written, for other lengths."""
-    for rank, length, came in _differences(outs, blocks):
-        raise MismatchError(f"{name}: rank {rank} of the group sent {came} elements, but {what}[{rank}] has {length}",
-                            code="GC-SHAPE", ranks=(rank,))
-    for out, block in zip(outs, blocks, strict=True):
-        out[...] = block.reshape(out.shape)
-
-
-def _differences(outs: Sequence[Array], blocks: Sequence[Array]) -> Iterator[tuple[int, int, int]]:
     for rank, (out, block) in enumerate(zip(outs, blocks, strict=True)):
         if out.size != block.size:
-            yield rank, out.size, block.size
+            raise MismatchError(f"{name}: rank {rank} of the group sent {block.size} elements, but {what}[{rank}] has "
+                                f"{out.size}", code="GC-SHAPE", ranks=(rank,))
+    for out, block in zip(outs, blocks, strict=True):
+        out[...] = block.reshape(out.shape)

@@ -43,8 +43,8 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     options = _options("init_process_group", timeout)
     world = bootstrap.world()
     _check_place(world.rank, world.size, {"rank": rank, "world_size": world_size}, "the call")
-    told = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
-    _check_place(world.rank, world.size, told, "the environment")
+    given = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
+    _check_place(world.rank, world.size, given, "the environment")
     _init_from(Communicator.from_mpi(world, **options))
 
 
@@ -104,19 +104,15 @@ def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> 
 
 def set_variables(communicator: Communicator) -> None:
     """Add torchrun's variables to the environment where they are missing; a collective call."""
-    found = [_master(communicator) if communicator.rank == 0 else {}]
+    address = "127.0.0.1" if communicator.nodes == 1 else socket.gethostname()
+    master = [{"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}]  # rank 0's
     if communicator.size > 1:
-        broadcast_object_list(found, src=0)
+        broadcast_object_list(master, src=0)
     own = torchrun_variables(communicator.rank, communicator.size, communicator.local_rank, communicator.local_size)
-    for name, value in {**own, **found[0]}.items():
+    for name, value in {**own, **master[0]}.items():
         if name not in os.environ:
             os.environ[name] = value
             state.variables.append(name)
-
-
-def _master(communicator: Communicator) -> dict[str, str]:
-    address = "127.0.0.1" if communicator.nodes == 1 else socket.gethostname()
-    return {"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}
 
 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import gpucoll.waits
 from gpucoll.errors import CollectiveTimeout, GpucollError
+from gpucoll.rendezvous import becomes
 from gpucoll.waits import NAP
 
 
@@ -56,7 +57,8 @@ class Work:
         Raises the call's error, and CollectiveTimeout after `timeout`, a timedelta, with which the host waits.
         """
         if timeout or self._work is None:
-            self._wait_on_the_host(timeout)
+            if not becomes(self.is_completed, timeout.total_seconds() if timeout else math.inf, NAP):
+                raise CollectiveTimeout(f"wait: not completed within {timeout}; the call goes on")
         else:
             with contextlib.suppress(GpucollError):  # raised below
                 self._work.wait()
@@ -64,13 +66,6 @@ class Work:
         if self._error is not None:
             raise self._error
         return True
-
-    def _wait_on_the_host(self, timeout: Any) -> None:
-        limit = float("inf") if not timeout else time.monotonic() + timeout.total_seconds()
-        while not self.is_completed():
-            if time.monotonic() > limit:
-                raise CollectiveTimeout(f"wait: not completed within {timeout}; the call goes on")
-            time.sleep(NAP)
 
     def synchronize(self) -> None:
         """Block until the call has ended; raise its error."""

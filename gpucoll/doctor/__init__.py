@@ -32,21 +32,21 @@ SILENCE = 5.0  # seconds that ranks which cannot reach each other leave the one 
 SECONDS = 2.0  # of self-test
 
 
-def main(*, as_json: bool) -> int:
+def main(options: Any) -> int:
     """Examine this machine and this job; return 0 where all is fine, 1 where something is wrong, the same on all ranks.
 
     A collective call; rank 0 prints. Wrong options in the environment end the process with 2.
     """
     mpi = facts.mpi()
     if mpi.facts["library"] is None or mpi.facts["mismatch"]:
-        return _alone(mpi, as_json=as_json)
+        return _alone(mpi, as_json=options.json)
     try:
         facts.start_mpi()
         with gpucoll.init(timeout=None if os.environ.get("GPUCOLL_TIMEOUT") else TIMEOUT) as comm:
-            return examine(comm, mpi, as_json=as_json)
+            return examine(comm, mpi, as_json=options.json)
     except UsageError as error:  # a launcher that mpi4py's MPI does not understand
         mpi.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
-        return _alone(mpi, as_json=as_json)
+        return _alone(mpi, as_json=options.json)
     except ArgumentError as error:
         refuse(PROGRAM, str(error))
     except GpucollError as error:
@@ -68,21 +68,21 @@ def _alone(mpi: facts.Findings, *, as_json: bool) -> int:
 
 def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
     """Examine the job of `comm`, or this process alone; return the exit code, on all ranks. A collective call."""
-    told = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
-    found, speaks = assemble(told, mpi), comm is None or comm.rank == 0
-    _write(report.facts(found) if speaks and not as_json else ())
+    everyone = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
+    findings, speaks = assemble(everyone, mpi), comm is None or comm.rank == 0
+    _write(report.facts(findings) if speaks and not as_json else ())
     if comm and comm.size > 1:
-        found["links"] = probes.measure(comm.mpi, [rank["name"] for rank in told], comm.timeout)
+        findings["links"] = probes.measure(comm.mpi, [rank["name"] for rank in everyone], comm.timeout)
     else:
-        found["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor"
+        findings["missing"]["links"] = "a link needs two ranks: mpiexec -n 4 gpucoll doctor"
     if comm:
-        _test_self(comm, found, [number for number, rank in enumerate(told) if rank["device"] is None])
+        _test_self(comm, findings, [number for number, rank in enumerate(everyone) if rank["device"] is None])
     else:
-        found["missing"]["self-test"] = "MPI cannot be started"
-    report.judge(found)
+        findings["missing"]["self-test"] = "MPI cannot be started"
+    report.judge(findings)
     if speaks:
-        _write([json.dumps(found)] if as_json else report.tests(found))
-    return int(found["exit_code"])
+        _write([json.dumps(findings)] if as_json else report.tests(findings))
+    return int(findings["exit_code"])
 
 
 def _write(lines: Iterable[str]) -> None:
@@ -97,24 +97,24 @@ def _rank_facts(comm: Any = None) -> Report:
             "device": comm and comm.device, "host": facts.host() if comm is None or comm.local_rank == 0 else None}
 
 
-def assemble(told: Sequence[Report], mpi: facts.Findings) -> Report:
-    """Return the report of what all ranks told, and what one knows of MPI; the tests are still missing."""
+def assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:
+    """Return the report of what all ranks know, and what one knows of MPI; the tests are still missing."""
     ranks: dict[str, list[int]] = {}
-    for number, rank in enumerate(told):
+    for number, rank in enumerate(everyone):
         ranks.setdefault(rank["name"], []).append(number)
-    hosts = [{"name": name, "ranks": members, "cores": len(set().union(*(told[rank]["cores"] for rank in members))),
-              **told[members[0]]["host"].facts, "missing": told[members[0]]["host"].missing}
+    hosts = [{"name": name, "ranks": members, "cores": len(set().union(*(everyone[rank]["cores"] for rank in members))),
+              **everyone[members[0]]["host"].facts, "missing": everyone[members[0]]["host"].missing}
              for name, members in ranks.items()]
-    versions, missing = told[0]["versions"]
-    return {"schema": 3, "ranks": len(told), "versions": versions, "mpi": mpi.facts, "hosts": hosts, "links": None,
+    versions, missing = everyone[0]["versions"]
+    return {"schema": 3, "ranks": len(everyone), "versions": versions, "mpi": mpi.facts, "hosts": hosts, "links": None,
             "self_test": {}, "missing": {**missing, **mpi.missing}}
 
 
-def _test_self(comm: Any, found: Report, without_gpu: Sequence[int]) -> None:
+def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
     """The report has the outcome of the self-tests: on the host's memory, or the emulated device, and on GPUs."""
     emulated = os.environ.get("GPUCOLL_DEVICE") == "emulated"
     device = "emulated" if emulated else "cpu"
-    outcome = found["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, SECONDS)
+    outcome = findings["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, SECONDS)
     why = "the emulated device stands for it" if emulated else "the test before has failed" if outcome["faults"] else \
         f"no GPU for {report.named(without_gpu)}" if without_gpu else None
     if why is None:
@@ -123,6 +123,6 @@ def _test_self(comm: Any, found: Report, without_gpu: Sequence[int]) -> None:
         outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, SECONDS)
         why = outcome["refused"]
     if why is None:
-        found["self_test"]["cuda"] = outcome
+        findings["self_test"]["cuda"] = outcome
     else:
-        found["missing"]["self-test on cuda"] = why
+        findings["missing"]["self-test on cuda"] = why

@@ -33,13 +33,13 @@ class Findings(NamedTuple):
 
 def look(**looks: Callable[[], Any]) -> Findings:
     """Look for everything; what raises, whatever it raises, is missing, and the others do not suffer."""
-    found = Findings(dict.fromkeys(looks), {})
+    findings = Findings(dict.fromkeys(looks), {})
     for name, find in looks.items():
         try:
-            found.facts[name] = find()
+            findings.facts[name] = find()
         except Exception as error:
-            found.missing[name] = reason(error)
-    return found
+            findings.missing[name] = reason(error)
+    return findings
 
 
 def reason(error: BaseException) -> str:
@@ -82,17 +82,17 @@ def _cuda(ask: str) -> str:
 
 def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
     """Find which MPI mpi4py uses, who launched this process or would, and whether the two belong together."""
-    told = started(environment)
-    found = look(library=lambda: short(mpi_module().Get_library_version()),
-                 mpiexec=lambda: None if told else _mpiexec())
-    library, mpiexec = found.facts["library"], found.facts["mpiexec"]
-    own, other = family(library), told.launcher.family if told else family(mpiexec)
+    process = started(environment)
+    findings = look(library=lambda: short(mpi_module().Get_library_version()),
+                    mpiexec=lambda: None if process else _mpiexec())
+    library, mpiexec = findings.facts["library"], findings.facts["mpiexec"]
+    own, other = family(library), process.launcher.family if process else family(mpiexec)
     match = own == other if own and other else None
-    what = f"{told.launcher.name} started {told.size} ranks, but mpi4py uses {library}" if told else \
+    what = f"{process.launcher.name} started {process.size} ranks, but mpi4py uses {library}" if process else \
         f"the mpiexec that comes first is {mpiexec}, but mpi4py uses {library}: each rank would be alone"
-    found.facts.update(launcher=told and told.launcher.name, launched=told and told.size, match=match,
-                       mismatch=f"{what}; launch with {own}'s own mpiexec" if match is False else None)
-    return found
+    findings.facts.update(launcher=process and process.launcher.name, launched=process and process.size, match=match,
+                          mismatch=f"{what}; launch with {own}'s own mpiexec" if match is False else None)
+    return findings
 
 
 def family(version: str | None) -> str | None:

@@ -52,7 +52,7 @@ def verdict(links: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, An
 
     The best quarter sets the measure: one bad host among three spoils two of three links, and with them the median.
     """
-    found: dict[str, Any] = {"kinds": {}, "pairs": []}
+    judged: dict[str, Any] = {"kinds": {}, "pairs": []}
     for kind, inside in (("same node", True), ("across nodes", False)):
         alike = {pair: own for pair, own in links.items() if (hosts[pair[0]] == hosts[pair[1]]) == inside}
         if alike:
@@ -60,12 +60,12 @@ def verdict(links: Mapping[Pair, Figures], hosts: Sequence[str]) -> dict[str, An
             bandwidth = -_quarter(-own[1] for own in alike.values())
             slow = {pair for pair, own in alike.items()
                     if own[0] > FACTOR * latency + SLACK or own[1] * FACTOR < bandwidth}
-            found["kinds"][kind] = {"pairs": len(alike), "slow": len(slow), "latency_us": latency,
-                                    "bandwidth_mb_s": bandwidth}
-            found["pairs"] += [{"ranks": list(pair), "hosts": [hosts[rank] for rank in pair], "kind": kind,
-                                "latency_us": own[0], "bandwidth_mb_s": own[1], "slow": pair in slow}
-                               for pair, own in sorted(alike.items())]
-    return found
+            judged["kinds"][kind] = {"pairs": len(alike), "slow": len(slow), "latency_us": latency,
+                                     "bandwidth_mb_s": bandwidth}
+            judged["pairs"] += [{"ranks": list(pair), "hosts": [hosts[rank] for rank in pair], "kind": kind,
+                                 "latency_us": own[0], "bandwidth_mb_s": own[1], "slow": pair in slow}
+                                for pair, own in sorted(alike.items())]
+    return judged
 
 
 def _quarter(values: Iterable[float]) -> float:

@@ -150,13 +150,13 @@ def facts(report: Report) -> Iterator[str]:
 
 def tests(report: Report) -> Iterator[str]:
     """Yield what came of the tests, what is missing and why, what is wrong, the advice, and the verdict."""
-    for kind, found in report["links"]["kinds"].items() if report["links"] else ():
-        yield from paragraph("links", f"{kind}: {found['pairs']} pairs, the better ones {found['latency_us']:g} us and "
-                                      f"{found['bandwidth_mb_s']:g} MB/s, {found['slow'] or 'none'} slow")
-    for memory, found in report["self_test"].items():
-        wrong = f"{len(found['faults'])} WRONG" if found["faults"] else "all right"
-        yield from paragraph("self-test", f"{memory}: {found['calls']} calls of {found['collectives']} collectives in "
-                                          f"{found['seconds']:.1f} s, {wrong}")
+    for kind, links in report["links"]["kinds"].items() if report["links"] else ():
+        yield from paragraph("links", f"{kind}: {links['pairs']} pairs, the better ones {links['latency_us']:g} us and "
+                                      f"{links['bandwidth_mb_s']:g} MB/s, {links['slow'] or 'none'} slow")
+    for memory, run in report["self_test"].items():
+        wrong = f"{len(run['faults'])} WRONG" if run["faults"] else "all right"
+        yield from paragraph("self-test", f"{memory}: {run['calls']} calls of {run['collectives']} collectives in "
+                                          f"{run['seconds']:.1f} s, {wrong}")
     reasons = defaultdict(list)
     for missing in (report["missing"], *(host["missing"] for host in report["hosts"])):
         for name, why in missing.items():

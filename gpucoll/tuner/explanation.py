@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gpucoll.analysis.simulate import Prediction, Topology
-from gpucoll.tuner.model import MEASURED_TIE, TIE, Candidate, ranked
+from gpucoll.tuner.model import MEASURED_TIE, TIE, Candidate, ranked, ways
 
 Row = dict[str, Any]
 PARTS = ("latency", "bandwidth", "reduction")
@@ -59,13 +59,13 @@ def _percent(part: float, whole: float) -> int:
     return round(100 * part / whole) if whole else 0
 
 
-def explained(collective: str, nbytes: int, ranks: int, basis: str, found: Sequence[Candidate],
+def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: Sequence[Candidate],
               times: Sequence[tuple[int, float | None]] = ()) -> Explanation:
     """Return the explanation of candidates, the choice first; `times` has calls and median seconds of each."""
-    times = times or [(0, None)] * len(found)
-    rows = [_row(candidate, *time) for candidate, time in zip(found, times, strict=True)]
-    return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=found[0].algorithm,
-                       executor=found[0].executor, reason=reason(found), candidates=rows)
+    times = times or [(0, None)] * len(candidates)
+    rows = [_row(candidate, *time) for candidate, time in zip(candidates, times, strict=True)]
+    return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm,
+                       executor=candidates[0].executor, reason=reason(candidates), candidates=rows)
 
 
 def _row(candidate: Candidate, calls: int, measured: float | None) -> Row:
@@ -77,23 +77,23 @@ def _row(candidate: Candidate, calls: int, measured: float | None) -> Row:
         "tuned": candidate.measured, "calls": calls, "measured": measured}
 
 
-def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction],
-                ways: Sequence[float]) -> Explanation:
-    """Return the explanation of what the simulator predicts on a topology; `ways` as `partners` has them."""
-    found = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False, number)
-                    for row, number in zip(rows, ways, strict=True)])
-    return explained(collective, nbytes, rows[0].ranks, f"the topology {topology.name}: {topology.about}", found)
+def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction]) -> Explanation:
+    """Return the explanation of what the simulator predicts on a topology."""
+    nodes = topology.nodes(rows[0].ranks) or (0,) * rows[0].ranks
+    candidates = ranked([Candidate("", row.algorithm, row.segments, row.seconds, *row[5:], False) for row in rows],
+                        lambda row: ways(collective, row.algorithm, nodes))
+    return explained(collective, nbytes, rows[0].ranks, f"the topology {topology.name}: {topology.about}", candidates)
 
 
-def reason(found: Sequence[Candidate]) -> str:
+def reason(candidates: Sequence[Candidate]) -> str:
     """Return why the first candidate is the choice.
 
-    >>> reason([Candidate("mpi", "ring", 1, 2e-5, 2e-5, 0.0, 0.0, False, 2)])
+    >>> reason([Candidate("mpi", "ring", 1, 2e-5, 2e-5, 0.0, 0.0, False)])
     'there is no other'
     """
-    if len(found) == 1:
+    if len(candidates) == 1:
         return "there is no other"
-    first, second = found[0], min(found[1:], key=lambda row: row.seconds)
+    first, second = candidates[0], min(candidates[1:], key=lambda row: row.seconds)
     if second.seconds < first.seconds:
         tie = MEASURED_TIE if first.measured else TIE
         return (f"within {tie:.0%} of {_name(second)}, the quickest, with less on the links ({first.ways:g} ways, not "

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, schedule
-from gpucoll.analysis.simulate import Level, Prediction, Topology, simulate
+from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Recv, RecvReduce, Send
-from gpucoll.tuner.segments import segments
+from gpucoll.schedule import Copy, Reduce, Send
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
+
+SEGMENT = 1 << 22  # bytes of a ring's message
+PIPELINE = 1 << 16  # bytes of a tree's message
+MOST_SEGMENTS = 64
+
+
+def segments(algorithm: str, nbytes: int, size: int) -> int:
+    """Return into how many messages a rank's part of `nbytes` is cut.
+
+    >>> segments("tree", 1 << 20, 4), segments("ring", 100, 4)
+    (16, 1)
+    """
+    in_parts = algorithm in ("ring", "bidirectional_ring")
+    part, message = (nbytes // size, SEGMENT) if in_parts else (nbytes, PIPELINE)
+    return max(1, min(MOST_SEGMENTS, -(-part // message)))
+
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
 ONE_PASS = "one_pass"  # the constants of what `shared` does so, in the table
@@ -50,7 +65,7 @@ class Candidate(NamedTuple):
     bandwidth: float
     reduction: float
     measured: bool
-    ways: float  # see `Partners`; 0 for a native collective, and for what reads memory at once
+    ways: float = 0.0  # see `Model.ways`; of those that tie
 
 
 class Model:
@@ -76,48 +91,49 @@ class Model:
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
                    names: Sequence[str]) -> list[Candidate]:
         """Return what `names` take on `executors`, the preferred one first; what cannot be predicted is left out."""
-        found = [candidate for executor in executors for name in names
-                 if (name == "native") == (executor == "native")
-                 for candidate in self._candidate(collective, nbytes, executor, name)]
-        measured = [candidate for candidate in found if candidate.measured]
-        return ranked(measured) + ranked([one for one in found if not one.measured])
+        priced = [candidate for executor in executors for name in names
+                  if (name == "native") == (executor == "native")
+                  for candidate in self._candidate(collective, nbytes, executor, name)]
+        measured = [candidate for candidate in priced if candidate.measured]
+        return [row for some in (measured, [one for one in priced if not one.measured])
+                for row in ranked(some, functools.partial(self.ways, collective))]
+
+    def ways(self, collective: str, candidate: Candidate) -> float:
+        """Return how busy a candidate is on links: 0 for a native one, and for what reads memory at once."""
+        in_memory = candidate.executor in IN_MEMORY and candidate.algorithm in AT_ONCE
+        return 0 if in_memory or candidate.executor == "native" else \
+            ways(collective, candidate.algorithm, self.world.nodes)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         """Return the candidate, or nothing where it cannot be predicted."""
         curve = self._curve(collective, executor, name)
         if executor == "native":
             return self._native(collective, nbytes, curve)
-        meetings = MEETINGS.get((collective, name)) if executor == "shared" else None
+        meetings = MEETINGS.get((collective, name), 0) if executor == "shared" else 0
         topology = self.topology(ONE_PASS if meetings else executor)
         if topology is None:
             return []
         try:
-            row = _predicted(collective, name, nbytes, topology, self.world) if meetings is None else \
-                _in_one_pass(collective, name, nbytes, topology, self.world, meetings)
+            row = _predicted(collective, name, nbytes, topology, self.world, meetings)
         except ArgumentError:  # more than can be simulated
             return []
         measured = curve is not None and self.exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
-        nothing = executor in IN_MEMORY and name in AT_ONCE
-        ways = 0 if nothing else partners(collective, name, self.world.nodes).ways
-        return [Candidate(executor, name, row.segments, seconds, *row[5:], measured, ways)]
+        return [row._replace(executor=executor, seconds=seconds, measured=measured)]
 
     def _native(self, collective: str, nbytes: int, curve: Curve | None) -> list[Candidate]:
         """A native collective is taken for the best of our algorithms, at its own constants or as its curve says."""
         topology = self.topology("native")
         best = None if topology is None else self._best(collective, nbytes, topology, self.world)
         if curve is None:
-            return [] if best is None else [Candidate("native", "native", 1, best.seconds, *best[5:], False, 0)]
+            return [] if best is None else [best._replace(executor="native", algorithm="native", segments=1)]
         seconds = curve.at(nbytes)
         if not self.exact:
             seconds *= self._scale(collective, nbytes)
-        swept = self.exact and self._is_swept(collective, nbytes)
-        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept, 0)]
-
-    def _is_swept(self, collective: str, nbytes: int) -> bool:
-        """Return whether schedules were measured too, so that curves are compared with curves."""
-        return any(curve.collective == collective and curve.executor != "native" and nbytes < curve.end
-                   for curve in self.shape.curves)
+        # Whether schedules were measured too, so that curves are compared with curves.
+        swept = self.exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
+                                   for other in self.shape.curves)
+        return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
 
     def _scale(self, collective: str, nbytes: int) -> float:
         """Return how many times longer it takes here than in the table's shape, by the model."""
@@ -128,7 +144,7 @@ class Model:
         here, there = (self._best(collective, nbytes, topology, world) for world in (self.world, measured))
         return here.seconds / there.seconds if here and there and there.seconds else 1.0
 
-    def _best(self, collective: str, nbytes: int, topology: Topology, world: World) -> Prediction | None:
+    def _best(self, collective: str, nbytes: int, topology: Topology, world: World) -> Candidate | None:
         rows = []
         for name in algorithms(collective, size=world.size):
             try:
@@ -157,7 +173,8 @@ class Model:
             levels.append((network, None))
         if any(link is None for link, _ in levels):
             return None
-        return Topology(executor, tuple(_level(link, ranks) for link, ranks in levels if link is not None))
+        return Topology(executor, tuple(Level(link.name, link.alpha, link.beta, link.gamma, gap=link.gap, ranks=ranks)
+                                        for link, ranks in levels if link is not None))
 
     def _link(self, executor: str, name: str) -> LinkCost | None:
         if self.world.device == "emulated":  # whose messages are MPI's, and whose memory is the host's
@@ -167,36 +184,24 @@ class Model:
         return next((link for shape in self._shapes for link in shape.links if link[:2] == (executor, name)), None)
 
 
-def _level(link: LinkCost, ranks: int | None) -> Level:
-    return Level(link.name, link.alpha, link.beta, link.gamma, gap=link.gap, ranks=ranks)
+def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World,
+               meetings: int = 0) -> Candidate:
+    """Return the prediction: on equal links by the registry's formulas, which are exact where ranks are alike.
 
-
-def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World) -> Prediction:
-    """Return the prediction: on equal links by the registry's formulas, which are exact where ranks are alike."""
-    pieces = segments(name, nbytes, world.size)
-    if world.node_count > 1 and world.size <= SIMULATED:
-        return simulate(collective, name, world.size, nbytes, topology, segments=pieces)
-    return _by_formula(collective, name, nbytes, topology, world, pieces)
-
-
-def _by_formula(collective: str, name: str, nbytes: int, topology: Topology, world: World,
-                pieces: int) -> Prediction:
-    """Return what the registry's formulas say, with the constants of the outermost links."""
-    level, found = topology.levels[-1], find(collective, name)
-    pieces = found.pieces(pieces)
-    cost = found.cost.price(world.size, nbytes, pieces, world.nodes)
-    further = partners(collective, name, world.nodes).further
-    return Prediction(collective, name, world.size, nbytes, pieces, cost["rounds"] * level.alpha + further * level.gap,
-                      moved(cost, topology.name) * level.beta, cost["reduced"] * level.gamma)
-
-
-def _in_one_pass(collective: str, name: str, nbytes: int, topology: Topology, world: World,
-                 meetings: int) -> Prediction:
-    """Return what it takes where ranks meet, and then each reads what it gets."""
-    level, cost = topology.levels[-1], find(collective, name).cost.price(world.size, nbytes, 1, world.nodes)
-    further = meetings * max(0, world.size - 2)
-    return Prediction(collective, name, world.size, nbytes, 1, meetings * level.alpha + further * level.gap,
-                      cost["received"] * level.beta, cost["reduced"] * level.gamma)
+    With `meetings` ranks meet so often, and then each reads what it gets.
+    """
+    pieces, level = segments(name, nbytes, world.size), topology.levels[-1]
+    if world.node_count > 1 and world.size <= SIMULATED and not meetings:
+        row = simulate(collective, name, world.size, nbytes, topology, segments=pieces)
+        return Candidate(topology.name, name, row.segments, row.seconds, *row[5:], False)
+    entry = find(collective, name)
+    pieces = 1 if meetings else entry.pieces(pieces)
+    cost = entry.cost.price(world.size, nbytes, pieces, world.nodes)
+    rounds, beside, taken = cost["rounds"], cost["beside"], moved(cost, topology.name)
+    if meetings:
+        rounds, beside, taken = meetings, meetings * max(0, world.size - 2), cost["received"]
+    parts = rounds * level.alpha + beside * level.gap, taken * level.beta, cost["reduced"] * level.gamma
+    return Candidate(topology.name, name, pieces, sum(parts), *parts, False)
 
 
 def moved(cost: Mapping[str, float], executor: str) -> float:
@@ -204,30 +209,19 @@ def moved(cost: Mapping[str, float], executor: str) -> float:
     return max(cost["path"], cost["received"], 0 if executor in IN_MEMORY else cost["sent"])
 
 
-class Partners(NamedTuple):
-    """Whom rank 0 has messages with: `ways`, to how many ranks it sends plus from how many it receives; `further`, the
-    messages beyond the first of each round, either way. On several nodes `ways` is how many times all data leave the
-    first one.
-    """
-
-    ways: float
-    further: int
-
-
 @functools.lru_cache(maxsize=1024)
-def partners(collective: str, name: str, nodes: tuple[int, ...]) -> Partners:
-    """Return the partners of rank 0.
+def ways(collective: str, name: str, nodes: tuple[int, ...]) -> float:
+    """Return to how many ranks rank 0 sends plus from how many it receives; on several nodes how many times all data
+    leave the first one.
 
-    >>> partners("all_reduce", "ring", (0,) * 8), partners("all_reduce", "two_shot", (0,) * 8)
-    (Partners(ways=2, further=0), Partners(ways=14, further=12))
+    >>> ways("all_reduce", "ring", (0,) * 8), ways("all_reduce", "two_shot", (0,) * 8)
+    (2, 14)
     """
-    to, of, further = set[int](), set[int](), 0
-    for steps in schedule(collective, name, rank=0, size=len(nodes), nodes=nodes):
-        sent = {step.peer for step in steps if isinstance(step, Send)}
-        received = {step.peer for step in steps if isinstance(step, Recv | RecvReduce)}
-        further += max(0, len(sent) - 1, len(received) - 1)
-        to, of = to | sent, of | received
-    return Partners(len(to) + len(of) if len(set(nodes)) == 1 else _leaving(collective, name, nodes), further)
+    if len(set(nodes)) > 1:
+        return _leaving(collective, name, nodes)
+    rounds = schedule(collective, name, rank=0, size=len(nodes), nodes=nodes)
+    return len({(isinstance(step, Send), step.peer) for steps in rounds for step in steps
+                if not isinstance(step, Copy | Reduce)})
 
 
 def _leaving(collective: str, name: str, nodes: tuple[int, ...]) -> float:
@@ -244,15 +238,18 @@ TIE = 0.05  # of the time: no model promises more
 MEASURED_TIE = 0.02
 
 
-def ranked(found: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates by time; of those within a tie of the quickest, the one with the fewest partners first.
+def ranked(candidates: Sequence[Candidate], ways: Callable[[Candidate], float]) -> list[Candidate]:
+    """Return the candidates by time; of those within a tie of the quickest, the one with the fewest `ways` first.
 
     No model sees what else is on the links: who has few partners meets the least of it.
     """
-    if not found:
+    rows = sorted(candidates, key=lambda row: row.seconds)
+    if not rows:
         return []
-    rows = sorted(found, key=lambda row: row.seconds)
     tie = MEASURED_TIE if rows[0].measured else TIE
-    equal = [row for row in rows if row.seconds <= rows[0].seconds * (1 + tie)]
-    first = min(equal, key=lambda row: (row.ways, row.executor == "native"))
-    return [first, *(row for row in rows if row is not first)]
+    equal = sum(row.seconds <= rows[0].seconds * (1 + tie) for row in rows)
+    if equal > 1:
+        rows[:equal] = [row._replace(ways=ways(row)) for row in rows[:equal]]
+        first = min(rows[:equal], key=lambda row: (row.ways, row.executor == "native"))
+        rows.insert(0, rows.pop(rows.index(first)))
+    return rows

@@ -1,19 +1,30 @@
 """What was measured of a machine: the table that `gpucoll tune` writes and `auto` chooses by, as readable TOML.
 
 A table holds shapes: so many ranks on so many nodes. A shape has, for each executor, the constants of its links, and
-curves: the seconds that an algorithm took for given sizes.
+curves: the seconds that an algorithm took for given sizes. A host has one for each MPI, in the user's cache.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.resources
 import math
-from collections.abc import Iterator, Sequence
+import os
+import platform
+import socket
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy
 
 from gpucoll import toml
 from gpucoll.collectives import COLLECTIVES
+from gpucoll.device.store import default_folder, read_trusted
+from gpucoll.errors import ArgumentError
+from gpucoll.version import __version__
 
 CODE = "GC-TABLE"
 BUILT_IN = "built-in"
@@ -54,12 +65,7 @@ class Curve(NamedTuple):
         """
         if nbytes >= self.bytes[-1]:
             return self.seconds[-1] * nbytes / max(1, self.bytes[-1])
-        above = next(index for index, size in enumerate(self.bytes) if size > nbytes)
-        if above == 0:
-            return self.seconds[0]
-        low, high = self.bytes[above - 1], self.bytes[above]
-        share = (nbytes - low) / (high - low)
-        return self.seconds[above - 1] * (1 - share) + self.seconds[above] * share
+        return float(numpy.interp(nbytes, self.bytes, self.seconds))
 
 
 class Shape(NamedTuple):
@@ -112,13 +118,13 @@ def built_in() -> Table:
 def parse(source: str, content: bytes) -> Table:
     """Return the table that a file says; ArgumentError tells what is wrong with it."""
     file = toml.TomlFile(f"tuning table {source}", CODE, "; `gpucoll tune` makes a new one")
-    found = file.read(content, ("format", "host", "shape"))
-    if found.get("format") != FORMAT:
-        raise file.error(f"its format is {found.get('format')!r}, not {FORMAT}")
-    host = found.get("host", {})
+    document = file.read(content, ("format", "host", "shape"))
+    if document.get("format") != FORMAT:
+        raise file.error(f"its format is {document.get('format')!r}, not {FORMAT}")
+    host = document.get("host", {})
     if not isinstance(host, dict):
         raise file.error("host is no [host]")
-    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(found, "shape")))
+    return Table(source, host, tuple(_shape(file, where, shape) for where, shape in file.tables(document, "shape")))
 
 
 SHAPE: dict[str, toml.Check] = {"ranks": toml.count, "nodes": toml.count, "device": toml.one_of(*DEVICES),
@@ -168,3 +174,59 @@ def _toml(value: Any) -> str:
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+PROCESSORS = Path("/proc/cpuinfo")
+
+
+def facts() -> dict[str, Any]:
+    """Return what a table belongs to: another host, MPI, or version of ours has other figures."""
+    from mpi4py import MPI
+
+    library = MPI.Get_library_version().splitlines()[0].split(",")[0]
+    return {"name": socket.gethostname(), "processor": processor(), "cores": len(os.sched_getaffinity(0)),
+            "mpi": " ".join(library.replace("Version:", "").split()), "numpy": numpy.__version__,
+            "gpucoll": __version__}
+
+
+def processor(text: str | None = None) -> str:
+    """Return the processor's name as the kernel gives it.
+
+    >>> processor("vendor_id : x\\nmodel name\\t: Some CPU  @ 2 GHz\\n")
+    'Some CPU @ 2 GHz'
+    """
+    if text is None:
+        text = PROCESSORS.read_text() if PROCESSORS.exists() else ""
+    named = (line.partition(":")[2] for line in text.splitlines() if line.startswith("model name"))
+    return " ".join(next(named, platform.machine()).split())
+
+
+def table_path(host: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the file of a host's table: one for each name, processor, number of cores and MPI."""
+    mark = repr([host[key] for key in ("name", "processor", "cores", "mpi")])
+    return default_folder(environment) / f"tune-{hashlib.sha256(mark.encode()).hexdigest()[:12]}.toml"
+
+
+def read(path: Path, host: Mapping[str, Any]) -> Table | None:
+    """Return the table at `path`, None where there is none; ArgumentError for one that is bad, old or another's."""
+    try:
+        table = parse(str(path), read_trusted(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ArgumentError(f"tuning table {path}: it cannot be read: {error}", code=CODE) from None
+    for key, value in host.items():
+        if table.host.get(key) != value:
+            raise ArgumentError(f"tuning table {path}: it was measured with {key} {table.host.get(key)!r}, and here it "
+                                f"is {value!r}; `gpucoll tune` makes a new one", code=CODE)
+    return table
+
+
+def load() -> Table:
+    """Return this host's table, or the built-in one: where it has none, and with a warning where it is refused."""
+    host = facts()
+    try:
+        return read(table_path(host), host) or built_in()
+    except ArgumentError as error:
+        warnings.warn(f"{error}; until then the built-in table serves", stacklevel=2)
+        return built_in()

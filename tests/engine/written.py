@@ -9,8 +9,8 @@ import numpy
 import oracle
 from gpucoll import dtypes
 from gpucoll.algorithms import find, registry
-from gpucoll.arrays.prepare import Cut
-from gpucoll.bootstrap import Place
+from gpucoll.arrays import Cut
+from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import make_plan
 from gpucoll.executors import Task
@@ -124,7 +124,8 @@ def drawn(random, ranks, names=NAMES):
         may = collective in ("all_reduce", "scan", "exscan", "all_to_all")
         in_place, symmetric = same or (may and random.random() < 0.4), random.random() < 0.3
         cut = Cut(0, lengths_of(collective, rank.rank, root, table)) if row.ragged else Cut(count)
-        made = make_plan(collective, choice, Place(rank.rank, size, rank.rank, size, (0,) * size), root, cut, in_place)
+        place = RankTopology(rank.rank, size, rank.rank, size, (0,) * size)
+        made = make_plan(collective, choice, place, root, cut, in_place)
         x, out = (None if one is None else numpy.empty(one * width, numpy.uint8) for one in (source, target))
         task = Task(collective, algorithm, made, x, out, dtypes.DTYPES[name], OPS[op] if row.reduces else None, root,
                     nbytes, in_place, cut.lengths)

@@ -13,7 +13,7 @@ import gpucoll as gc
 from gpucoll.calibration import probes, sweep
 from gpucoll.cli import main
 from gpucoll.device.store import user_store
-from gpucoll.tuner import host
+from gpucoll.tuner import table as tables
 from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, as_toml, parse
 from pace import seconds
 
@@ -82,9 +82,9 @@ def planted(mpi, folder, best, old="", new=""):
         curves = tuple(Curve("all_reduce", *way, (8, 1 << 20), (taken, taken)) for way, taken in ways.items())
         link = LinkCost("mpi", "node", 1e-5, 1e-9, 1e-10, 1e-6)
         shapes = tuple(Shape(size, 1, "cpu", "2026", (link,), curves) for size in (2, 3))
-        text = as_toml(Table("planted", host.facts(), shapes))
+        text = as_toml(Table("planted", tables.facts(), shapes))
         assert old in text
-        host.table_path(host.facts(), at(folder)).write_bytes(text.replace(old, new).encode("latin-1"))
+        tables.table_path(tables.facts(), at(folder)).write_bytes(text.replace(old, new).encode("latin-1"))
     mpi.Barrier()
 
 

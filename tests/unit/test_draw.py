@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
+from counting import count
 from gpucoll.algorithms import algorithms, registry, schedule
-from gpucoll.analysis.count import count
 from gpucoll.analysis.draw import draw, view
 from gpucoll.analysis.draw.record import NOBODY
 from gpucoll.analysis.simulate import load, simulate

@@ -12,7 +12,7 @@ import pytest
 import oracle
 from gpucoll.cli import main
 from gpucoll.device import command, nvrtc, precompile, sources
-from gpucoll.device.precompile import Task, compile_one
+from gpucoll.device.precompile import CompileJob, compile_one
 from gpucoll.device.store import Store
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
@@ -182,4 +182,4 @@ def test_a_cache_that_cannot_be_kept_is_a_failure(tmp_path, monkeypatch, capsys)
     lost = Store(tmp_path / "file")
     for module in (command, precompile):
         monkeypatch.setattr(module, "user_store", lambda: lost)
-    assert compile_one(Task("copy", FEW["copy"][0], "sm_90")).error.startswith("kernels are not kept in ")
+    assert compile_one(CompileJob("copy", FEW["copy"][0], "sm_90")).error.startswith("kernels are not kept in ")

@@ -4,12 +4,15 @@ import ast
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("gpucoll", "bench", "kernels", "scripts")
+# torch.distributed has names that are ours too; the messages of the executors become one.
+DOUBLED = ("ReduceOp", "Work", "Message")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
@@ -48,6 +51,13 @@ def test_files_are_short():
     assert [path for path in SOURCES if code_lines(path) > 300] == []
     tests = (ROOT / "tests").rglob("*.py")
     assert [path.name for path in tests if len(path.read_text().splitlines()) > 400] == []
+
+
+def test_no_two_public_classes_have_one_name():
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "gpucoll").rglob("*.py")]
+    homes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    public = {name: count for name, count in homes.items() if not name.startswith("_")}
+    assert [name for name, count in public.items() if count > 1 and name not in DOUBLED] == []
 
 
 def tool(*command):

@@ -18,7 +18,7 @@ BYTE = numpy.dtype("uint8")
 
 def tell_all(heaps):
     """What the collective call does first: every rank's news reach every rank."""
-    news = [number for heap in heaps for number in heap.news()]
+    news = [number for heap in heaps for number in heap.dropped()]
     for heap in heaps:
         heap.reclaim(news)
 
@@ -70,7 +70,7 @@ def test_free_places_join_and_slabs_grow():
     del blocks[:]
     collector.collect()
     told = []
-    while news := heap.news():  # bit by bit
+    while news := heap.dropped():  # bit by bit
         assert len(news) <= 32
         told += news
     assert sorted(told) == list(range(100))

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import oracle
-from gpucoll.arrays.combine import check_op, combiner, fill_identity, finish, premultiplied
+from gpucoll.arrays.space import check_op, combiner, fill_identity, finish, premultiplied
 from gpucoll.chunks import Layout, bound
 from gpucoll.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError

@@ -6,9 +6,8 @@ import pytest
 
 from gpucoll import waits as module
 from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
-from gpucoll.under_way import UnderWay
 from gpucoll.waits import Waits
-from gpucoll.work import Work
+from gpucoll.work import UnderWay, Work
 from pace import seconds
 
 PATIENCE = seconds(60)

@@ -61,4 +61,3 @@ def test_what_is_missing_is_said():
     said = asked("bare", "absent")
     assert "[GC-NCCL] NCCL gives no id on rank 0" in said["NCCL"]
     assert "pip install 'gpucoll[cuda13]'" in said["NVRTC"]
-    assert "pip install 'gpucoll[nvml]'" in said["NVML"]

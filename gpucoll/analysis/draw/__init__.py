@@ -4,31 +4,23 @@
             draw()                       proves the schedule, then draws it
     page.py        still.py              the page; the picture
              lanes.py                    when each rank is busy
-    view.py   shapes.py   timing.py      words; SVG; seconds in place of rounds
-    layout.py   loads.py                 who stands where; how busy links and ranks are
-    record.py     colours.py             what happens, and who has contributed to what
+    view.py   shapes.py                  words, and how busy links and ranks are; SVG, colours
+    layout.py   record.py                who stands where; what happens, and who has contributed to what
 ```
-Pure text, the same for the same call; only seconds need NumPy.
+Pure text, the same for the same call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
 from gpucoll.algorithms import schedule
 from gpucoll.analysis.draw.layout import layout
-from gpucoll.analysis.draw.loads import loads
 from gpucoll.analysis.draw.page import page
-from gpucoll.analysis.draw.record import Recording, Rounds, record
+from gpucoll.analysis.draw.record import Recording, TimelineClock, record
 from gpucoll.analysis.draw.still import still
-from gpucoll.analysis.draw.view import View
+from gpucoll.analysis.draw.view import View, loads
+from gpucoll.analysis.simulate import load, timeline
 from gpucoll.analysis.verify import prove
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Schedule
-
-if TYPE_CHECKING:  # it needs NumPy
-    from gpucoll.analysis.simulate.network import Topology
 
 __all__ = ["draw", "view"]
 
@@ -56,29 +48,18 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
          topology: str | None = None, nbytes: int = 1 << 20) -> View:
     """Return what is to be drawn."""
     _check("ranks", size, MOST_RANKS)
-    network = None if topology is None else _network(topology)
+    network = None if topology is None else load(topology)
     nodes = network and network.nodes(size)
     schedules = [schedule(collective, algorithm, rank=rank, size=size, root=root, segments=segments, nodes=nodes)
                  for rank in range(max(1, size))]
     _check("chunks", schedules[0].chunks, MOST_CHUNKS)
     prove(collective, schedules, chunks=schedules[0].chunks, root=root)
-    clock = network and _clock(schedules, network, nbytes)
+    clock = network and TimelineClock(timeline(collective, algorithm, size, nbytes, network, root=root,
+                                               segments=segments))
     recording = _readable(record(collective, schedules, chunks=schedules[0].chunks, root=root, clock=clock))
     pairs = [(message.sender, message.receiver) for message in recording.messages]
     places = layout(algorithm, size, pairs, root, nodes)
     return View(algorithm, recording, loads(recording), places, network and network.name, nbytes)
-
-
-def _network(topology: str) -> Topology:
-    from gpucoll.analysis.simulate.network import load
-
-    return load(topology)
-
-
-def _clock(schedules: Sequence[Schedule], network: Topology, nbytes: int) -> Rounds:
-    from gpucoll.analysis.draw.timing import TimedRounds
-
-    return TimedRounds(schedules, network, nbytes)
 
 
 def _readable(recording: Recording) -> Recording:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpucoll.analysis.draw.loads import Span
 from gpucoll.analysis.draw.shapes import document, heading, number, rect, words
-from gpucoll.analysis.draw.view import View, time_text
+from gpucoll.analysis.draw.view import Span, View, time_text
 
 MOST_LINES = 70  # rounds that lines tell apart
 LEFT, RIGHT, TOP, WIDTH, BARS = 64.0, 116.0, 84.0, 1000.0, 32.0
@@ -46,11 +45,11 @@ def bars(view: View, values: Sequence[float], width: float, height: float, kind:
 def picture(view: View) -> str:
     """Return an SVG file of the lanes, with the loads of links above and idle ranks below."""
     lane = min(26.0, max(9.0, 400 / view.recording.size))
-    bottom = TOP + BARS + 16 + view.recording.size * lane
+    bottom, most = TOP + BARS + 16 + view.recording.size * lane, max(view.loads.busiest, default=0)
     body = [*heading(view.title, "Each lane: a rank; above what it sends, below, in lighter, what it receives."),
             *_moved(LEFT, TOP, bars(view, view.loads.busiest, WIDTH, BARS, "axis")),
             words(LEFT - 10, TOP + BARS, "link load", "muted", size=11, anchor="end"),
-            words(LEFT + WIDTH + 8, TOP + 10, _most(view), "muted", size=11),
+            words(LEFT + WIDTH + 8, TOP + 10, f"at most {most} chunk{'s' if most != 1 else ''}", "muted", size=11),
             *_moved(LEFT, TOP + BARS + 16, lanes(view, WIDTH, lane)), *_sides(view, lane),
             *_moved(LEFT, bottom + 8, bars(view, view.loads.idle, WIDTH, 20, "idle")),
             words(LEFT - 10, bottom + 28, "idle", "muted", size=11, anchor="end"), *_axis(view, bottom + 48)]
@@ -59,11 +58,6 @@ def picture(view: View) -> str:
 
 def _moved(x: float, y: float, shapes: Iterator[str]) -> list[str]:
     return [f'<g transform="translate({number(x)} {number(y)})">{"".join(shapes)}</g>']
-
-
-def _most(view: View) -> str:
-    most = max(view.loads.busiest, default=0)
-    return f"at most {most} chunk{'s' if most != 1 else ''}"
 
 
 def _sides(view: View, lane: float) -> Iterator[str]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.topology import factors, group, in_order_tree, members_of
 
-Place: TypeAlias = tuple[float, float]
-Places: TypeAlias = Mapping[int, Place]
+Point: TypeAlias = tuple[float, float]
+Points: TypeAlias = Mapping[int, Point]
 Links: TypeAlias = dict[int, set[int]]
 Groups: TypeAlias = Sequence[Sequence[int]]
 
@@ -19,17 +20,17 @@ MARGIN, LEAST_MARGIN, GRID_MARGIN = 14.0, 46.0, 100.0  # around the outermost di
 LAYER = (0.36, -0.3)  # how far the next layer of a three-dimensional torus is moved
 
 
-class Layout(NamedTuple):
+class GraphLayout(NamedTuple):
     """A place for every rank, the radius that leaves room between them, and the groups that are shown as such."""
 
     name: str
-    places: tuple[Place, ...]
+    places: tuple[Point, ...]
     radius: float
     groups: Groups = ()
 
 
 def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0,
-           nodes: Sequence[int] | None = None) -> Layout:
+           nodes: Sequence[int] | None = None) -> GraphLayout:
     """Return the layout of `size` ranks: the one that the algorithm is named for, or what its links form.
 
     >>> layout("ring", 3, [(0, 1), (1, 2), (2, 0)]).name, layout("tree", 5, [(0, 1), (1, 2), (1, 3), (3, 4)]).name
@@ -43,11 +44,13 @@ def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: in
         sides = tuple(map(int, given.rstrip(")").split("x"))) if given else factors(size)
         return _fitted("grid", _torus(sides)) if len(sides) > 1 else _fitted("ring", _circle(range(size)))
     if name == "double_tree" and size > 1:
-        return _fitted("tree", _in_order(size, root))
+        # The first of two trees: ranks from left to right in order, each as deep as in that tree.
+        return _fitted("tree", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
+                                for place in range(size)})
     return _by_links(size, pairs, root)
 
 
-def _by_links(size: int, pairs: Iterable[tuple[int, int]], root: int) -> Layout:
+def _by_links(size: int, pairs: Iterable[tuple[int, int]], root: int) -> GraphLayout:
     links: Links = {rank: set() for rank in range(size)}
     for one, other in pairs:
         links[one].add(other)
@@ -61,15 +64,15 @@ def _by_links(size: int, pairs: Iterable[tuple[int, int]], root: int) -> Layout:
     return _fitted("tree", _tree(links, root))
 
 
-def _circle(ranks: Sequence[int], turn: float = 0.0) -> dict[int, Place]:
+def _circle(ranks: Sequence[int], turn: float = 0.0) -> dict[int, Point]:
     """Return places on a circle, the first one on top or that far from there, clockwise."""
     turns = {rank: turn + 2 * math.pi * place / len(ranks) for place, rank in enumerate(ranks)}
     return {rank: (math.sin(angle), -math.cos(angle)) for rank, angle in turns.items()}
 
 
-def _clusters(groups: Groups) -> dict[int, Place]:
+def _clusters(groups: Groups) -> dict[int, Point]:
     """Return a small circle for each group, or for a pair a line; the groups stand on a large one, two side by side."""
-    places: dict[int, Place] = {}
+    places: dict[int, Point] = {}
     turn = -math.pi / 2 if len(groups) == 2 else 0.0
     reach = 0.6 * math.sin(math.pi / max(2, len(groups)))
     for middle, members in zip(_circle(range(len(groups)), turn).values(), groups, strict=True):
@@ -79,7 +82,7 @@ def _clusters(groups: Groups) -> dict[int, Place]:
     return places
 
 
-def _line(members: Sequence[int], middle: Place) -> dict[int, Place]:
+def _line(members: Sequence[int], middle: Point) -> dict[int, Point]:
     """Return places of one or two ranks across the way from the centre to `middle`: left to right, or downwards."""
     far = math.hypot(*middle) or 1.0
     across = max((-middle[1] / far, middle[0] / far), (middle[1] / far, -middle[0] / far),
@@ -88,24 +91,19 @@ def _line(members: Sequence[int], middle: Place) -> dict[int, Place]:
             for rank, side in zip(members, (-0.8, 0.8) if len(members) == 2 else (0.0,), strict=True)}
 
 
-def _torus(sides: Sequence[int]) -> dict[int, Place]:
+def _torus(sides: Sequence[int]) -> dict[int, Point]:
     """Return rows of the last side, one below the other, in layers, each moved a little."""
     across, down = sides[-1], sides[-2]
-    places: dict[int, Place] = {}
+    places: dict[int, Point] = {}
     for rank in range(math.prod(sides)):
         column, row, layer = rank % across, rank // across % down, rank // across // down
         places[rank] = (column + LAYER[0] * layer, row + LAYER[1] * layer)
     return places
 
 
-def _in_order(size: int, root: int) -> dict[int, Place]:
-    """Return the first of two trees: ranks from left to right in order, each as deep as in that tree."""
-    return {(place + root) % size: (float(place), float(in_order_tree(place, size).depth)) for place in range(size)}
-
-
-def _tree(links: Links, root: int) -> dict[int, Place]:
+def _tree(links: Links, root: int) -> dict[int, Point]:
     """Return places by depth; leaves stand side by side, a parent above the middle of its children."""
-    places: dict[int, Place] = {}
+    places: dict[int, Point] = {}
     leaves = 0
 
     def place(rank: int, parent: int, depth: int) -> float:
@@ -120,7 +118,7 @@ def _tree(links: Links, root: int) -> dict[int, Place]:
     return places
 
 
-def _fitted(name: str, places: Places, groups: Groups = ()) -> Layout:
+def _fitted(name: str, places: Points, groups: Groups = ()) -> GraphLayout:
     """Return places stretched to the square, and the largest radius by which no two discs touch."""
     points = [places[rank] for rank in sorted(places)]
     spans = [max(values) - min(values) for values in zip(*points, strict=True)]
@@ -128,12 +126,12 @@ def _fitted(name: str, places: Places, groups: Groups = ()) -> Layout:
         spans = [max(spans)] * 2  # circles stay round
     for radius in RADII:
         margin = GRID_MARGIN if name == "grid" else max(LEAST_MARGIN, radius + (24 if groups else MARGIN))
-        found = tuple(zip(*(_stretched([point[axis] for point in points], spans[axis], margin) for axis in (0, 1)),
-                          strict=True))
-        room = min((math.dist(one, other) for place, one in enumerate(found) for other in found[:place]), default=SIDE)
+        axes = (_stretched([point[axis] for point in points], spans[axis], margin) for axis in (0, 1))
+        fitted = tuple(zip(*axes, strict=True))
+        room = min((math.dist(*pair) for pair in itertools.combinations(fitted, 2)), default=SIDE)
         if room >= 2.8 * radius:
             break
-    return Layout(name, found, min(radius, round(room / 2.8, 1)), groups)
+    return GraphLayout(name, fitted, min(radius, round(room / 2.8, 1)), groups)
 
 
 def _stretched(values: list[float], span: float, margin: float) -> list[float]:

@@ -7,11 +7,10 @@ from html import escape
 from typing import Any
 
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
-from gpucoll.analysis.draw.colours import DARK, LIGHT, rank_colour
 from gpucoll.analysis.draw.lanes import bars, every, lanes
 from gpucoll.analysis.draw.layout import SIDE
-from gpucoll.analysis.draw.record import Message, Recording
-from gpucoll.analysis.draw.shapes import ON_RANK, number, ranks
+from gpucoll.analysis.draw.record import RecordedMessage, Recording
+from gpucoll.analysis.draw.shapes import DARK, LIGHT, ON_RANK, number, rank_colour, ranks
 from gpucoll.analysis.draw.view import View, labels, states, time_text
 
 LANES = 1000.0  # units across; the page stretches them
@@ -34,12 +33,12 @@ def _words(view: View) -> dict[str, str]:
 
 
 def _tiles(view: View) -> str:
-    recording, found = view.recording, view.loads
-    idle = sum(found.rank_idle) / recording.size
+    recording, loads = view.recording, view.loads
+    idle = sum(loads.rank_idle) / recording.size
     rounds = _counted(len(recording.times) - 1, "round")
     tiles = [rounds if view.topology is None else (time_text(view, view.last), "in all"),
              _counted(len(recording.messages), "message"),
-             (f"{found.most_sent / recording.chunks:.4g} n", "most bytes that a rank sends, n the data"),
+             (f"{loads.most_sent / recording.chunks:.4g} n", "most bytes that a rank sends, n the data"),
              (f"{idle:.0%}", "of their time ranks idle")]
     return "".join(f"<li><strong>{escape(value)}</strong> <span>{escape(what)}</span></li>" for value, what in tiles)
 
@@ -58,15 +57,15 @@ def _key(recording: Recording) -> str:
 
 def _lanes(view: View) -> dict[str, str]:
     """Return the lanes, the bars above and below them, and what is written beside."""
-    size, found = view.recording.size, view.loads
+    size, loads = view.recording.size, view.loads
     lane = 20.0 if size <= 16 else 11.0 if size <= 32 else 7.0
     shown = range(0, size, every(size, lane))
     beside = (f'<li style="height:{number(lane * shown.step)}px"><b>{rank}</b></li>' for rank in shown)
-    idle = (f'<li style="height:{number(lane * shown.step)}px">{found.rank_idle[rank]:.0%}</li>' for rank in shown)
+    idle = (f'<li style="height:{number(lane * shown.step)}px">{loads.rank_idle[rank]:.0%}</li>' for rank in shown)
     return {"ranks": "".join(beside), "idles": "".join(idle), "lane": number(lane),
             "lanes": _stretched(size * lane, lanes(view, LANES, lane)),
-            "load": _stretched(24, bars(view, found.busiest, LANES, 24, "axis")),
-            "idle": _stretched(24, bars(view, found.idle, LANES, 24, "idle"))}
+            "load": _stretched(24, bars(view, loads.busiest, LANES, 24, "axis")),
+            "idle": _stretched(24, bars(view, loads.idle, LANES, 24, "idle"))}
 
 
 def _stretched(height: float, shapes: Iterator[str]) -> str:
@@ -98,29 +97,29 @@ def _runs(ranks: int) -> list[int]:
     >>> _runs(0b11001)
     [0, 0, 3, 4]
     """
-    found: list[int] = []
+    ends: list[int] = []
     for rank in range(ranks.bit_length()):
         if ranks >> rank & 1:
-            if found and found[-1] == rank - 1:
-                found[-1] = rank
+            if ends and ends[-1] == rank - 1:
+                ends[-1] = rank
             else:
-                found += [rank, rank]
-    return found
+                ends += [rank, rank]
+    return ends
 
 
 def _changes(changed: dict[tuple[int, str, int], int]) -> list[list[Any]]:
     """Return the cells that change as runs: rank, 1 for output and 0 for scratch, first chunk, contents."""
-    found: list[list[Any]] = []
+    runs: list[list[Any]] = []
     for (rank, buffer, chunk), content in sorted(changed.items()):
         where = [rank, int(buffer == "output")]
-        if found and found[-1][:2] == where and found[-1][2] + len(found[-1][3]) == chunk:
-            found[-1][3].append(content)
+        if runs and runs[-1][:2] == where and runs[-1][2] + len(runs[-1][3]) == chunk:
+            runs[-1][3].append(content)
         else:
-            found.append([*where, chunk, [content]])
-    return found
+            runs.append([*where, chunk, [content]])
+    return runs
 
 
-def _message(recording: Recording, message: Message) -> list[Any]:
+def _message(recording: Recording, message: RecordedMessage) -> list[Any]:
     """Return sender, receiver, start, end, number of chunks, the first content, and what the chunks are called."""
     first = message.contents[0] if message.contents else -1
     return [message.sender, message.receiver, message.start, message.end, message.chunks, first,

@@ -1,15 +1,17 @@
 """What a drawing shows: every message with its time, every write, and who has contributed to what is written.
 
-The clock `Rounds` is the one that `analysis/count` counts by: a message lasts one round and begins when both of its
+By the clock `RoundClock` a message lasts one round and begins when both of its
 ends have begun their rounds; a rank's round ends with its last message. Copies and reductions take no time.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.analysis.replay import replay
+from gpucoll.analysis.simulate import Timeline
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
@@ -26,7 +28,7 @@ class Content(NamedTuple):
     ranks: int
 
 
-class Message(NamedTuple):
+class RecordedMessage(NamedTuple):
     """`chunks` chunks on their way from `start` to `end`; `contents` counts through the recording's."""
 
     sender: int
@@ -37,7 +39,7 @@ class Message(NamedTuple):
     contents: tuple[int, ...]
 
 
-class Write(NamedTuple):
+class RecordedWrite(NamedTuple):
     """At `time` the chunks of `buffer` from `first` on hold `contents`."""
 
     time: float
@@ -54,8 +56,8 @@ class Recording(NamedTuple):
     size: int
     chunks: int
     times: tuple[float, ...]
-    messages: tuple[Message, ...]
-    writes: tuple[Write, ...]
+    messages: tuple[RecordedMessage, ...]
+    writes: tuple[RecordedWrite, ...]
     contents: tuple[Content, ...]
     wanted: tuple[tuple[int, ...], ...]  # by rank: the content of each chunk of its output that the collective promises
     inputs: tuple[bool, ...]  # by rank: whether it has an input
@@ -71,7 +73,7 @@ class Recording(NamedTuple):
         return max(map(len, self.wanted))
 
 
-class Rounds:
+class RoundClock:
     """The clock that counts rounds."""
 
     def __init__(self, size: int) -> None:
@@ -94,12 +96,38 @@ class Rounds:
         return self._now[rank]
 
 
+class TimelineClock:
+    """The clock of `analysis/simulate`: when its timeline has messages and rounds begin and end."""
+
+    def __init__(self, predicted: Timeline) -> None:
+        self._messages: dict[tuple[int, int], deque[tuple[float, float]]] = defaultdict(deque)
+        for sender, receiver, _, start, end in predicted.transfers:
+            self._messages[sender, receiver].append((_rounded(start), _rounded(end)))
+        self._rounds = [deque(_rounded(end) for _, end in rounds) for rounds in predicted.rounds]
+
+    def begin(self, rank: int) -> None:
+        """The timeline knows."""
+
+    def meet(self, sender: int, receiver: int) -> tuple[float, float]:
+        """Return when the next message between these ranks starts and ends."""
+        return self._messages[sender, receiver].popleft()
+
+    def finish(self, rank: int) -> float:
+        """Return when the round of `rank` ends."""
+        return self._rounds[rank].popleft()
+
+
+def _rounded(time: float) -> float:
+    """Return the same number for times that differ only by how they were added up."""
+    return float(f"{time:.9g}")
+
+
 def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0,
-           clock: Rounds | None = None) -> Recording:
+           clock: RoundClock | TimelineClock | None = None) -> Recording:
     """Return what the schedules of all ranks do, which must have been proved, by `clock` or else in rounds."""
     row = collective_row(collective)
     recorder = (_Recorder if row.output.where != "nowhere" else _Arrivals)(row, len(schedules), root, chunks)
-    recorder.clock = clock or Rounds(len(schedules))
+    recorder.clock = clock or RoundClock(len(schedules))
     replay(schedules, recorder)
     return recorder.recording()
 
@@ -107,15 +135,15 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
 class _Recorder:
     """The observer of a replay: all ranks' buffers, and what has happened."""
 
-    clock: Rounds
+    clock: RoundClock | TimelineClock
 
     def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
         self.row, self.size, self.root, self.chunks = row, size, root, chunks
         self.per_block = chunks // size if row.blocks else chunks
         self.inputs = tuple(row.input.exists(rank, root) for rank in range(size))
         self.held: list[dict[Key, int]] = [{} for _ in range(size)]
-        self.messages: list[Message] = []
-        self.writes: list[Write] = []
+        self.messages: list[RecordedMessage] = []
+        self.writes: list[RecordedWrite] = []
         self._contents: list[Content] = []
         self._numbers: dict[Content, int] = {}
         self._steps: list[Round] = [()] * size
@@ -131,7 +159,7 @@ class _Recorder:
         contents, step = self._came[sender][sent], self._steps[sender][sent]
         chunks = step.src.count if isinstance(step, Send) else 0
         self._came[receiver][received] = contents
-        self.messages.append(Message(sender, receiver, *self.clock.meet(sender, receiver), chunks, contents))
+        self.messages.append(RecordedMessage(sender, receiver, *self.clock.meet(sender, receiver), chunks, contents))
 
     def finish(self, rank: int) -> None:
         time = self.clock.finish(rank)
@@ -141,10 +169,10 @@ class _Recorder:
 
     def number(self, content: Content) -> int:
         """Return the number of a content, the same for the same one."""
-        found = self._numbers.setdefault(content, len(self._numbers))
-        if found == len(self._contents):
+        known = self._numbers.setdefault(content, len(self._numbers))
+        if known == len(self._contents):
             self._contents.append(content)
-        return found
+        return known
 
     def _read(self, rank: int, part: Slice) -> tuple[int, ...]:
         chunks = range(part.first, part.first + part.count)
@@ -164,7 +192,7 @@ class _Recorder:
     def _keep(self, rank: int, time: float, part: Slice, contents: tuple[int, ...]) -> None:
         for place, content in enumerate(contents, part.first):
             self.held[rank][part.buffer, place] = content
-        self.writes.append(Write(time, rank, part.buffer, part.first, contents))
+        self.writes.append(RecordedWrite(time, rank, part.buffer, part.first, contents))
 
     def wanted(self, rank: int) -> tuple[int, ...]:
         """Return what the output of `rank` has to hold."""
@@ -178,9 +206,10 @@ class _Recorder:
     def recording(self) -> Recording:
         """Return all that was seen, in the order of time."""
         wanted = tuple(map(self.wanted, range(self.size)))
-        return Recording(self.row, self.size, self.chunks, _moments(self.messages, self.writes),
-                         _together(self.messages), tuple(sorted(self.writes, key=lambda write: write.time)),
-                         tuple(self._contents), wanted, self.inputs)
+        moments = {0.0, *(message.end for message in self.messages), *(write.time for write in self.writes)}
+        return Recording(self.row, self.size, self.chunks, tuple(sorted(moments)), _together(self.messages),
+                         tuple(sorted(self.writes, key=lambda write: write.time)), tuple(self._contents), wanted,
+                         self.inputs)
 
 
 class _Arrivals(_Recorder):
@@ -202,16 +231,12 @@ class _Arrivals(_Recorder):
         return (self.number(Content(0, (1 << self.size) - 1)),)
 
 
-def _moments(messages: Sequence[Message], writes: Sequence[Write]) -> tuple[float, ...]:
-    return tuple(sorted({0.0, *(message.end for message in messages), *(write.time for write in writes)}))
-
-
-def _together(messages: Iterable[Message]) -> tuple[Message, ...]:
+def _together(messages: Iterable[RecordedMessage]) -> tuple[RecordedMessage, ...]:
     """Return the messages in the order of time, those that share a link from the same moment on as one."""
-    found: dict[tuple[float, int, int, float], Message] = {}
+    joined: dict[tuple[float, int, int, float], RecordedMessage] = {}
     for message in messages:
         key = (message.start, message.sender, message.receiver, message.end)
-        before = found.get(key, message._replace(chunks=0, contents=()))
-        found[key] = before._replace(chunks=before.chunks + message.chunks,
-                                     contents=(*before.contents, *message.contents))
-    return tuple(found[key] for key in sorted(found))
+        before = joined.get(key, message._replace(chunks=0, contents=()))
+        joined[key] = before._replace(chunks=before.chunks + message.chunks,
+                                      contents=(*before.contents, *message.contents))
+    return tuple(joined[key] for key in sorted(joined))

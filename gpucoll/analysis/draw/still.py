@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.analysis.draw.lanes import picture
-from gpucoll.analysis.draw.record import Message, Recording
+from gpucoll.analysis.draw.record import RecordedMessage, Recording
 from gpucoll.analysis.draw.shapes import document, heading, number, path, rect, words
 from gpucoll.analysis.draw.view import View, need, people, states
 
@@ -93,7 +93,7 @@ class _Chunks:
         for message in self.recording.messages:
             yield self._arrow(message, number_of[message.start], number_of[message.end])
 
-    def _arrow(self, message: Message, start: int, end: int) -> str:
+    def _arrow(self, message: RecordedMessage, start: int, end: int) -> str:
         x, far = self._x(start) + self.cells * self.cell + 4, self._x(end) - 6
         y, down = (self._y(rank) + self.height / 2 for rank in (message.sender, message.receiver))
         bend = (far - x) * 0.45

@@ -1,14 +1,94 @@
-"""What the page and the still picture have in common: how it is called, what a chunk is called, how full it is."""
+"""What the page and the still picture have in common: names of moments and chunks; how full, and how busy, all is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
 
-from gpucoll.analysis.draw.layout import Layout
-from gpucoll.analysis.draw.loads import Loads
-from gpucoll.analysis.draw.record import NOBODY, Content, Recording
+from gpucoll.analysis.draw.layout import GraphLayout
+from gpucoll.analysis.draw.record import NOBODY, Content, RecordedMessage, Recording
 from gpucoll.analysis.sizes import byte_text
+
+Span: TypeAlias = tuple[float, float]  # from, to
+
+
+class Loads(NamedTuple):
+    """Loads in chunks; idle time as a share: by span between two moments, and by rank."""
+
+    busiest: tuple[int, ...]  # by span: the most chunks on one link
+    moved: tuple[int, ...]  # by span: the chunks on all links
+    idle: tuple[float, ...]  # by span: how much of it the mean rank neither sends nor receives
+    rank_idle: tuple[float, ...]
+    sends: tuple[tuple[Span, ...], ...]  # by rank: when it sends
+    receives: tuple[tuple[Span, ...], ...]
+    most_sent: int  # chunks that one rank sends
+
+
+def loads(recording: Recording) -> Loads:
+    """Return the loads of a recording."""
+    size, times = recording.size, recording.times
+    sends, receives = _by_rank(recording, "sender"), _by_rank(recording, "receiver")
+    busy = [_union([*sends[rank], *receives[rank]]) for rank in range(size)]
+    spans = list(pairwise(times))
+    flights = _flights(recording)
+    sent = [sum(message.chunks for message in recording.messages if message.sender == rank) for rank in range(size)]
+    return Loads(tuple(_busiest(some) for some in flights),
+                 tuple(sum(message.chunks for message in some) for some in flights),
+                 tuple(_idle(busy, span) for span in spans),
+                 tuple(_idle([busy[rank]], (0.0, times[-1])) for rank in range(size)),
+                 tuple(map(_union, sends)), tuple(map(_union, receives)), max(sent))
+
+
+def _by_rank(recording: Recording, end: str) -> list[list[Span]]:
+    spans: list[list[Span]] = [[] for _ in range(recording.size)]
+    for message in recording.messages:
+        spans[getattr(message, end)].append((message.start, message.end))
+    return spans
+
+
+def _flights(recording: Recording) -> list[list[RecordedMessage]]:
+    """Return the messages that are under way in each span between two moments."""
+    number = {time: place for place, time in enumerate(recording.times)}
+    flights: list[list[RecordedMessage]] = [[] for _ in recording.times[1:]]
+    for message in recording.messages:
+        last = number[message.end]
+        first = next(place for place in range(last, -1, -1) if recording.times[place] <= message.start)
+        for place in range(first, last):
+            flights[place].append(message)
+    return flights
+
+
+def _busiest(messages: Iterable[RecordedMessage]) -> int:
+    links: dict[tuple[int, int], int] = defaultdict(int)
+    for message in messages:
+        links[message.sender, message.receiver] += message.chunks
+    return max(links.values(), default=0)
+
+
+def _union(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the spans in order, those that touch as one.
+
+    >>> _union([(2, 3), (0, 1), (1, 2), (4, 5)])
+    ((0, 3), (4, 5))
+    """
+    joined: list[Span] = []
+    for start, end in sorted(spans):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((start, end))
+    return tuple(joined)
+
+
+def _idle(busy: list[tuple[Span, ...]], span: Span) -> float:
+    """Return which share of `span` lies outside of the ranks' busy spans."""
+    start, end = span
+    if start == end:
+        return 0.0
+    used = sum(max(0.0, min(end, last) - max(start, first)) for spans in busy for first, last in spans)
+    return 1 - used / ((end - start) * len(busy))
 
 
 class View(NamedTuple):
@@ -17,15 +97,15 @@ class View(NamedTuple):
     algorithm: str
     recording: Recording
     loads: Loads
-    layout: Layout
+    layout: GraphLayout
     topology: str | None = None  # where times are seconds, of what
     nbytes: int | None = None  # and of how many bytes
 
     @property
     def title(self) -> str:
         """What is drawn, in one line."""
-        found = f"{self.algorithm} · {self.recording.row.name} · {ranks_text(self.recording.size)}"
-        return found if self.topology is None else f"{found} · {byte_text(self.nbytes or 0)} on {self.topology}"
+        title = f"{self.algorithm} · {self.recording.row.name} · {ranks_text(self.recording.size)}"
+        return title if self.topology is None else f"{title} · {byte_text(self.nbytes or 0)} on {self.topology}"
 
     @property
     def last(self) -> float:
@@ -67,11 +147,11 @@ def labels(recording: Recording, contents: Sequence[int]) -> str:
     """Return what the chunks of a message are called, nothing where none moves (in a barrier)."""
     if recording.row.output.where == "nowhere" or not contents:
         return ""
-    found = [label(recording, recording.contents[content]) for content in contents]
-    if len(found) == 1:
-        return str(found[0])
-    in_a_row = found == list(range(found[0], found[0] + len(found)))
-    return f"{found[0]}\N{EN DASH}{found[-1]}" if in_a_row else f"{found[0]}…"
+    names = [label(recording, recording.contents[content]) for content in contents]
+    if len(names) == 1:
+        return str(names[0])
+    in_a_row = names == list(range(names[0], names[0] + len(names)))
+    return f"{names[0]}\N{EN DASH}{names[-1]}" if in_a_row else f"{names[0]}…"
 
 
 def need(recording: Recording, rank: int, buffer: str, chunk: int) -> int:
@@ -85,8 +165,8 @@ def need(recording: Recording, rank: int, buffer: str, chunk: int) -> int:
 def states(recording: Recording) -> list[dict[tuple[int, str, int], int]]:
     """Return for every moment what has changed: (rank, buffer, chunk) to content."""
     number = {time: place for place, time in enumerate(recording.times)}
-    found: list[dict[tuple[int, str, int], int]] = [{} for _ in recording.times]
+    changes: list[dict[tuple[int, str, int], int]] = [{} for _ in recording.times]
     for write in recording.writes:
         for chunk, content in enumerate(write.contents, write.first):
-            found[number[write.time]][write.rank, write.buffer, chunk] = content
-    return found
+            changes[number[write.time]][write.rank, write.buffer, chunk] = content
+    return changes

@@ -20,7 +20,7 @@ all ranks takes where every pair has a link of its own and messages no gap (the 
 stands for `path`.
 
 Algorithms alike on all ranks are made for all of them at once, up to 2^27 messages (2^22 in a round). Beyond, on one
-switch, where all such ranks end each round at the same time, one rank stands for all. Any others, and those that heed
+switch, where all such ranks end each round at the same time, the formulas serve. Any others, and those that heed
 a topology's nodes, are replayed rank by rank, up to 2^20 messages (and 1,024 ranks on nodes). What is beyond is
 refused.
 (one_shot is listed otherwise for all ranks at once: its own operand then counts as one that came. That is the same
@@ -44,13 +44,25 @@ from gpucoll.analysis.simulate.waves import (
     Wave,
     few_enough,
     one_by_one,
-    one_for_all,
     together,
 )
 from gpucoll.errors import ArgumentError
 
-__all__ = ["DEFAULT", "Level", "Move", "Prediction", "Timeline", "Topology", "checked", "load", "names", "shipped",
-           "simulate", "simulate_sizes", "timeline"]
+__all__ = [
+    "DEFAULT",
+    "Level",
+    "Prediction",
+    "Timeline",
+    "Topology",
+    "Transfer",
+    "checked",
+    "load",
+    "names",
+    "shipped",
+    "simulate",
+    "simulate_sizes",
+    "timeline",
+]
 
 MOST_RANKS = 1 << 17
 
@@ -97,7 +109,7 @@ def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[i
             for nbytes, times in zip(sizes, parts, strict=True)]
 
 
-class Move(NamedTuple):
+class Transfer(NamedTuple):
     """One message, in seconds from the beginning of the schedule."""
 
     sender: int
@@ -110,7 +122,7 @@ class Move(NamedTuple):
 class Timeline(NamedTuple):
     """All that happens: the messages of a pair of ranks in order, and of each rank when its rounds begin and end."""
 
-    moves: list[Move]
+    transfers: list[Transfer]
     rounds: list[list[tuple[float, float]]]
 
 
@@ -118,20 +130,20 @@ def timeline(collective: str, algorithm: str, size: int, nbytes: int, topology: 
              root: int = 0, segments: int = 1) -> Timeline:
     """Return when every message moves and every round begins and ends; see `simulate`.
 
-    >>> timeline("broadcast", "tree", 2, 10_000).moves
-    [Move(sender=0, receiver=1, chunks=1, start=0.0, end=3e-06)]
+    >>> timeline("broadcast", "tree", 2, 10_000).transfers
+    [Transfer(sender=0, receiver=1, chunks=1, start=0.0, end=3e-06)]
     """
     case, routes = _case(collective, algorithm, size, topology, root, segments)
-    clock, moves = Clock(size, nbytes / case.schedule(0).chunks), list[Move]()
+    clock, transfers = Clock(size, nbytes / case.schedule(0).chunks), list[Transfer]()
     rounds: list[list[tuple[float, float]]] = [[] for _ in range(size)]
     for wave in one_by_one(case):
         priced, began = _price(wave, routes), total(clock.began)
         starts, ends = clock.span(priced)
-        moves += map(Move, *(column.tolist() for column in (wave.src, wave.dst, wave.chunks, starts, ends)))
+        transfers += map(Transfer, *(column.tolist() for column in (wave.src, wave.dst, wave.chunks, starts, ends)))
         clock.advance(priced)
         for rank in wave.closing.tolist():
             rounds[rank].append((float(began[rank]), float(total(clock.ended)[rank])))
-    return Timeline(moves, rounds)
+    return Timeline(transfers, rounds)
 
 
 def _case(collective: str, algorithm: str, size: int, topology: Topology | None, root: int,
@@ -139,9 +151,9 @@ def _case(collective: str, algorithm: str, size: int, topology: Topology | None,
     topology = shipped(DEFAULT) if topology is None else checked(topology)
     if size > MOST_RANKS:
         raise ArgumentError(f"{size} ranks are more than the {MOST_RANKS} that are simulated", code="GC-RANKS")
-    found, nodes = find(collective, algorithm), topology.nodes(size)
+    entry, nodes = find(collective, algorithm), topology.nodes(size)
     given = {"root": root, "segments": segments, "nodes": nodes}
-    case = Case(found, algorithm, size, {name: given[name] for name in sorted(found.options)})
+    case = Case(entry, algorithm, size, {name: given[name] for name in sorted(entry.options)})
     return case, Routes(topology, size)
 
 
@@ -152,7 +164,7 @@ def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     try:
         if few_enough(case):
             return _replayed(case, together(case), routes, chunks)
-        if routes.uniform:
+        if routes.uniform and case.is_alike():
             return _equal(case, routes, chunks)
     except NotAlike:
         pass  # rank by rank, then
@@ -171,13 +183,9 @@ def _priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
     """Yield the waves with their costs; one with the same messages as the last costs the same."""
     last: Wave | None = None
     for wave in waves:
-        if last is None or not _same(wave, last):
+        if last is None or wave.lockstep != last.lockstep or not all(map(numpy.array_equal, wave[:-1], last[:-1])):
             last, priced = wave, _price(wave, routes)
         yield priced
-
-
-def _same(one: Wave, other: Wave) -> bool:
-    return all(map(numpy.array_equal, one[:-1], other[:-1])) and one.lockstep == other.lockstep
 
 
 def _price(wave: Wave, routes: Routes) -> Priced:
@@ -188,11 +196,9 @@ def _price(wave: Wave, routes: Routes) -> Priced:
 
 
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
-    """Return the same where all ranks are at the same time: on equal links, the costs of one rank's rounds."""
-    rounds = beside = moved = reduced = 0.0
-    for peers, most, combined in one_for_all(case):
-        rounds, beside = rounds + (peers > 0), beside + max(0, peers - 1)
-        moved, reduced = moved + most, reduced + combined
-    level = routes.levels[0]
-    latency = rounds * level.alpha + beside * level.gap
-    return [Parts(latency, moved * level.beta * chunk, reduced * level.gamma * chunk) for chunk in chunks]
+    """Return the same where all ranks are at the same time: on equal links, what the registry's formulas say."""
+    count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
+    cost, level = case.entry.cost.price(case.size, count, segments), routes.levels[0]
+    latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
+    moved = max(cost["sent"], cost["received"])
+    return [Parts(latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk) for chunk in chunks]

@@ -1,13 +1,16 @@
-"""Predictions for many algorithms, numbers of ranks and sizes: as rows, text or one object, and where they cross."""
+"""`gpucoll simulate`: predictions for many algorithms, numbers of ranks and sizes; as rows, text, object or picture."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from gpucoll.algorithms import algorithms, evaluate
-from gpucoll.analysis.simulate import Prediction, Topology, simulate_sizes
+from gpucoll.algorithms import algorithms, evaluate, names_of
+from gpucoll.analysis.simulate import Prediction, Topology, load, simulate_sizes
+from gpucoll.analysis.sizes import byte_size
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 
@@ -87,7 +90,7 @@ def crossovers(rows: Sequence[Prediction]) -> list[Crossover]:
 
     Between two sizes times are taken to be straight lines, as they are where the same chain of messages rules.
     """
-    found = []
+    crossings = []
     for ranks, group in groupby(rows, lambda row: row.ranks):
         by_size = [{row.algorithm: row.seconds for row in same} for _, same in groupby(group, lambda row: row.nbytes)]
         sizes = sorted({row.nbytes for row in rows if row.ranks == ranks})
@@ -95,16 +98,16 @@ def crossovers(rows: Sequence[Prediction]) -> list[Crossover]:
             first, then = (min(times, key=times.__getitem__) for times in (before, after))
             if first != then:
                 gap, end = before[then] - before[first], after[first] - after[then]
-                found.append(Crossover(ranks, first, then, low + (high - low) * gap / (gap + end)))
-    return found
+                crossings.append(Crossover(ranks, first, then, low + (high - low) * gap / (gap + end)))
+    return crossings
 
 
-def as_object(collective: str, topology: Topology, found: Sweep,
+def as_object(collective: str, topology: Topology, swept: Sweep,
               crossings: Iterable[Crossover] | None) -> dict[str, Any]:
     """Return what `--json` prints."""
-    rows = [row._asdict() | {"seconds": row.seconds} for row in found.rows]
+    rows = [row._asdict() | {"seconds": row.seconds} for row in swept.rows]
     result = {"collective": collective, "topology": topology.name, "predictions": rows,
-              "left_out": [left._asdict() for left in found.left_out]}
+              "left_out": [left._asdict() for left in swept.left_out]}
     return result if crossings is None else result | {"crossovers": [one._asdict() for one in crossings]}
 
 
@@ -112,13 +115,13 @@ HEADER = (f"{'ranks':>7} {'bytes':>12}  {'algorithm':24} {'segments':>8} {'time 
           f"{'bandwidth':>9} {'reduction':>9} {'busbw GB/s':>10}")
 
 
-def as_text(collective: str, topology: Topology, found: Sweep, crossings: Iterable[Crossover] | None) -> Iterator[str]:
+def as_text(collective: str, topology: Topology, swept: Sweep, crossings: Iterable[Crossover] | None) -> Iterator[str]:
     """Yield the lines of the table, the quickest algorithm first for every number of ranks and size."""
     yield f"{collective} on {topology.name}: {topology.about or 'a topology of your own'}"
     yield HEADER
-    for _, group in groupby(found.rows, lambda row: (row.ranks, row.nbytes)):
+    for _, group in groupby(swept.rows, lambda row: (row.ranks, row.nbytes)):
         yield from map(_line, group)
-    for left in found.left_out:
+    for left in swept.left_out:
         yield f"left out: {left.algorithm} for {left.ranks} ranks: {left.reason}"
     for one in crossings or ():
         yield f"{one.ranks} ranks: {one.first} up to {one.nbytes:.0f} bytes, then {one.then}"
@@ -135,3 +138,62 @@ def _busbw(row: Prediction) -> float:
     """Return nccl-tests' bus bandwidth in GB/s."""
     factor = evaluate(COLLECTIVES[row.collective].busbw, P=row.ranks)
     return factor * row.nbytes / row.seconds / 1e9 if row.seconds else 0.0
+
+
+def byte_sizes(text: str) -> list[int]:
+    """Return the bytes of a list of sizes; ArgumentError for anything else.
+
+    >>> byte_sizes("8,64K,1.5M")
+    [8, 65536, 1572864]
+    """
+    return sorted(set(map(byte_size, text.split(","))))
+
+
+class Request(NamedTuple):
+    """What was asked for, understood; `segments` is the pipelining of an algorithm for bytes and ranks."""
+
+    collective: str
+    names: list[str]
+    ranks: list[int]
+    sizes: list[int]
+    topology: Topology
+    segments: Segments
+    root: int
+
+    def sweep(self, **changed: Any) -> Sweep:
+        """Return the predictions, some of the request changed."""
+        return sweep(*self._replace(**changed))
+
+
+def answer(options: Any, segments: Segments) -> str:
+    """Predict what was asked for, draw it where that was asked for, and return what is to be printed.
+
+    `segments` is the pipelining that a call would use, unless the options say another. Raises ArgumentError.
+    """
+    given = options.segments
+    request = Request(options.collective, names_of(options.algorithm) if options.algorithm else [], options.ranks,
+                      byte_sizes(options.size), load(options.topology),
+                      segments if given is None else lambda name, nbytes, size: given, options.root)
+    if options.plot and not options.plot.endswith(".svg"):
+        raise ArgumentError(f"--plot: {options.plot} does not end in .svg", code="GC-PLOT")
+    swept = request.sweep()
+    crossings = _draw(request, swept, options.plot) if options.plot else None
+    if options.json:
+        return json.dumps(as_object(request.collective, request.topology, swept, crossings))
+    return "\n".join(as_text(request.collective, request.topology, swept, crossings))
+
+
+def _draw(request: Request, swept: Sweep, path: str) -> list[Crossover]:
+    """Write the picture, for the largest size and the first number of ranks; return that one's crossovers."""
+    from gpucoll.analysis.simulate.plot import svg
+
+    largest = max(request.sizes)
+    by_size = request.sweep(ranks=request.ranks[:1], sizes=grid(largest)).rows
+    crossings = crossovers(by_size)
+    picture = svg(f"{request.collective} on {request.topology.name}, predicted",
+                  [row for row in swept.rows if row.nbytes == largest], by_size, crossings)
+    try:
+        Path(path).write_text(picture, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"--plot: cannot write {path}: {error.strerror}", code="GC-FILE") from None
+    return crossings

@@ -32,21 +32,25 @@ class NotAlike(Exception):
 class Case(NamedTuple):
     """What is simulated: an algorithm under the name that it was asked for by, and how."""
 
-    found: Algorithm
+    entry: Algorithm
     name: str
     size: int
     options: dict[str, Any]  # those of root, segments and nodes that it takes
 
     def schedule(self, rank: int) -> Schedule:
         """Return what `rank` does."""
-        return schedule(self.found.collective, self.name, rank=rank, size=self.size, **self.options)
+        return schedule(self.entry.collective, self.name, rank=rank, size=self.size, **self.options)
 
     def alike(self, ranks: Array) -> Iterator[Round]:
         """Yield the rounds of all `ranks` at once; raise NotAlike where they cannot be made together."""
-        one = all_ranks(self.found.collective, self.name, size=self.size, segments=self.options.get("segments", 1))
-        if one is None or self.options.get("nodes") is not None:
+        if not self.is_alike():
             raise NotAlike
-        yield from self.found.make(ranks, self.size, **self.options)
+        yield from self.entry.make(ranks, self.size, **self.options)
+
+    def is_alike(self) -> bool:
+        """Return whether all ranks do the same."""
+        return self.options.get("nodes") is None and all_ranks(
+            self.entry.collective, self.name, size=self.size, segments=self.options.get("segments", 1)) is not None
 
 
 class Wave(NamedTuple):
@@ -69,7 +73,7 @@ def together(case: Case) -> Iterator[Wave]:
         sends, receives = ends(steps, Send, ranks), ends(steps, Recv | RecvReduce, ranks)
         if not all(map(numpy.array_equal, matched, (sends, receives))):
             if not _matching(sends, receives[[1, 0, 2]], case.size):
-                raise ScheduleError(f"{case.found.collective}:{case.name}, round {number}: sends and receives differ")
+                raise ScheduleError(f"{case.entry.collective}:{case.name}, round {number}: sends and receives differ")
             if len(numpy.unique(numpy.bincount(sends[:2].ravel(), minlength=case.size))) > 1:
                 raise NotAlike  # some would wait for a message and others not
             matched = (sends, receives)
@@ -111,42 +115,11 @@ def _part(step: Step) -> Slice:
 
 def _matching(sends: Array, receives: Array, size: int) -> bool:
     """Return whether every pair of ranks sends what it receives."""
-    left, right = (_per_pair(rows, size) for rows in (sends, receives))
-    return all(map(numpy.array_equal, left, right))
-
-
-def _per_pair(rows: Array, size: int) -> tuple[Array, Array]:
-    pairs, which = numpy.unique(rows[0] * size + rows[1], return_inverse=True)
-    return pairs, numpy.bincount(which, rows[2])
-
-
-def one_for_all(case: Case) -> Iterator[tuple[int, float, float]]:
-    """Yield of each round to how many ranks messages go, and the chunks that each rank moves and combines.
-
-    Raises NotAlike where the algorithm is not alike on all ranks, or where these differ; a few ranks are looked at.
-    """
-    ranks, steps_left = sample(case.size), ONE_BY_ONE
-    for steps in case.alike(ranks):
-        steps_left -= len(steps)
-        if steps_left < 0:
-            raise too_many()
-        sent, received, reduced = (_share(steps, kind) for kind in (Send, Recv | RecvReduce, RecvReduce | Reduce))
-        peers = [_peers(steps, kind, ranks) for kind in (Send, Recv | RecvReduce)]
-        yield max(peers), max(sent, received), reduced
-
-
-def _share(steps: Round, kind: object) -> float:
-    """Return the chunks in the steps of `kind`, which must be the same on all ranks."""
-    counts = [_part(step).count for step in steps if isinstance(step, kind)]  # type: ignore[arg-type]
-    totals = numpy.unique(sum(counts))
-    if len(totals) > 1:
-        raise NotAlike
-    return float(totals[0])
-
-
-def _peers(steps: Round, kind: object, ranks: Array) -> int:
-    """Return with how many others the first of `ranks` has steps of `kind`."""
-    return int((ends(steps, kind, ranks)[0] == ranks[0]).sum())
+    totals = []
+    for rows in (sends, receives):
+        pairs, which = numpy.unique(rows[0] * size + rows[1], return_inverse=True)
+        totals.append((pairs, numpy.bincount(which, rows[2])))
+    return all(map(numpy.array_equal, *totals))
 
 
 def few_enough(case: Case) -> bool:

@@ -6,18 +6,13 @@ round from one rank to another share their link, all others have one of their ow
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy
-
-from gpucoll.algorithms import all_ranks, schedule
+from gpucoll.algorithms import schedule
 from gpucoll.analysis.replay import replay
-from gpucoll.collectives import collective as collective_row
 from gpucoll.schedule import Recv, RecvReduce, Reduce, Round, Send
-
-FEW = 16  # ranks up to which every rank's own schedule is counted
 
 
 class Counts(NamedTuple):
@@ -38,10 +33,6 @@ def count(collective: str, algorithm: str, size: int, *, root: int = 0, segments
     >>> counts.rounds, str(counts.sent)
     (6, '3/2')
     """
-    collective_row(collective)
-    together = all_ranks(collective, algorithm, size=size, segments=segments) if size > FEW and nodes is None else None
-    if together is not None:
-        return _count_at_once(together, size, Fraction(1, together.chunks))
     schedules = [schedule(collective, algorithm, rank=rank, size=size, root=root, segments=segments, nodes=nodes)
                  for rank in range(size)]
     ledger = _Ledger(size)
@@ -49,35 +40,6 @@ def count(collective: str, algorithm: str, size: int, *, root: int = 0, segments
     share = Fraction(1, schedules[0].chunks)
     totals = [max(column) for column in zip(*ledger.moved, strict=True)]
     return Counts(max(ledger.depth), max(ledger.length) * share, *(total * share for total in totals))
-
-
-def _count_at_once(rounds: Iterable[Round], size: int, share: Fraction) -> Counts:
-    """Count what all ranks do, made at once: they take their rounds in step."""
-    depth, length, ranks = numpy.zeros(size, int), numpy.zeros(size, int), numpy.arange(size)
-    moved = numpy.zeros((3, size), int)  # sent, received, reduced
-    for steps in rounds:
-        chunks = numpy.full(size * size, -1)  # by sender and receiver; -1 where no message is
-        for step in steps:
-            if isinstance(step, Send):
-                count, pairs = numpy.broadcast_to(step.src.count, size), ranks * size + step.peer
-                there = (count > 0) | (numpy.ndim(step.src.count) == 0)
-                chunks[pairs[there]] = numpy.maximum(chunks[pairs[there]], 0) + count[there]
-                moved[0] += count
-            moved[1] += step.dst.count if isinstance(step, Recv | RecvReduce) else 0
-            moved[2] += step.dst.count if isinstance(step, Reduce | RecvReduce) else 0
-        sender, receiver = numpy.divmod(numpy.flatnonzero(chunks >= 0), size)
-        ends = [(depth, 1), (length, chunks[chunks >= 0])]
-        depth, length = (_later(before, sender, receiver, more) for before, more in ends)
-    totals = (int(row.max()) * share for row in moved)
-    return Counts(int(depth.max()), int(length.max()) * share, *totals)
-
-
-def _later(before: Any, sender: Any, receiver: Any, more: Any) -> Any:
-    """Return how far every rank is after its messages, each `more` after the later of its ends began."""
-    after, ends = before.copy(), numpy.maximum(before[sender], before[receiver]) + more
-    numpy.maximum.at(after, sender, ends)
-    numpy.maximum.at(after, receiver, ends)
-    return after
 
 
 class _Ledger:
