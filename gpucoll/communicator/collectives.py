@@ -96,34 +96,34 @@ class Collectives(Headers):
         who, how = self._sizes("scatter", root), How(algorithm, async_op, stream)
         if self.rank != who.root:
             return self._scatter_to(out, who, how, same)
-        shows = self._host.shows_calls  # asked before ranks meet: then it is alike on all
+        shows, made = self._host.shows_calls if same else None, None
         told: News = {}
         try:
             with self._current(stream, [x]):
                 source = self._checked_blocks(x)
             told = header_of(source)
-            made = self._scattering(source, out, who, how, told)
+            if shows and not told["gpu"] and not self.options.emulated:
+                made = self._scattering(source, out, who, how, told)
         except GpucollError as error:
             refusal = {"refused": str(error)[:REFUSAL]} if told else {"error": str(error)}
             self._told_by(self.rank, told | refusal, "scatter", mine=error)
             raise
-        executor, task, _ = made
-        if not (same and executor is shows and len(words_of(task)) < TEXT):
-            self._told_by(self.rank, told, "scatter")
-            same = ()  # nor may it be known without
-        return self._begin(*made, how, same, source, out)
+        if made and made[0] is shows and len(words_of(made[1])) < TEXT:
+            return self._begin(*made, how, same, source, out)
+        self._told_by(self.rank, told, "scatter")
+        return self._scatter_told(source, out, who, how, told, ())  # nor may it be known without
 
     def _scatter_to(self, out: Any, who: Sizes, how: How, same: Key) -> Any:
         told = self._shown_by(who.root) or self._told_by(who.root, {}, "scatter")
         if "refused" in told:
             self._scattering(None, out, who, how, told)  # what is wrong here comes first
             raise PeerError(f"scatter: rank {who.root} refused its arguments: {told['refused']}", ranks=(who.root,))
-        return self._scatter_told(out, who, how, told, same)
+        return self._scatter_told(None, out, who, how, told, same)
 
     @counted
-    def _scatter_told(self, out: Any, who: Sizes, how: How, told: News, same: Key) -> Any:
-        """Receive a block of the root's array, which it has told of."""
-        return self._begin(*self._scattering(None, out, who, how, told), how, same, None, out)
+    def _scatter_told(self, source: Any, out: Any, who: Sizes, how: How, told: News, same: Key) -> Any:
+        """Scatter what the root has told of."""
+        return self._begin(*self._scattering(source, out, who, how, told), how, same, source, out)
 
     def _scattering(self, source: Any, out: Any, who: Sizes, how: How, told: News) -> tuple[Executor, Task, Prepared]:
         space = self._told_space("scatter", told, source, out, how.stream)
