@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -102,6 +103,7 @@ def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
     """
     if comm.size > 1 and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _abort_all
+        threading.excepthook = _abort_by_thread
     if not wait_for_all(comm, timeout):
         raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
 
@@ -146,11 +148,18 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     """End the whole job on an uncaught exception: the other ranks would wait for this one."""
     from mpi4py import MPI
 
-    sys.stderr.write("".join(traceback.format_exception(kind, error, trace)))
+    rank = MPI.COMM_WORLD.rank if MPI.Is_initialized() and not MPI.Is_finalized() else 0
+    sys.stderr.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
+                     + "".join(traceback.format_exception(kind, error, trace)))
     sys.stderr.flush()
     if MPI.Is_initialized() and not MPI.Is_finalized():
         time.sleep(FORWARDING)
         MPI.COMM_WORLD.Abort(1)
+
+
+def _abort_by_thread(given: threading.ExceptHookArgs) -> None:
+    if given.exc_type is not SystemExit:
+        _abort_all(given.exc_type, given.exc_value or given.exc_type(), given.exc_traceback)
 
 
 def place(comm: MPI.Intracomm) -> RankTopology:

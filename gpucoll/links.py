@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -12,6 +13,7 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
@@ -36,6 +38,7 @@ class Link(Protocol):
     points: Any
     threads: bool  # whether several threads may call it
     foreign: tuple[type[Exception], ...]  # what it raises
+    processes: Processes  # of the ranks of this host, this one's included
     table: Table  # what "auto" chooses by, the same on every rank
 
     def split(self, color: int | None, key: int) -> Link | None:
@@ -60,6 +63,7 @@ class MpiLink:
         self.mpi = self.points = _made(mpi.Dup)
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
+        self.processes = Processes(visible(self.mpi.allgather((os.getpid(), process_namespace()))))
         self.table = table or by_first_rank(self.mpi, load)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized
@@ -114,6 +118,7 @@ class LocalLink:
         self.wire, self.points = (_Endpoint(rank, mail) for mail in hub.mail)
         self.threads = True
         self.foreign: tuple[type[Exception], ...] = ()
+        self.processes = Processes({})
         self.table = built_in()  # a machine's own is measured between processes
         self._hub = hub
         self._splits = 0

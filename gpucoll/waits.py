@@ -86,6 +86,9 @@ class Waits:
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
         self.went_on = 0.0  # when an operation last did, of `time.monotonic`
+        self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
+        # Who is waited for, in words, and their ranks
+        self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call goes on that does not come through `run`
         # Operations run inside: what they change of the thread that drives them, as its current GPU, is as before then
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -202,8 +205,10 @@ class Waits:
 
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""
-        return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for the other ranks; is every rank in the same "
-                                 "call, with the same shape, dtype and algorithm? timeout= sets the deadline")
+        words, ranks = self.blame()
+        return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for {words or 'the other ranks'}; is every rank "
+                                 "in the same call, with the same shape, dtype and algorithm? timeout= sets the "
+                                 "deadline", ranks=ranks)
 
     def check(self) -> None:
         """Raise RevokedError after a failure: messages may still be under way, nothing can be trusted."""
@@ -218,11 +223,15 @@ class Waits:
         if is_settled(error):
             _leave(operation, error)
             return
+        is_first = self.failure is None
         if isinstance(error, self._foreign):
             self.failure = BackendError(f"{name}: {error}")
+            self.on_failure()
             raise self.failure from error
         self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
         _leave(operation, error)
+        if is_first:
+            self.on_failure()
 
     @property
     def has_messages(self) -> bool:

@@ -15,6 +15,8 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
+from gpucoll.guard.flight import Flight
+from gpucoll.guard.observed import Observer, Recorded, observed
 from gpucoll.links import Link
 from gpucoll.plan import Layouts, Plan, resolve
 from gpucoll.schedule import Schedule
@@ -101,11 +103,22 @@ class HostBackend:
         self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked))
         first = self.executors[0]
         self._shared = cast("SharedExecutor", first) if first.name in WITH_ENGINE else None
+        self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
+        self._is_observed = False
+
+    def observe(self, flight: Flight | None, observers: Sequence[Observer]) -> None:
+        """Let every call be recorded, and others be told of it; then none is the engine's from beginning to end."""
+        recorded: list[Observer] = [] if flight is None else [Recorded(flight)]
+        self._is_observed = bool(observers)
+        if self._shared is not None and flight is not None:
+            self._shared.record(flight.memory)
+        self.executors = tuple(one for executor in self.executors for one in observed(
+            [executor], [*([] if executor.name in WITH_ENGINE else recorded), *observers]))
 
     def engine(self, waits: Waits) -> Any:
         """Return what does calls that were planned before, which keeps to `waits`; None where there is none."""
         shared = self._shared
-        if shared is None or shared.engine is None:
+        if shared is None or shared.engine is None or self._is_observed:
             return None
         shared.engine.follow(*waits.gate(), waits, GpucollError)
         waits.is_busy = shared.engine.is_busy
@@ -133,13 +146,22 @@ class HostBackend:
         if self._shared is not None:
             self._shared.reach(slab, keys)
 
+    def awaited(self) -> set[int] | None:
+        """Return the ranks that the call under way waits for, None where nobody knows."""
+        known = [self._messages.awaited()]
+        if self._shared is not None:
+            known.append(self._shared.awaited())
+        return next((ranks for ranks in known if ranks is not None), None)
+
+    def progress(self) -> dict[int, tuple[int, str]]:
+        """Return the number and the words of the last call of each rank that shows them."""
+        return {} if self._shared is None else self._shared.progress()
+
     def refuse(self) -> None:
         """Note that this rank has refused a call: it must not meet the others in its next one."""
         if self._shared is not None:
             self._shared.refuse()
-        for executor in self.executors:
-            if isinstance(executor, MpiExecutor):
-                executor.refuse()
+        self._messages.refuse()
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this one has failed."""

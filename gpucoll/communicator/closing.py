@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import os
+import secrets
 import weakref
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from gpucoll.communicator.core import Core, nothing
-from gpucoll.errors import GpucollError, UsageError
-from gpucoll.executors.mpi import farewell
+from gpucoll.communicator.gpu import Gpu
+from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
+from gpucoll.executors.mpi import farewell, leave, who_left
+from gpucoll.guard.flight import CLOSED, Flight
+from gpucoll.guard.guard import ENDS, FAILED, LATE, Guard
+from gpucoll.guard.observed import Recorded, observers_of
 from gpucoll.links import LocalLink
 
 
@@ -19,7 +27,39 @@ class Closing(Core):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
+        link, mpi = self._link, self._link.mpi
+        left = functools.partial(who_left, link.wire) if mpi is not None else dict
+        guard = Guard(self.rank, link.processes, self._host.awaited, self._host.progress, left)
+        self._waits.hooks.append(guard.check)
+        self._waits.blame = guard.blame
+        if mpi is not None:
+            self._waits.on_failure = self._leave
+        self._has_left = False
+        self._flight = None
+        folder = os.environ.get("GPUCOLL_DUMP_DIR")
+        if folder:
+            name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
+            self._flight = Flight(Path(folder), name, self.rank, self.size)
+        self._observers = observers_of(self.rank, os.environ)
+        self._host.observe(self._flight, self._observers)
         _alive.add(self)
+
+    def _leave(self) -> None:
+        """Tell the other ranks, once, that this one goes no further."""
+        if not self._has_left and not self._link.has_ended():
+            self._has_left = True
+            with contextlib.suppress(*self._link.foreign):
+                failure = self._waits.failure
+                why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
+                leave(self._link.wire, self.rank, self.size, why)
+
+    def _gpu(self, name: str) -> Gpu:
+        if name in self._gpus:
+            return self._gpus[name]
+        gpu = super()._gpu(name)
+        recorded = [] if self._flight is None else [Recorded(self._flight)]
+        gpu.observers = [*recorded, *self._observers]
+        return gpu
 
     def close(self) -> None:
         """Give back what the communicator holds; idempotent. A collective call unless it has failed.
@@ -38,6 +78,9 @@ class Closing(Core):
             self._link.leave(self._release, failed=not ended)
         else:
             together = self._say_farewell()
+            if together and self._flight is not None:
+                self._flight.began(CLOSED)
+                self._flight.ended()
             self._waits.close()
             self._release(not together)
 
@@ -71,6 +114,7 @@ class Closing(Core):
         leaving = farewell(self._link.wire, self.rank, self.size, failed=failure is not None)
         if failure is not None:
             self._host.fail(failure)
+            self._leave()
             with contextlib.suppress(*self._link.foreign):
                 all(done() for done in leaving)  # tells, and hears nobody
             return False
@@ -102,4 +146,13 @@ def _after_fork() -> None:
         comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
 
 
+def _at_exit() -> None:
+    """Who leaves without closing tells the others, which may be waiting for it."""
+    for comm in list(_alive):
+        if not (comm.closed or comm._is_forked or comm.mpi is None or comm._link.has_ended()):
+            comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
+            comm._leave()
+
+
 os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)  # after what completes calls that are under way, which registers later

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.nccl.rooms import StreamOrder
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
+from gpucoll.guard.observed import Observer, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
 from gpucoll.waits import Waits, keep_for_ever
@@ -46,6 +47,7 @@ class Gpu:
         self._transport = transport
         self._make_peer = peer
         self._peer: PeerExecutor | None = None
+        self.observers: Sequence[Observer] = ()
 
     @property
     def executors(self) -> tuple[Executor, ...]:
@@ -54,7 +56,7 @@ class Gpu:
             make, self._make_peer = self._make_peer, None
             self._peer = make(self.device, self.order)
             self._made = (self._peer, *self._made)
-        return self._made
+        return observed(self._made, self.observers)
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""

@@ -23,8 +23,8 @@ from gpucoll.work import Operation
 BYTES = "B"  # MPI's unsigned char
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tag of `farewell`, the first of a device's two transports, and the first of the calls
-FAREWELL, DEVICE_TAG, FIRST_TAG = 0, 1, 3
+# The tags of `farewell`, of a device's first transport of two, of `leave`, and the first of the calls
+FAREWELL, DEVICE_TAG, LEFT, FIRST_TAG = 0, 1, 3, 4
 
 
 class MpiExecutor:
@@ -36,6 +36,7 @@ class MpiExecutor:
         self._comm = comm
         self._calls = 0
         self._rooms: dict[str, Array] = {}
+        self._run: _Run | None = None
 
     def serves(self, task: Task) -> str | None:
         """Every schedule on host arrays."""
@@ -46,6 +47,7 @@ class MpiExecutor:
         self._calls += 1
         assert task.plan is not None
         run = _Run(self._comm, FIRST_TAG + self._calls % (TAGS - FIRST_TAG), task, task.plan, self._room)
+        self._run = run
         try:
             for steps in task.plan.rounds:
                 yield from run.round(steps)
@@ -53,6 +55,12 @@ class MpiExecutor:
             self._rooms = {}
             abandon(run.receives, run)
             raise
+        finally:
+            self._run = None
+
+    def awaited(self) -> set[int] | None:
+        """Return the ranks to or from which messages of the call under way have not ended; None where there is none."""
+        return None if self._run is None else self._run.awaited()
 
     def refuse(self) -> None:
         """Note that this rank has refused a call: its next messages shall meet none of the others'."""
@@ -80,6 +88,7 @@ class _Run:
         self._comm, self._tag = comm, tag
         self._under_way: dict[int, list[Any]] = {}  # requests of the round, by the numbers of its messages
         self.receives: list[Any] = []
+        self._peers: list[tuple[int, Any]] = []
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
         self._rows = {name: room(name, count * dtype.itemsize).view(dtype) for name, count in plan.workspace.items()}
@@ -88,7 +97,7 @@ class _Run:
 
     def round(self, steps: tuple[Step, ...]) -> Operation:
         """Begin all messages of one round, form each result when what it follows has ended, and wait for the rest."""
-        self._under_way, self.receives = {}, []
+        self._under_way, self.receives, self._peers = {}, [], []
         for step in steps:
             if isinstance(step, Message):
                 self._begin(step)
@@ -102,8 +111,12 @@ class _Run:
         starts = range(0, len(row), PIECE) or (0,)
         requests = [begin([row[start:start + PIECE], BYTES], message.peer, self._tag) for start in starts]
         self._under_way[message.number] = requests
+        self._peers += [(message.peer, request) for request in requests]
         if not message.sends:
             self.receives += requests
+
+    def awaited(self) -> set[int]:
+        return {peer for peer, request in self._peers if not request.Test()}
 
     def _end(self, numbers: Iterable[int]) -> Operation:
         """Wait for those of the steps that are messages of this round."""
@@ -144,6 +157,23 @@ def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
         raise
     if failed:
         keep_for_ever((said, sends))
+
+
+def leave(comm: Any, rank: int, size: int, why: int) -> None:
+    """Tell every rank that this one goes no further: it ENDS, has FAILED, or was LATE; waits for nobody."""
+    said = numpy.full(1, why, numpy.uint8)
+    keep_for_ever((said, [comm.Isend([said, BYTES], other, LEFT) for other in range(size) if other != rank]))
+
+
+def who_left(comm: Any) -> dict[int, int]:
+    """Return the ranks that have told so since this was asked last, and why."""
+    from mpi4py import MPI
+
+    left, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.uint8)
+    while comm.Iprobe(MPI.ANY_SOURCE, LEFT, status):
+        comm.Recv([said, BYTES], status.source, LEFT)
+        left[status.source] = int(said[0])
+    return left
 
 
 def abandon(receives: list[Any], owner: Any) -> None:

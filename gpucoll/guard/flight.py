@@ -23,7 +23,7 @@ HEAD, CALLS = 4096, 1024  # bytes, records
 LAST = 16  # where in the head the number of the last call is
 FACTS = 24  # where what is known of the rank begins, as JSON that ends with a zero
 RECORD = numpy.dtype([("number", "<u8"), ("began", "<i8"), ("ended", "<i8"), ("nbytes", "<u8"), ("words", "S224")])
-ENDED = "closed"  # the last record of a communicator that was closed in good order
+CLOSED = "closed"  # the last record of a communicator that was closed in good order
 
 
 class Flight:

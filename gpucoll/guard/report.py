@@ -9,12 +9,13 @@ from __future__ import annotations
 import collections
 import json
 import statistics
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError
-from gpucoll.guard.flight import ENDED, Story, read
+from gpucoll.guard.flight import CLOSED, Story, read
 
 SHOWN = 8  # calls before the last one that are shown
 
@@ -43,7 +44,7 @@ def summary(group: str, ranks: Sequence[Story]) -> dict[str, Any]:
             "last": {rank: {"call": call.number, "words": call.words, "state": _state(call)} if call else
                      {"call": 0, "words": "", "state": "has made no call"} for rank, call in ends.items()},
             "missing": sorted(rank for rank, call in ends.items()
-                              if call is None or (call.number < furthest and call.words != ENDED)),
+                              if call is None or (call.number < furthest and call.words != CLOSED)),
             "stragglers": stragglers(ranks)}
 
 
@@ -120,6 +121,16 @@ def written(folder: Path, trace: Path | None, as_json: bool) -> str:
     if as_json:
         return json.dumps({"communicators": found, "damaged": damaged}, indent=1)
     return "\n".join([line for one in found for line in lines(one)] + [f"damaged: {one}" for one in damaged])
+
+
+def main(options: Any) -> int:
+    """`gpucoll report`: print it; 2 where there is nothing to report of."""
+    try:
+        print(written(Path(options.folder), options.trace and Path(options.trace), options.json))
+    except ArgumentError as error:
+        print(f"gpucoll report: {error.args[0]}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _state(call: Any) -> str:

@@ -40,7 +40,8 @@ CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets anoth
 # rank, by that one's error. What it had shown before stays.
 LATE, ASTRAY, FAILED = -1, -2, -3
 TOLD = 0.25  # seconds that ranks which differ wait for the others to show what they do
-TAGS, FIRST_TAG = 1 << 15, 3  # of messages to other nodes, as the `mpi` executor has them
+TAGS, FIRST_TAG = 1 << 15, 4  # of messages to other nodes, as the `mpi` executor has them
+FLIGHT = 16, 4096, 1024  # of a flight record's memory: where its last number is, and its records, and how many
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
 
@@ -60,6 +61,7 @@ class SharedExecutor:
         self._has_met = False
         self.engine: Any = None
         self._plans: Any = None
+        self._flight: Any = None
         self._requests: dict[int, list[Any]] = {}  # of the call under way: for the pieces of each message
 
     def serves(self, task: Task) -> str | None:
@@ -86,7 +88,17 @@ class SharedExecutor:
                 for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
             self.engine = library().Engine(self, GpucollError, near.rank, os.getpid(), *looks, near.copies, near.first,
                                            SMALL, near.boxes, heads, keys, processes)
+            self._record()
             self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
+
+    def record(self, memory: Any) -> None:
+        """Note every call in memory as the flight recorder's."""
+        self._flight = memory
+        self._record()
+
+    def _record(self) -> None:
+        if self.engine is not None and self._flight is not None:
+            self.engine.record(address(self._flight), *FLIGHT)
 
     def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
         """Raise if another rank has failed in a call, or the awaited one; tell the others of an error of this rank's.
@@ -100,8 +112,10 @@ class SharedExecutor:
         looked_at = () if error is not None else self._near.all if awaited is None else (awaited,)
         for failure in [words[rank][FAILURE] for rank in looked_at]:
             if failure == LATE:
+                behind = tuple(rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
-                                        "every rank in the same call, with the same shape, dtype and algorithm?")
+                                        "every rank in the same call, with the same shape, dtype and algorithm?",
+                                        ranks=behind)
             if failure == ASTRAY:
                 self.differ()
             if failure <= FAILED:
@@ -131,6 +145,19 @@ class SharedExecutor:
         others = list(groups.values())[1:]
         raise MismatchError(f"ranks of this node make different calls: {calls}", code="GC-CALL",
                             ranks=tuple(sorted(rank for ranks in others for rank in ranks)))
+
+    def awaited(self) -> set[int] | None:
+        """Return the rank that the call under way waits for; None where there is none, or messages are waited for."""
+        rank = None if self.engine is None else self.engine.awaited()
+        return None if rank in (None, self._near.rank) else {rank}
+
+    def progress(self) -> dict[int, tuple[int, str]]:
+        """Return the number and the words of the last call of each rank of this node."""
+        if self.engine is None:
+            return {}
+        numbers = {rank: self._near.words[rank][MARK] >> ROUNDS for rank in self._near.all}
+        return {rank: (number, self.engine.words(rank, number % 2)[0] if number else "")
+                for rank, number in numbers.items()}
 
     def next_call(self, rank: int) -> str | None:
         """Return in words which call a rank is in that comes next on this one; None where it is in none yet.

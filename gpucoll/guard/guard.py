@@ -1,0 +1,93 @@
+"""Looks after the other ranks while this one waits: who has died or left is told at once, who is late in the end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+
+from gpucoll.errors import CollectiveTimeout, RankFailedError
+from gpucoll.guard.processes import Processes
+
+ENDS, FAILED, LATE = range(3)  # why a rank has left
+LOOK = 0.05  # seconds between two looks
+# Seconds for which one is still waited for that is gone: what it had sent may be on its way. Longer where nobody knows
+# which ranks are waited for.
+GRACE, LONG_GRACE = 0.1, 0.5
+SLOW = 10.0  # seconds of a wait after which a warning names whom it is for, and between two of them
+
+log = logging.getLogger("gpucoll")
+
+
+class Guard:
+    """One communicator's. `check` is a hook of its waits.
+
+    `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
+    each rank that shows its calls called last; `left` which have left without closing, since the last look, and why:
+    they END, have FAILED, or waited until their deadlines (LATE).
+    """
+
+    def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
+                 progress: Callable[[], Mapping[int, tuple[int, str]]], left: Callable[[], Mapping[int, int]]) -> None:
+        self._rank, self._processes = rank, processes
+        self._awaited, self._progress, self._left = awaited, progress, left
+        self._gone: dict[int, int] = {}
+        self._missed: dict[int, float] = {}  # since when ranks that are gone are waited for
+        self._last = self._began = self._warned = 0.0
+
+    def check(self) -> None:
+        """Raise RankFailedError where a rank is waited for that has ended or left."""
+        now = time.monotonic()
+        if now < self._last + LOOK:
+            return
+        if now > self._last + 4 * LOOK:  # another wait
+            self._missed.clear()
+            self._began = self._warned = now
+        self._last = now
+        ended = self._processes.ended()
+        self._gone.update(self._left())
+        if not ended and not self._gone:
+            self._warn(now)
+            return
+        awaited = self._awaited()
+        missed = set(ended) if awaited is None else (self._gone.keys() | set(ended)) & set(awaited)
+        missed |= {rank for rank, why in self._gone.items() if why != ENDS}
+        self._missed = {rank: self._missed.get(rank, now) for rank in missed}
+        late = sorted(rank for rank, since in self._missed.items()
+                      if now - since > (LONG_GRACE if awaited is None else GRACE))
+        if late:
+            words = "; ".join(self.describe(rank) for rank in late)
+            if any(self._gone.get(rank) == LATE for rank in late):
+                raise CollectiveTimeout(f"ranks {late} have waited until their deadlines: {words}",
+                                        ranks=self.blame()[1])
+            raise RankFailedError(f"{words}; close this communicator", ranks=tuple(late))
+
+    def _warn(self, now: float) -> None:
+        if now > self._warned + SLOW:
+            self._warned = now
+            words, _ = self.blame()
+            log.warning("rank %d has waited for %.0f s%s", self._rank, now - self._began, f": {words}" if words else "")
+
+    def describe(self, rank: int) -> str:
+        """Return in words what is known of a rank."""
+        state, last = self._processes.state(rank), self._progress().get(rank)
+        process = self._processes.numbers.get(rank)
+        parts = [f"rank {rank}"]
+        if process is not None:
+            parts.append(f"(process {process})")
+        parts.append({"dead": "has ended", "": "has left" if rank in self._gone else "runs"}.get(state, f"is {state}"))
+        if last is not None:
+            number, words = last
+            parts.append(f"in its call {number}, {words}" if number else "before its first call")
+        return " ".join(parts)
+
+    def blame(self) -> tuple[str, tuple[int, ...]]:
+        """Return in words who is waited for, and their ranks: those that have come less far, or else are waited for."""
+        progress = self._progress()
+        mine, _ = progress.get(self._rank, (0, ""))
+        behind = {rank for rank, (number, _) in progress.items() if number < mine}
+        ranks = behind or set(self._awaited() or ()) - {self._rank}
+        ranks |= {rank for rank in self._processes.numbers if rank != self._rank and self._processes.state(rank)}
+        return "; ".join(map(self.describe, sorted(ranks))), tuple(sorted(ranks))
+
+

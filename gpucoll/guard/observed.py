@@ -1,0 +1,173 @@
+"""Executors as others see them at work: the flight recorder, the log that GPUCOLL_DEBUG asks for, faults for tests."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy
+
+from gpucoll.errors import ArgumentError, BackendError, nearest
+from gpucoll.executors import Executor, Task
+from gpucoll.executors.shared.plans import words_of
+from gpucoll.guard.flight import Flight
+from gpucoll.work import Operation
+
+LEVELS = ("info", "detail")
+PHASES = ("before", "after_send", "after")
+DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
+DELAY = 1.0  # seconds
+
+
+class Observer(Protocol):
+    """Told of a call: when it begins, when it first waits for other ranks, and when it has ended."""
+
+    def told(self, phase: str, task: Task) -> None: ...
+
+
+class Observed:
+    """An executor whose calls `observers` are told of; it has no shorter way for calls that come again."""
+
+    def __init__(self, executor: Executor, observers: Sequence[Observer]) -> None:
+        self.name, self._executor, self._observers = executor.name, executor, observers
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "launcher":  # of GPU calls, which is the shorter way
+            raise AttributeError(name)
+        return getattr(self._executor, name)
+
+    def run(self, task: Task) -> Operation:
+        """Carry out `task`."""
+        self._tell("before", task)
+        waits = False
+        for pending in self._executor.run(task):
+            if not waits:
+                waits = True
+                self._tell("after_send", task)
+            yield pending
+        if not waits:
+            self._tell("after_send", task)
+        self._tell("after", task)
+
+    def _tell(self, phase: str, task: Task) -> None:
+        for one in self._observers:
+            one.told(phase, task)
+
+
+class Recorded:
+    """The flight recorder, of calls that the engine does not record itself."""
+
+    def __init__(self, flight: Flight) -> None:
+        self._flight = flight
+
+    def told(self, phase: str, task: Task) -> None:
+        """Note a call."""
+        if phase == "before":
+            self._flight.began(words_of(task), task.nbytes)
+        elif phase == "after":
+            self._flight.ended()
+
+
+class Log:
+    """GPUCOLL_DEBUG: `info` names each kind of call once, `detail` every call and how long it took."""
+
+    def __init__(self, rank: int, level: str, logger: logging.Logger) -> None:
+        self._rank, self._level, self._logger = rank, level, logger
+        self._known: set[str] = set()
+        self._began = 0.0
+
+    def told(self, phase: str, task: Task) -> None:
+        """Write a line."""
+        words = words_of(task)
+        if phase == "before":
+            self._began = time.perf_counter()
+            if self._level == "info" and words not in self._known:
+                self._known.add(words)
+                self._logger.info("rank %d: %s on %s", self._rank, words, task.device)
+        elif phase == "after" and self._level == "detail":
+            self._logger.info("rank %d: %s took %.1f us", self._rank, words, 1e6 * (time.perf_counter() - self._began))
+
+
+def logger() -> logging.Logger:
+    """Return the library's log, which writes to standard error unless the program has set up its own."""
+    log = logging.getLogger("gpucoll")
+    if not log.handlers and not logging.getLogger().handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("gpucoll: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+    return log
+
+
+class Fault(NamedTuple):
+    """What goes wrong, for tests: on `rank`, in its call number `seq` (from 1), in a phase of it."""
+
+    rank: int
+    seq: int
+    phase: str
+    do: str
+
+    @classmethod
+    def of(cls, text: str) -> Fault:
+        """Return the fault that GPUCOLL_FAULT names.
+
+        >>> Fault.of("rank:1,seq:3,phase:after_send,do:sigkill")
+        Fault(rank=1, seq=3, phase='after_send', do='sigkill')
+        """
+        fields = {"phase": "before"} | dict(part.partition(":")[::2] for part in text.split(","))
+        numbers = [fields.get(name, "") for name in ("rank", "seq")]
+        if fields.keys() != {"rank", "seq", "phase", "do"} or not all(map(str.isdecimal, numbers)):
+            raise ArgumentError(f"GPUCOLL_FAULT={text!r} is not of the kind rank:1,seq:3,phase:after_send,do:sigkill",
+                                code="GC-FAULT")
+        for name, known in (("phase", PHASES), ("do", DEEDS)):
+            if fields[name] not in known:
+                raise ArgumentError(f"GPUCOLL_FAULT: {name} {fields[name]!r}{nearest(fields[name], known)}",
+                                    code="GC-FAULT")
+        return cls(int(numbers[0]), int(numbers[1]), fields["phase"], fields["do"])
+
+
+class Faults:
+    """Lets the fault happen, where this rank is the one."""
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault, self._calls = fault, 0
+
+    def told(self, phase: str, task: Task) -> None:
+        """Do what the fault says, in its call and phase."""
+        self._calls += phase == "before"
+        if (self._calls, phase) != (self._fault.seq, self._fault.phase):
+            return
+        match self._fault.do:
+            case "sigkill" | "sigstop":
+                os.kill(os.getpid(), signal.SIGKILL if self._fault.do == "sigkill" else signal.SIGSTOP)
+            case "delay":
+                time.sleep(DELAY)
+            case "corrupt":
+                for row in (task.output if phase == "after" else task.input,):
+                    if isinstance(row, numpy.ndarray) and row.nbytes:
+                        row.view(numpy.uint8)[0] ^= 0xff
+            case "raise":
+                raise BackendError(f"{task.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
+
+
+def observed(executors: Iterable[Executor], observers: Sequence[Observer]) -> tuple[Executor, ...]:
+    """Return the executors with these observers; themselves where there is none."""
+    return tuple(Observed(one, observers) if observers else one for one in executors)
+
+
+def observers_of(rank: int, environment: Mapping[str, str]) -> list[Observer]:
+    """Return those that the environment asks for."""
+    found: list[Observer] = []
+    level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
+    if level and level not in LEVELS:
+        raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-DEBUG")
+    if level:
+        found.append(Log(rank, level, logger()))
+    if fault and (chosen := Fault.of(fault)).rank == rank:
+        found.append(Faults(chosen))
+    return found
