@@ -37,20 +37,18 @@ class Options(NamedTuple):
     executor: str | None = None
     prefer: str = ""
     emulated: bool = False
+    deterministic: bool = False
 
 
 def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
     """Return what was `given`, else what the environment says, else the defaults; None is not given.
 
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
-    Options(timeout=5.0, check='off', executor=None, prefer='', emulated=False)
+    Options(timeout=5.0, check='off', executor=None, prefer='', emulated=False, deterministic=False)
     """
     unknown = set(given) - {"timeout", "check", "executor", "deterministic"}
     if unknown:
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
-    if given.get("deterministic"):
-        raise UsageError("deterministic=True is not there yet; leave it out: the same inputs, algorithm and "
-                         "communicator give the same bits anyway", code="GC-OPTION")
     names = {"timeout": "GPUCOLL_TIMEOUT", "check": "GPUCOLL_CHECK", "executor": "GPUCOLL_EXECUTOR"}
     chosen: dict[str, Any] = {name: environment.get(variable) or None for name, variable in names.items()}
     chosen |= {name: value for name, value in given.items() if value is not None and name in names}
@@ -60,7 +58,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     device = environment.get("GPUCOLL_DEVICE") or None
     _check_choice("device", device, DEVICES)
     return Options(**{**chosen, "timeout": timeout, "prefer": environment.get("GPUCOLL_ALGO", "")},
-                   emulated=device == "emulated")
+                   emulated=device == "emulated", deterministic=bool(given.get("deterministic")))
 
 
 def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
@@ -122,8 +120,9 @@ def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> N
 
 def check_alike(comm: MPI.Intracomm, wanted: Options) -> None:
     """Raise UsageError, on every rank, where ranks differ in what decides how they do a call. A collective call."""
-    everyone = comm.allgather({"executor": wanted.executor, "GPUCOLL_ALGO": wanted.prefer,
-                               "GPUCOLL_DEVICE=emulated": wanted.emulated})
+    everyone = comm.allgather({"executor": wanted.executor, "GPUCOLL_ALGO": wanted.prefer, "check": wanted.check,
+                               "GPUCOLL_DEVICE=emulated": wanted.emulated, "deterministic": wanted.deterministic,
+                               "GPUCOLL_DUMP_DIR": bool(os.environ.get("GPUCOLL_DUMP_DIR"))})
     for name, first in everyone[0].items():
         differ = tuple(rank for rank, one in enumerate(everyone) if one[name] != first)
         if differ:

@@ -19,6 +19,7 @@ class GpucollError(RuntimeError):
     """
 
     default_code = "GC-ERROR"
+    settled = False  # whether all ranks have found it out before anything moved: then the communicator goes on
 
     def __init__(self, message: str, *, code: str | None = None, ranks: tuple[int, ...] = ()) -> None:
         self.code = code or self.default_code

@@ -360,7 +360,8 @@ class Waits:
 def is_settled(error: BaseException) -> bool:
     """Return whether an error leaves nothing under way: all ranks have found it out, or it is of a message that ended.
     """
-    return isinstance(error, MismatchError) and error.code != "GC-CALL"
+    return isinstance(error, GpucollError) and (
+        error.settled or (isinstance(error, MismatchError) and error.code != "GC-CALL"))
 
 
 def _raising(error: GpucollError) -> Callable[[], None]:

@@ -71,6 +71,11 @@ static PyObject* room_method(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
+// A rank's words may be cut in the middle of a character.
+static PyObject* text_of(const Board& board) {
+    return PyUnicode_DecodeUTF8(board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)), "replace");
+}
+
 // words(rank, half): what a rank has shown of its call in that half: in words, as a number, and how many calls it has
 // refused before.
 static PyObject* words_method(PyObject* object, PyObject* given) {
@@ -81,7 +86,7 @@ static PyObject* words_method(PyObject* object, PyObject* given) {
     if (rank >= node.ranks || node.heads[rank] == nullptr || (half & ~1) != 0)
         return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
     const Board& board = node.heads[rank]->boards[half];
-    return Py_BuildValue("s#LL", board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)),
+    return Py_BuildValue("NLL", text_of(board),
                          static_cast<long long>(board.kind),
                          static_cast<long long>(board.refusals));
 }
@@ -96,8 +101,7 @@ static PyObject* next_call(PyObject* object, PyObject* given) {
     const int64_t base = static_cast<int64_t>(node.walks + 1) << ROUNDS;
     node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
     if (node.heads[rank]->mark.load(std::memory_order_acquire) >= base) {
-        const Board& board = node.heads[rank]->boards[(node.walks + 1) & 1];
-        return PyUnicode_DecodeUTF8(board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)), "replace");
+        return text_of(node.heads[rank]->boards[(node.walks + 1) & 1]);
     }
     return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }
@@ -120,9 +124,16 @@ static PyObject* awaited(PyObject* object, PyObject*) {
     return walker.plan == nullptr ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(walker.awaited);
 }
 
-// refuse(): this rank has refused a call: others that made it are not in its next one.
-static PyObject* refuse(PyObject* object, PyObject*) {
-    reinterpret_cast<Engine*>(object)->refusals++;
+// refuse(in words): this rank refuses the call that comes next: others that make it are told, and are not in its next one.
+static PyObject* refuse(PyObject* object, PyObject* words) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    const char* text = PyUnicode_AsUTF8(words);
+    if (text == nullptr) return nullptr;
+    Head* head = self->node.heads[self->node.rank];
+    Board& board = head->boards[(self->node.walks + 1) & 1];
+    std::strncpy(board.text, text, TEXT - 1);
+    board.kind = 0;
+    head->refused.store(static_cast<int64_t>(++self->refusals), std::memory_order_release);
     Py_RETURN_NONE;
 }
 
@@ -266,7 +277,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"plan", plan_method, METH_VARARGS, nullptr},
                                 {"probe", probe, METH_O, nullptr},
                                 {"record", record, METH_VARARGS, nullptr},
-                                {"refuse", refuse, METH_NOARGS, nullptr},
+                                {"refuse", refuse, METH_O, nullptr},
                                 {"room", room_method, METH_VARARGS, nullptr},
                                 {"symmetric", symmetric_method, METH_VARARGS, nullptr},
                                 {"words", words_method, METH_VARARGS, nullptr},

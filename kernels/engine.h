@@ -47,6 +47,7 @@ struct alignas(64) Head {
     std::atomic<uint32_t> sleepers;  // ranks that wait for the mark to change
     alignas(8) std::atomic<int64_t> failure;
     int64_t token;
+    std::atomic<int64_t> refused;  // how many calls it has refused
     std::atomic<int64_t> listens;  // the last call of which it has waited for the root to say what it is
     alignas(64) Board boards[2];
     // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
@@ -335,12 +336,20 @@ struct Walker {
     // Returns a rank that keeps this one from going on, since it has failed; -1 where there is none.
     int64_t culprit(const Node& node) const {
         const auto failed = [&](uint32_t rank) { return node.heads[rank]->failure.load(std::memory_order_acquire) != 0; };
-        if (failed(awaited)) return awaited;
+        if (failed(awaited) || has_refused(node, awaited)) return awaited;
         for (size_t i = at; stage == MEETING && i < plan->peers.size(); i++) {
             const uint32_t peer = plan->peers[i];
-            if (failed(peer) && node.heads[peer]->mark.load(std::memory_order_acquire) < base) return peer;
+            if ((failed(peer) && node.heads[peer]->mark.load(std::memory_order_acquire) < base) || has_refused(node, peer))
+                return peer;
         }
         return -1;
+    }
+
+    // Whether a rank has refused this call, and goes on without it.
+    bool has_refused(const Node& node, uint32_t rank) const {
+        const Head* head = node.heads[rank];
+        return head->refused.load(std::memory_order_acquire) > static_cast<int64_t>(refusals)
+               && head->mark.load(std::memory_order_acquire) < base;
     }
 
     // Leaves the addresses of what a CALL is about in `rows`, the first that of `to`; returns how many.

@@ -190,7 +190,7 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     plan->announced = announced != 0;
     plan->root = static_cast<uint32_t>(root);
     const uint64_t most = std::max({plan->given, plan->taken, plan->scratch});
-    const bool is_like = itemsize > 0 && root < node.ranks && (contributions == 0 || plan->finish != nullptr)
+    const bool is_like = itemsize > 0 && root < node.ranks && (!announced || node.heads[root] != nullptr) && (contributions == 0 || plan->finish != nullptr)
         && (!in_control || (small && most <= node.room))
         && (PyTuple_GET_SIZE(starts) == 0 || PyTuple_GET_SIZE(starts) == 2 * (node.ranks + 1));
     if (!whole(is_like)) return false;

@@ -89,7 +89,8 @@ class Algorithm(NamedTuple):
 
     `alike` is a formula, true for the sizes at which `make` takes an array of ranks as well: see `all_ranks`. `bind`
     returns the algorithm with the parameters that follow its name, of which `variants` gives those for so many ranks;
-    `unfit` says why it is not for so many ranks, nodes.
+    `unfit` says why it is not for so many ranks, nodes. One `in_rank_order` combines the ranks' inputs one
+    after the other, so that all such form the same bits.
     """
 
     collective: str
@@ -102,6 +103,7 @@ class Algorithm(NamedTuple):
     bind: Callable[[Algorithm, str], Algorithm] | None = None
     variants: Callable[[str, int], Iterable[str]] | None = None
     unfit: Callable[[int, Nodes], str | None] = _fits
+    in_rank_order: bool = False
 
     def pieces(self, segments: int) -> int:
         """Return into how many segments it really cuts: 1 where it is not pipelined."""
@@ -120,7 +122,7 @@ _PHASES: dict[tuple[str, str], Make] = {}
 
 
 def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind: Any = None, variants: Any = None,
-              **cost: str) -> Callable[[Make], Make]:
+              in_rank_order: str = "0", **cost: str) -> Callable[[Make], Make]:
     """Register the decorated generator for `collective` under its file's name; see `Algorithm` and `Cost`.
 
     It is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes.
@@ -130,7 +132,7 @@ def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind:
         name = make.__module__.rpartition(".")[2]
         options = OPTIONS & inspect.signature(make).parameters.keys()
         _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, Cost(**cost), options, alike, bind,
-                                                variants)
+                                                variants, in_rank_order=in_rank_order == "1")
         return make
 
     return register

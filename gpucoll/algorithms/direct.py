@@ -55,8 +55,8 @@ def direct_all_to_all(rank: int, size: int) -> Iterator[Round]:
            *(Recv(Slice("output", peer), peer) for peer in others))
 
 
-@algorithm("reduce_scatter_v", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
-@algorithm("reduce_scatter", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
+@algorithm("reduce_scatter_v", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
+@algorithm("reduce_scatter", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
 def direct_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
     """Leave block `rank`, reduced over all inputs in rank order, on every rank."""
     yield (*(Send(Slice("input", peer), peer) for peer in _others(rank, size)),

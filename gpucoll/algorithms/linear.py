@@ -28,7 +28,8 @@ def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
         yield (Copy(own, result), *(Send(own, peer) for peer in range(size) if peer != root))
 
 
-@algorithm("reduce", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="min(1, P - 1) * N",
+@algorithm("reduce", in_rank_order="1", chunks="1",
+           rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="min(1, P - 1) * N",
            received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)")
 def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
     """Leave the reduction of all inputs, in rank order, on `root`."""
@@ -63,7 +64,8 @@ def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> It
                *(Send(Slice("input", peer * segments, segments), peer) for peer in range(size) if peer != root))
 
 
-@algorithm("scan", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N",
+@algorithm("scan", in_rank_order="1", chunks="S",
+           rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N",
            received="(P > 1) * N", reduced="(P > 1) * N")
 def linear_scan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of the inputs of ranks 0 to `rank` on every rank."""
@@ -78,7 +80,8 @@ def linear_scan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
             yield tuple(steps)
 
 
-@algorithm("exscan", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",
+@algorithm("exscan", in_rank_order="1", chunks="S",
+           rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",
            sent="(P > 1) * N", received="(P > 1) * N", reduced="(P > 2) * N")
 def linear_exscan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
     """Leave the reduction of the inputs of ranks 0 to `rank` - 1 on every rank but the first, whose output stays.

@@ -18,7 +18,8 @@ from gpucoll.schedule import Round, Send, Slice, in_rank_order
 ALL = "(P - 1) * N"
 
 
-@algorithm("all_reduce", chunks="1", alike="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
+@algorithm("all_reduce", in_rank_order="1", chunks="1", alike="1",
+           rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
            received=ALL, reduced=ALL, beside="max(0, P - 2)")
 def one_shot_all_reduce(rank: int, size: int) -> Iterator[Round]:
     """Leave the reduction of all inputs, in rank order, on every rank.

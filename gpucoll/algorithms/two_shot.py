@@ -15,7 +15,8 @@ from gpucoll.algorithms import algorithm, phases
 from gpucoll.schedule import Round
 
 
-@algorithm("all_reduce", chunks="P", alike="1", rounds="2 * min(1, P - 1)", path="2 * min(1, P - 1) * N / P",
+@algorithm("all_reduce", in_rank_order="1", chunks="P", alike="1",
+           rounds="2 * min(1, P - 1)", path="2 * min(1, P - 1) * N / P",
            sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
            beside="2 * max(0, P - 2)")
 def two_shot_all_reduce(rank: int, size: int) -> Iterator[Round]:

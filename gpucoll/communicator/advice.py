@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
+import numpy
+
+from gpucoll.arrays import check_input, module_of
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import able
-from gpucoll.communicator.core import Core
+from gpucoll.communicator.headers import Headers
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Task
@@ -18,7 +21,7 @@ DEVICES = ("cpu", "cuda", "emulated")
 ON_A_GPU = ("nccl", "native")  # who runs calls on GPU arrays, before the first has come
 
 
-class Advice(Core):
+class Advice(Headers):
     """Methods of `Communicator`."""
 
     def explain(self, collective: str, nbytes: int, dtype: Any = "float32", device: str | None = None) -> Explanation:
@@ -43,6 +46,24 @@ class Advice(Core):
             raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
         times = [self._known(row.name, one.executor, one.algorithm, nbytes) for one in found]
         return explained(row.name, nbytes, self.size, f"the table {self._tuner.source(where)}", found, times)
+
+    def check_numerics(self, x: Any, name: str = "x") -> None:
+        """Raise ArgumentError, on every rank, where a rank's `x` (any shape) has a NaN or an infinity.
+
+        It names the first such rank, the index there, and the value. A collective call; `name` is what to call it.
+        """
+        array = check_input("check_numerics", x)
+        with self._current(None, [array]):
+            wrong = ~module_of(array).isfinite(array.reshape(-1))
+            first = int(wrong.argmax()) if wrong.any() else None
+            value = None if first is None else str(array.reshape(-1)[first])
+        index = None if first is None else [int(i) for i in numpy.unravel_index(first, array.shape)]
+        everyone = self._told_by_all({"index": index, "value": value}, "check_numerics")
+        ranks = tuple(rank for rank, one in enumerate(everyone) if one["index"] is not None)
+        if ranks:
+            one = everyone[ranks[0]]
+            raise ArgumentError(f"check_numerics: {name}{one['index']} is {one['value']} on rank {ranks[0]}, and not "
+                                f"finite on ranks {', '.join(map(str, ranks))}", code="GC-NUMERICS", ranks=ranks)
 
     def _known(self, collective: str, executor: str, algorithm: str, nbytes: int) -> tuple[int, float | None]:
         """Return of how many calls something is known, and their median seconds."""

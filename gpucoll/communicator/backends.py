@@ -17,6 +17,7 @@ from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.guard.flight import Flight
 from gpucoll.guard.observed import Observer, Recorded, observed
+from gpucoll.guard.preflight import Preflight
 from gpucoll.links import Link
 from gpucoll.plan import Layouts, Plan, resolve
 from gpucoll.schedule import Schedule
@@ -106,14 +107,14 @@ class HostBackend:
         self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
         self._is_observed = False
 
-    def observe(self, flight: Flight | None, observers: Sequence[Observer]) -> None:
-        """Let every call be recorded, and others be told of it; then none is the engine's from beginning to end."""
+    def observe(self, flight: Flight | None, observers: Sequence[Observer], preflight: Preflight | None) -> None:
+        """Let every call be compared, recorded, and told of; but for records, none is the engine's alone then."""
         recorded: list[Observer] = [] if flight is None else [Recorded(flight)]
-        self._is_observed = bool(observers)
+        self._is_observed = bool(observers) or preflight is not None
         if self._shared is not None and flight is not None:
             self._shared.record(flight.memory)
         self.executors = tuple(one for executor in self.executors for one in observed(
-            [executor], [*([] if executor.name in WITH_ENGINE else recorded), *observers]))
+            [executor], [*([] if executor.name in WITH_ENGINE else recorded), *observers], preflight))
 
     def engine(self, waits: Waits) -> Any:
         """Return what does calls that were planned before, which keeps to `waits`; None where there is none."""
@@ -138,8 +139,7 @@ class HostBackend:
     @property
     def shows_calls(self) -> Any:
         """What shows each rank's call to all others before data move, None where there is none; alike on all ranks."""
-        shared = self._shared
-        return shared if shared is not None and shared.name == "shared" and shared.engine is not None else None
+        return self._shared if self.compares_calls else None
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Let the engine know a new slab of the heap; `keys` are those of all ranks' slabs."""
@@ -157,10 +157,15 @@ class HostBackend:
         """Return the number and the words of the last call of each rank that shows them."""
         return {} if self._shared is None else self._shared.progress()
 
-    def refuse(self) -> None:
-        """Note that this rank has refused a call: it must not meet the others in its next one."""
+    @property
+    def compares_calls(self) -> bool:
+        """Whether all ranks' calls are compared by the engine."""
+        return self._shared is not None and self._shared.name == "shared" and self._shared.engine is not None
+
+    def refuse(self, error: BaseException) -> None:
+        """Show that this rank refuses a call: it must not meet the others in its next one."""
         if self._shared is not None:
-            self._shared.refuse()
+            self._shared.refuse(str(error))
         self._messages.refuse()
 
     def fail(self, error: BaseException) -> None:

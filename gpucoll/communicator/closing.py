@@ -19,6 +19,7 @@ from gpucoll.executors.mpi import farewell, leave, who_left
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, LATE, Guard
 from gpucoll.guard.observed import Recorded, observers_of
+from gpucoll.guard.preflight import REFUSED, Preflight
 from gpucoll.links import LocalLink
 
 
@@ -41,7 +42,21 @@ class Closing(Core):
             name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
-        self._host.observe(self._flight, self._observers)
+        self._preflight = Preflight(link.wire) if self._compares_by_messages() else None
+        self._host.observe(self._flight, self._observers, self._preflight)
+
+    def _compares_by_messages(self) -> bool:
+        """Return whether ranks compare their calls by messages; across nodes, where that costs most, if asked to."""
+        wanted = ("full",) if self.nodes > 1 and self.executor is None else (None, "full", "deferred")
+        return self.mpi is not None and self.size > 1 and not self._host.compares_calls and self.check in wanted
+
+    def _refuse(self, error: BaseException) -> None:
+        """Tell the other ranks, which may be waiting in the call, that it is refused here."""
+        if self._preflight is None:
+            self._host.refuse(error)
+            return
+        with contextlib.suppress(GpucollError):
+            self._waits.run(self._preflight.compare(f"{REFUSED}{error}"), "a call that was refused")
         _alive.add(self)
 
     def _leave(self) -> None:

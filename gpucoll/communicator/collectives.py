@@ -16,6 +16,7 @@ from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import ArgumentError, GpucollError, PeerError
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.shared.plans import TEXT, words_of
+from gpucoll.work import Operation
 
 REFUSAL = 100  # characters of one that is told with a header
 SHOWN = re.compile(r"scatter by .*, \d+ bytes of (?P<dtype>\w+), root (?P<root>\d+), shape (?P<shape>\[[\d, ]*\])")
@@ -88,7 +89,7 @@ class Collectives(Headers):
         The other ranks learn shape and dtype from what the root shows of its call, or by one host message; that tells
         them, too, if the root refuses its own arguments: PeerError.
         """
-        is_plain = stream is None and not async_op and self._group is None
+        is_plain = stream is None and not async_op and self._group is None and self._host.shows_calls is not None
         same: Key = ("scatter", "", root, algorithm) if is_plain else ()
         result = self._express(*same, x, out) if same else None
         if result is not None:
@@ -104,7 +105,7 @@ class Collectives(Headers):
             told = header_of(source)
             if shows and not told["gpu"] and not self.options.emulated:
                 made = self._scattering(source, out, who, how, told)
-        except GpucollError as error:
+        except (GpucollError, MemoryError) as error:
             refusal = {"refused": str(error)[:REFUSAL]} if told else {"error": str(error)}
             self._told_by(self.rank, told | refusal, "scatter", mine=error)
             raise
@@ -130,21 +131,31 @@ class Collectives(Headers):
         call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space)
         call = beside(call) if how.async_op else call
         executor, task = self._resolve(COLLECTIVES["scatter"], call, how, self.executor, root=who.root)
-        task.announced = f", shape {told['shape']}"
+        if executor is self._host.shows_calls:
+            task.detail = f", shape {told['shape']}"
         return executor, task, call
 
     def _shown_by(self, root: int) -> News | None:
         """Return what the root shows of its scatter; None where it tells by a message, or is in another call."""
-        if self._group or not self._host.shows_calls:
+        shows, words = self._host.shows_calls, ""
+        if shows is None:
             return None
-        words = ""
 
         def shown() -> bool:
             nonlocal words
-            words = self._host.shows_calls.next_call(root)
+            self._check_usable()
+            words = shows.next_call(root)
             return words is not None
 
-        self._waits.run(iter([shown]), "scatter")
+        def look() -> Operation:
+            try:
+                yield shown
+            except BaseException as error:
+                if not self.closed:
+                    self._host.fail(error)  # the root waits for nobody until it needs this rank
+                raise
+
+        self._waits.run(look(), "scatter")
         match = SHOWN.fullmatch(words)
         if match is None or int(match["root"]) != root:
             return None

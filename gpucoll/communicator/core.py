@@ -70,11 +70,11 @@ class How(NamedTuple):
 def counted(call: Callable[..., Any]) -> Callable[..., Any]:
     """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
     @functools.wraps(call)
-    def method(self: Core, *arguments: Any, **options: Any) -> Any:
+    def method(self: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return call(self, *arguments, **options)
-        except (ArgumentError, DtypeError, MemoryError):
-            self._host.refuse()
+        except (ArgumentError, DtypeError, MemoryError) as error:
+            self._refuse(error)
             raise
 
     return method
@@ -94,7 +94,7 @@ class Core:
         self._host = HostBackend(link, options.timeout, options.executor)
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
-        self._tuner = Tuner(link.place.nodes, link.table, options.prefer)
+        self._tuner = Tuner(link.place.nodes, link.table, options.prefer, deterministic=options.deterministic)
         # Of blocking calls on host arrays, by collective, executor, algorithm and digits of the size: how many,
         # and the seconds of the last ones
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
@@ -200,7 +200,7 @@ class Core:
         if cached is None:
             return
         signature = signature_of(same, x, out) if same[0] == task.collective else ()  # not of a part of another call
-        if plan is None and signature and task.input is not None and task.output is not None and not task.announced:
+        if plan is None and signature and task.input is not None and task.output is not None and not task.detail:
             if len(self._cached) == CACHED:
                 self._cached.clear()
             self._cached[signature] = cached

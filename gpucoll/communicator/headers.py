@@ -30,17 +30,17 @@ def header_of(x: Array) -> News:
 class Headers(Closing):
     """Exchanges of small JSON objects, by the communicator's own schedules: with a deadline like every wait."""
 
-    def _told_by(self, root: int, news: News, name: str, mine: GpucollError | None = None) -> News:
+    def _told_by(self, root: int, news: News, name: str, mine: GpucollError | MemoryError | None = None) -> News:
         """Return the root's news on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""
         row = row_with(news, self.size) if self.rank == root else numpy.empty(_room(self.size), numpy.uint8)
         row = self._exchange("broadcast", row, name, root)
         return self._heard([_read(row.tobytes())], name, mine, first=root)[0]
 
-    def _told_by_all(self, news: News, name: str, mine: GpucollError | None = None) -> list[News]:
+    def _told_by_all(self, news: News, name: str, mine: GpucollError | MemoryError | None = None) -> list[News]:
         """Return everybody's news on every rank; an error of any rank is raised on all."""
         return self._heard_from_all(self._exchange("all_gather", row_with(news, self.size), name), name, mine)
 
-    def _heard_from_all(self, rows: Array, name: str, mine: GpucollError | None) -> list[News]:
+    def _heard_from_all(self, rows: Array, name: str, mine: GpucollError | MemoryError | None) -> list[News]:
         return self._heard([_read(row.tobytes()) for row in rows], name, mine)
 
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
@@ -51,8 +51,10 @@ class Headers(Closing):
         result = self._express(*same, row, None)
         if result is None:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
-            allowed = "shared" if self._host.shows_calls else self._host_executor()  # where the others look for it
+            shows = self._host.shows_calls is not None
+            allowed = "shared" if shows else self._host_executor()  # where the others look for it
             executor, task = self._resolve(COLLECTIVES[collective], call, How(algorithm), allowed, root=root)
+            task.detail = f", header of {name}"
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
             result = call.result
@@ -68,7 +70,8 @@ class Headers(Closing):
             return self._gpu("cuda").space(stream)
         return self._space(name, *here, stream=stream)
 
-    def _heard(self, news: list[News], name: str, mine: GpucollError | None, first: int = 0) -> list[News]:
+    def _heard(self, news: list[News], name: str, mine: GpucollError | MemoryError | None,
+               first: int = 0) -> list[News]:
         if mine is not None:
             raise mine
         refused = {first + rank: one["error"] for rank, one in enumerate(news) if "error" in one}
@@ -87,6 +90,9 @@ def row_with(news: News, ranks: int) -> Array:
     """Return a host message that says so."""
     row = numpy.zeros(_room(ranks), numpy.uint8)
     text = json.dumps(news).encode()
+    if len(text) > len(row) and "refused" in news:
+        news = {"error": news["refused"]}
+        text = json.dumps(news).encode()
     if "error" in news:  # nothing else then: as many of its characters as there is room for, escaped as they are
         kept = len(news["error"])
         while len(text) > len(row):

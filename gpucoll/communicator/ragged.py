@@ -29,6 +29,7 @@ from gpucoll.arrays import (
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import plan_of
 from gpucoll.communicator.core import How, Key, counted
+from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.headers import KEPT, Headers, News, check_alike, row_with
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
@@ -149,9 +150,11 @@ class VectorVariants(Headers):
         call = prepare_blocks(row, source, (blocks.given, blocks.taken), blocks.most, blocks.tail, blocks.dtype, space,
                               has_output=bool(blocks.taken), given=given,
                               kind=kind_of(blocks.name, source, kind) if row.reduces else None)
+        call = beside(call) if how.async_op else call
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, how, self.executor, checked, root)
-        self._learn_rows(blocks.same, executor, task)
+        if task.input is call.input:  # not a copy that an op has scaled
+            self._learn_rows(blocks.same, executor, task)
         return self._begin(executor, task, call, how, (), None, None)
 
     def _learn_rows(self, same: Key, executor: Executor, task: Task) -> None:

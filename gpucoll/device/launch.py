@@ -260,6 +260,8 @@ def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, add
     >>> axes_of((3, 1), (-6, 0), 2, 0)
     Axes(unit=2, shape=(3,), strides=(-6,))
     """
+    if 0 in shape:
+        return Axes(1, (0,), (1,))
     joined: list[tuple[int, int]] = []
     # The bytes of an element are an axis as well, so that units may be wider or narrower than elements.
     for length, stride in [*zip(shape, strides, strict=True), (itemsize, 1)]:

@@ -24,8 +24,8 @@ class Task:
     `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here.
     `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where
     the buffers are, `stream` what the task is enqueued on. A `repeated` one was made before on
-    the same arrays, all given by the user, and may be again. `announced` is what only the root knew before: a scatter's
-    shape, or "".
+    the same arrays, all given by the user, and may be again. `detail` are more words that tell
+    the call apart: a scatter's shape, or what a header is of.
     """
 
     collective: str
@@ -42,7 +42,7 @@ class Task:
     device: str = "cpu"
     stream: Any = None
     repeated: bool = False
-    announced: str = ""
+    detail: str = ""
 
 
 class Executor(Protocol):

@@ -16,6 +16,7 @@ from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.shared.plans import words_of
 from gpucoll.guard.flight import Flight
+from gpucoll.guard.preflight import Preflight
 from gpucoll.work import Operation
 
 LEVELS = ("info", "detail")
@@ -31,10 +32,14 @@ class Observer(Protocol):
 
 
 class Observed:
-    """An executor whose calls `observers` are told of; it has no shorter way for calls that come again."""
+    """An executor whose calls `observers` are told of, once ranks have compared them by `preflight`, if there is one.
 
-    def __init__(self, executor: Executor, observers: Sequence[Observer]) -> None:
-        self.name, self._executor, self._observers = executor.name, executor, observers
+    It has no shorter way for calls that come again.
+    """
+
+    def __init__(self, executor: Executor, observers: Sequence[Observer], preflight: Preflight | None = None) -> None:
+        self.name, self._executor = executor.name, executor
+        self._observers, self._preflight = observers, preflight
 
     def __getattr__(self, name: str) -> Any:
         if name == "launcher":  # of GPU calls, which is the shorter way
@@ -43,6 +48,8 @@ class Observed:
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`."""
+        if self._preflight is not None:
+            yield from self._preflight.compare(words_of(task))
         self._tell("before", task)
         waits = False
         for pending in self._executor.run(task):
@@ -155,9 +162,10 @@ class Faults:
                 raise BackendError(f"{task.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(executors: Iterable[Executor], observers: Sequence[Observer]) -> tuple[Executor, ...]:
-    """Return the executors with these observers; themselves where there is none."""
-    return tuple(Observed(one, observers) if observers else one for one in executors)
+def observed(executors: Iterable[Executor], observers: Sequence[Observer],
+             preflight: Preflight | None = None) -> tuple[Executor, ...]:
+    """Return the executors with these observers; themselves where there is nothing to see."""
+    return tuple(Observed(one, observers, preflight) if observers or preflight else one for one in executors)
 
 
 def observers_of(rank: int, environment: Mapping[str, str]) -> list[Observer]:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms, names_of
+from gpucoll.algorithms import algorithms, find, names_of
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
@@ -114,12 +114,13 @@ def scheduled(collective: str, size: int, nodes: int) -> list[str]:
 class Tuner:
     """Chooses for one communicator: the same on all of its ranks, since all have the same table.
 
-    `nodes` is the node of every rank, `prefer` GPUCOLL_ALGO. What was chosen for a collective and a size is kept, for
+    `nodes` is the node of every rank, `prefer` GPUCOLL_ALGO. A `deterministic` one takes only algorithms that reduce in
+    rank order: their bits depend on nothing but the inputs. What was chosen for a collective and a size is kept, for
     all sizes of as many binary digits: the next call finds it in well under 2 us.
     """
 
-    def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "") -> None:
-        self.table = table
+    def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "", *, deterministic: bool = False) -> None:
+        self.table, self._deterministic = table, deterministic
         self._nodes, self._prefer = tuple(nodes), prefer
         self._models: dict[str, Model] = {}
         self._kept: dict[tuple[str, str, int, tuple[str, ...], str], tuple[str, str]] = {}
@@ -131,6 +132,10 @@ class Tuner:
         An `algorithm` that is named stays; "auto" is the best one that GPUCOLL_ALGO allows. Raises ArgumentError where
         no executor is left for it.
         """
+        if self._deterministic and algorithm != "auto" and not self._is_deterministic(collective, algorithm):
+            raise ArgumentError(f"{collective}: {algorithm} does not reduce in rank order, which deterministic=True "
+                                f"promises; auto does, or {', '.join(self._names(collective, executors))}",
+                                code="GC-DETERMINISTIC")
         key = (collective, algorithm, nbytes.bit_length(), executors, device)
         kept = self._kept.get(key)
         if kept is None:
@@ -184,6 +189,13 @@ class Tuner:
         """Return the algorithms to choose from."""
         schedules = scheduled(collective, len(self._nodes), len(set(self._nodes)))
         names = [NATIVE] * (NATIVE in executors) + (schedules if set(executors) - {NATIVE} else [])
+        if self._deterministic:
+            names = [name for name in names if self._is_deterministic(collective, name)]
         if not names:
             raise ArgumentError(f"{collective}: nothing can run it", code="GC-ALGO")
         return names
+
+    @staticmethod
+    def _is_deterministic(collective: str, name: str) -> bool:
+        """Return whether the same inputs give the same bits by whatever runs the algorithm."""
+        return not COLLECTIVES[collective].reduces or (name != NATIVE and find(collective, name).in_rank_order)

@@ -28,7 +28,7 @@ from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
 from gpucoll.executors import Task
 from gpucoll.executors.shared.engine import library
-from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
+from gpucoll.executors.shared.neighbours import FAILURE, MARK, REFUSED, SMALL, Neighbours
 from gpucoll.executors.shared.plans import Messages, Plans
 from gpucoll.waits import Waits, is_settled, keep_for_ever
 from gpucoll.work import Operation
@@ -110,7 +110,11 @@ class SharedExecutor:
                                                ASTRAY if isinstance(error, MismatchError | PeerError) else
                                                FAILED - culprit)
         looked_at = () if error is not None else self._near.all if awaited is None else (awaited,)
-        for failure in [words[rank][FAILURE] for rank in looked_at]:
+        for rank in looked_at:
+            failure = words[rank][FAILURE]
+            if awaited is not None and not failure and words[rank][REFUSED] > words[self._near.rank][REFUSED]:
+                text, *_ = self.engine.words(rank, self.engine.walks % 2)
+                raise PeerError(f"rank {rank} refused its arguments: {text}", ranks=(rank,))
             if failure == LATE:
                 behind = tuple(rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
@@ -173,10 +177,10 @@ class SharedExecutor:
         """Raise BackendError for the system's error of that number."""
         raise BackendError(f"another rank's memory is out of reach: {os.strerror(number)}")
 
-    def refuse(self) -> None:
-        """Note that this rank has refused a call: it must not meet the others in its next one."""
+    def refuse(self, words: str) -> None:
+        """Show that this rank refuses a call: it must not meet the others in its next one."""
         if self.engine is not None:
-            self.engine.refuse()
+            self.engine.refuse(words)
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
@@ -229,7 +233,7 @@ class SharedExecutor:
             if is_settled(error):
                 raise
             self.abandon(error, task.input, task.output)
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, GpucollError):  # a time-out is one
                 raise BackendError(f"{task.collective}: another rank's memory is out of reach: {error}") from error
             raise
 

@@ -9,6 +9,7 @@ from typing import Any
 from gpucoll.arrays import address, combiner
 from gpucoll.arrays.segments import Segment, at
 from gpucoll.arrays.symmetric import Heap
+from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS, MEDIUM, SMALL, TINY, Neighbours
@@ -56,7 +57,7 @@ class Plans:
         small = task.nbytes <= TINY or (task.nbytes <= MEDIUM and not self._is_symmetric(task))
         alias = task.in_place and not small and not self._moves(task)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
-        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place, task.announced)
+        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place, task.detail)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) == KEPT:
@@ -83,7 +84,8 @@ class Plans:
         instructions = (*writer.rows(order.instructions),)
         readers = [(BUFFERS.index(name), peer, mark) for name, ends in order.readers.items()
                    for peer, mark in ends.items()]
-        if task.announced and near.rank == task.root:  # all others read what it shows of the call
+        announced = task.detail != "" and COLLECTIVES[task.collective].rooted and len(near.all) == near.size
+        if announced and near.rank == task.root:  # all others read what it shows of the call
             readers += [(0, peer, 0) for peer in near.all - {near.rank}]
         starts = () if task.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, near.size + 1))
@@ -93,7 +95,7 @@ class Plans:
         place = NOTHING if task.op is None or task.op.expression else PLACES.index(
             "sum" if task.op.factor is not None else task.op.name)
         flags = (in_control, small, plan.copy_input,
-                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", task.announced != "")
+                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", announced)
         shown = text.encode()[:TEXT - 1].decode(errors="ignore")
         return self._engine.plan(shown, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize),
                                  (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
@@ -140,7 +142,7 @@ def words_of(task: Task) -> str:
     """Return in words what is alike where ranks make the same call."""
     op = "" if task.op is None else f", op {task.op.expression or task.op.name}"
     return (f"{task.collective} by {task.algorithm}, {task.nbytes} bytes of {task.dtype.name}{op}, "
-            f"root {task.root}{task.announced}")
+            f"root {task.root}{task.detail}")
 
 
 def signature_of(text: str) -> int:
