@@ -85,6 +85,7 @@ class Waits:
         self._stepping = threading.Lock()
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
+        self.waits_since = 0.0  # when the last wait began, of `time.monotonic`
         self.went_on = 0.0  # when an operation last did, of `time.monotonic`
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
         # Who is waited for, in words, and their ranks
@@ -183,7 +184,7 @@ class Waits:
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
-        began = time.monotonic()
+        began = self.waits_since = time.monotonic()
         patience = began + self._spin
         while not done():
             for hook in self.hooks:

@@ -30,12 +30,14 @@ class Closing(Core):
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
         left = functools.partial(who_left, link.wire) if mpi is not None else dict
-        guard = Guard(self.rank, link.processes, self._host.awaited, self._host.progress, left)
+        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, left,
+                      lambda: self._waits.waits_since)
         self._waits.hooks.append(guard.check)
         self._waits.blame = guard.blame
         if mpi is not None:
             self._waits.on_failure = self._leave
         self._has_left = False
+        self._preflight: Preflight | None = None
         self._flight = None
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
         if folder:
@@ -44,6 +46,13 @@ class Closing(Core):
         self._observers = observers_of(self.rank, os.environ)
         self._preflight = Preflight(link.wire) if self._compares_by_messages() else None
         self._host.observe(self._flight, self._observers, self._preflight)
+        _alive.add(self)
+
+    def _awaited(self) -> set[int] | None:
+        """Return the ranks that are waited for, None where nobody knows."""
+        if self._preflight is not None and self._preflight.is_comparing:
+            return set(range(self.size)) - {self.rank}
+        return self._host.awaited()
 
     def _compares_by_messages(self) -> bool:
         """Return whether ranks compare their calls by messages; across nodes, where that costs most, if asked to."""
@@ -57,7 +66,6 @@ class Closing(Core):
             return
         with contextlib.suppress(GpucollError):
             self._waits.run(self._preflight.compare(f"{REFUSED}{error}"), "a call that was refused")
-        _alive.add(self)
 
     def _leave(self) -> None:
         """Tell the other ranks, once, that this one goes no further."""

@@ -24,13 +24,15 @@ class Guard:
 
     `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
     each rank that shows its calls called last; `left` which have left without closing, since the last look, and why:
-    they END, have FAILED, or waited until their deadlines (LATE).
+    they END, have FAILED, or waited until their deadlines (LATE). `since`
+    tells when the wait began.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
-                 progress: Callable[[], Mapping[int, tuple[int, str]]], left: Callable[[], Mapping[int, int]]) -> None:
+                 progress: Callable[[], Mapping[int, tuple[int, str]]], left: Callable[[], Mapping[int, int]],
+                 since: Callable[[], float]) -> None:
         self._rank, self._processes = rank, processes
-        self._awaited, self._progress, self._left = awaited, progress, left
+        self._awaited, self._progress, self._left, self._since = awaited, progress, left, since
         self._gone: dict[int, int] = {}
         self._missed: dict[int, float] = {}  # since when ranks that are gone are waited for
         self._last = self._began = self._warned = 0.0
@@ -40,10 +42,11 @@ class Guard:
         now = time.monotonic()
         if now < self._last + LOOK:
             return
-        if now > self._last + 4 * LOOK:  # another wait
-            self._missed.clear()
-            self._began = self._warned = now
         self._last = now
+        began = self._since()
+        if began != self._began:  # another wait
+            self._missed.clear()
+            self._began = self._warned = began
         ended = self._processes.ended()
         self._gone.update(self._left())
         if not ended and not self._gone:

@@ -9,6 +9,8 @@ compares calls as they meet.
 from __future__ import annotations
 
 import collections
+import functools
+import re
 from typing import Any
 
 import numpy
@@ -20,7 +22,17 @@ from gpucoll.work import Operation
 
 WORDS = 256  # bytes of a call in words
 REFUSED = "refused: "
-FIELDS = ("GC-COLLECTIVE", "GC-SHAPE", "GC-OP", "GC-ROOT")  # what is unlike, by the parts of the words
+
+
+def _field(pattern: re.Pattern[str], words: str) -> str:
+    match = pattern.search(words)
+    return match[1] if match else ""
+
+
+# What is unlike, by the first part of the words that is
+FIELDS = [(code, functools.partial(_field, re.compile(pattern))) for code, pattern in (
+    ("GC-COLLECTIVE", r"^(\w+) by"), ("GC-ALGO", r"by (.*), \d+ bytes"), ("GC-DTYPE", r"bytes of (\w+)"),
+    ("GC-SHAPE", r", (\d+) bytes"), ("GC-OP", r", op (.*), root"), ("GC-ROOT", r", root (\d+)"))]
 
 
 class Preflight:
@@ -31,19 +43,23 @@ class Preflight:
 
         self._wire, self._min = wire, MPI.MIN
         self._calls = 0
+        self.is_comparing = False  # which takes every rank
 
     def compare(self, words: str) -> Operation:
         """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
         self._calls += 1
         number = signature_of(f"{self._calls} {words}") >> 1
+        self.is_comparing = True
         mine, least = numpy.array([number, -number]), numpy.empty(2, numpy.int64)
         yield from self._ended(self._wire.Iallreduce(mine, least, self._min), mine, least)
         if least[0] == -least[1]:
+            self.is_comparing = False
             return
         text, everyone = numpy.zeros(WORDS, numpy.uint8), numpy.empty((self._wire.size, WORDS), numpy.uint8)
         row = numpy.frombuffer(words.encode()[:WORDS], numpy.uint8)
         text[:len(row)] = row
         yield from self._ended(self._wire.Iallgather(text, everyone), text, everyone)
+        self.is_comparing = False
         raise unlike([bytes(one).rstrip(b"\0").decode(errors="replace") for one in everyone])
 
     def _ended(self, request: Any, *memory: Any) -> Operation:
@@ -68,9 +84,7 @@ def unlike(calls: list[str]) -> MismatchError | PeerError:
             f"ranks {named} refused their arguments, and nothing was moved: {table}", ranks=refused)
     else:
         _, *others = groups.values()
-        parts = [words.split(", ") for words in groups]
-        code = next((code for code, fields in zip(FIELDS, zip(*parts, strict=False), strict=False)
-                     if len(set(fields)) > 1), "GC-MISMATCH")
+        code = next((code for code, field in FIELDS if len({field(words) for words in groups}) > 1), "GC-MISMATCH")
         error = MismatchError(f"ranks make different calls, and nothing was moved: {table}", code=code,
                               ranks=tuple(sorted(rank for ranks in others for rank in ranks)))
     error.settled = True

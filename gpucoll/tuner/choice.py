@@ -133,9 +133,10 @@ class Tuner:
         no executor is left for it.
         """
         if self._deterministic and algorithm != "auto" and not self._is_deterministic(collective, algorithm):
+            others = [name for name in algorithms(collective, size=len(self._nodes))
+                      if self._is_deterministic(collective, name)]
             raise ArgumentError(f"{collective}: {algorithm} does not reduce in rank order, which deterministic=True "
-                                f"promises; auto does, or {', '.join(self._names(collective, executors))}",
-                                code="GC-DETERMINISTIC")
+                                f"promises; take auto, or one of {', '.join(others)}", code="GC-DETERMINISTIC")
         key = (collective, algorithm, nbytes.bit_length(), executors, device)
         kept = self._kept.get(key)
         if kept is None:

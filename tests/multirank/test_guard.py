@@ -1,0 +1,255 @@
+"""Nobody waits for ever, and nothing is silent: who dies, leaves, stops or makes another call is told, and named."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.guard.flight import CALLS, HEAD, MAGIC, Flight, read
+from gpucoll.guard.observed import Fault
+from gpucoll.guard.report import main as report
+from gpucoll.guard.report import stories, summary
+from grids import generator
+from multirank import guard_job
+from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
+from pace import seconds
+
+JOB = Path(guard_job.__file__)
+SLOW = pytest.mark.slow
+
+
+def came_of(mpiexec, folder, how, executor, size=3):
+    """What came of the ranks that could tell."""
+    job = mpiexec(size, sys.executable, JOB, folder, how, executor, timeout=seconds(40))
+    return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir()}, job
+
+
+@pytest.mark.parametrize("executor", ["auto", "mpi", pytest.param("native", marks=SLOW)])
+def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, executor):
+    found, _ = came_of(mpiexec, tmp_path, "with", executor)
+    assert found.keys() == {0, 2}
+    for lasted, closing, error, culprits, words in found.values():
+        assert (error, culprits) == ("RankFailedError", [1]), words
+        assert lasted < seconds(1)
+        assert closing < seconds(1)
+
+
+@pytest.mark.parametrize("executor", ["auto", "mpi"])
+def test_a_rank_that_exits_is_named(mpiexec, tmp_path, executor):
+    found, _ = came_of(mpiexec, tmp_path, "exit", executor)
+    for lasted, _, error, culprits, words in found.values():
+        assert (error, culprits) == ("RankFailedError", [1]), words
+        assert lasted < seconds(1)
+    assert found
+
+
+@pytest.mark.parametrize(("how", "named"), [("raise", "KeyError: 'raise'"), ("thread", "KeyError: 'thread'")])
+def test_an_exception_that_nobody_catches_ends_the_job(mpiexec, tmp_path, how, named):
+    began = time.monotonic()
+    _, job = came_of(mpiexec, tmp_path, how, "auto")
+    assert job.returncode != 0
+    assert named in job.stderr
+    assert "rank 1 has ended by an exception that nobody caught" in job.stderr
+    assert job.stderr.count("Traceback") == 1
+    assert time.monotonic() - began < seconds(20)
+
+
+def other_calls(mpi, executor):
+    """Ranks that differ in one thing are all told, and which; the communicator goes on."""
+    x = numpy.ones(6, "f4")
+    with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
+        other = comm.rank == 1
+        cases = {"GC-SHAPE": [lambda: comm.all_reduce(x[:5] if other else x)],
+                 "GC-DTYPE": [lambda: comm.all_reduce(x.astype("f8")[:3] if other else x)],
+                 "GC-OP": [lambda: comm.all_reduce(x, op="max" if other else "sum")],
+                 "GC-ROOT": [lambda: comm.broadcast(x, root=1 if other else 0)],
+                 "GC-COLLECTIVE": [lambda: comm.all_gather(x) if other else comm.all_reduce(x),
+                                   lambda: comm.barrier() if other else comm.all_reduce(x)]}
+        if executor == "mpi":
+            cases["GC-ALGO"] = [lambda: comm.all_reduce(x, algorithm="ring" if other else "tree")]
+        for code, calls in cases.items():
+            for call in calls:
+                before = x.copy()
+                with pytest.raises(gc.MismatchError) as told:
+                    call()
+                assert told.value.code == code, str(told.value)
+                assert told.value.ranks == (1,) or comm.size == 2, told.value.ranks
+                assert (x == before).all()
+                assert (comm.all_reduce(x) == comm.size).all()
+        with pytest.raises(gc.ArgumentError if other else gc.PeerError, match="nonsense"):
+            comm.all_reduce(x, op="nonsense" if other else "sum")
+        assert (comm.all_reduce(x) == comm.size).all()
+
+
+@pytest.mark.parametrize("executor", ["mpi", "native"])
+def test_calls_by_messages_are_compared_before_data_move(ranks, executor):  # noqa: F811
+    ranks(other_calls, 3, executor)
+
+
+def refused_inside_a_node(mpi):
+    """Who waits for a rank that refuses is told within a moment, in that rank's words."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        x = numpy.ones(6)
+        for algorithm in ("auto", "ring"):
+            comm.all_reduce(x, algorithm=algorithm)
+        began = time.monotonic()
+        with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.GpucollError) as told:
+            comm.all_reduce(x, op="nonsensé" * 40 if comm.rank == 1 else "sum")
+        assert time.monotonic() - began < seconds(1)
+        assert comm.rank == 1 or (type(told.value), told.value.ranks) == (gc.PeerError, (1,))
+        assert "nonsens" in str(told.value)
+
+
+def test_a_refusal_is_told_at_once(ranks):  # noqa: F811
+    ranks(refused_inside_a_node, 3)
+
+
+def same_bits(mpi, executor):
+    """The sums of one rank that takes the others' arrays one after the other; nothing else is allowed."""
+    random = numpy.random.default_rng(generator("deterministic").getrandbits(64))
+    rows = random.standard_normal((mpi.size, mpi.size, 37)) * 10 ** numpy.linspace(-2, 2, 37)
+    for dtype in ("f4", "f2"):
+        given = rows.clip(-9, 9).astype(dtype)
+        total = given[0].astype("f4")
+        for one in given[1:]:
+            total = total + one.astype("f4")
+        with gc.Communicator.from_mpi(mpi, executor=executor, deterministic=True, timeout=seconds(60)) as comm:
+            mine = given[comm.rank]
+            for algorithm in ("auto", "one_shot", "two_shot", "star"):
+                found = comm.all_reduce(mine, algorithm=algorithm)
+                assert found.tobytes() == total.astype(dtype).tobytes(), (algorithm, dtype)
+            assert comm.reduce_scatter(mine).tobytes() == total.astype(dtype)[comm.rank].tobytes()
+            for algorithm in ("ring", "tree", *([] if executor else ["native"])):
+                with pytest.raises(gc.ArgumentError, match="rank order") as refused:
+                    comm.all_reduce(mine, algorithm=algorithm)
+                assert refused.value.code == "GC-DETERMINISTIC"
+            assert (comm.broadcast(mine.copy(), 1, algorithm="tree") == given[1]).all()
+
+
+@pytest.mark.parametrize("executor", [None, "mpi"])
+def test_deterministic(ranks, executor):  # noqa: F811
+    ranks(same_bits, 4, executor)
+
+
+def numerics(mpi):
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        x = numpy.ones((3, 4), "f4")
+        comm.check_numerics(x)
+        comm.check_numerics(numpy.arange(3))
+        if comm.rank:
+            x[2, comm.rank] = numpy.nan if comm.rank == 1 else numpy.inf
+        with pytest.raises(gc.ArgumentError, match=r"gradient\[2, 1\] is nan on rank 1") as told:
+            comm.check_numerics(x, "gradient")
+        assert (told.value.code, told.value.ranks) == ("GC-NUMERICS", (1, 2))
+
+
+def test_numerics_are_checked(ranks):  # noqa: F811
+    ranks(numerics, 3)
+
+
+# ---------------------------------------------------------------- the flight recorder
+
+
+def test_a_crash_leaves_a_report(tmp_path, capsys):
+    """Two ranks of which one has died in a call that the other waits in; and one without a file."""
+    flights = [Flight(tmp_path, "job", rank, 3) for rank in range(2)]
+    for _ in range(CALLS + 5):
+        for flight in flights:
+            flight.began("all_reduce by ring, 8 bytes of float32, op sum, root 0", 8)
+            flight.ended()
+    flights[0].began("all_reduce by ring, 8 bytes of float32, op max, root 0", 8)
+    flights[1].began("broadcast by tree, 8 bytes of float32, root 1", 8)
+    groups, damaged = stories(tmp_path)
+    assert damaged == []
+    found = summary("job", groups["job"])
+    assert found["unheard"] == [2]
+    assert found["calls"] == CALLS + 6
+    assert {rank: last["state"] for rank, last in found["last"].items()} == dict.fromkeys(range(2), "is under way")
+    assert found["divergence"]["call"] == CALLS + 6
+    assert sorted(found["divergence"]["who"].values()) == [[0], [1]]
+    assert [len(story.calls) for story in groups["job"]] == [CALLS] * 2
+    flights[0].ended()
+    flights[0].began("barrier by dissemination, 0 bytes of uint8, root 0")
+    assert summary("job", stories(tmp_path)[0]["job"])["missing"] == [1]
+    trace = tmp_path / "trace.json"
+    job = subprocess.run([sys.executable, "-m", "gpucoll", "report", tmp_path, "--trace", trace], capture_output=True,
+                         text=True, check=True)
+    assert "no file of ranks 2" in job.stdout
+    assert len(json.loads(trace.read_text())["traceEvents"]) == 2 * CALLS + 2
+
+
+def test_files_of_any_content_are_refused_or_read(tmp_path):
+    """Nothing in a file makes its reader fail otherwise than by a typed error."""
+    flight = Flight(tmp_path, "job", 0, 1)
+    flight.began("all_reduce")
+    path, = tmp_path.glob("*.flight")
+    whole, random = path.read_bytes(), numpy.random.default_rng(generator("flights").getrandbits(64))
+    for turn in range(300):
+        content = bytearray(whole)
+        for place in random.integers(0, HEAD if turn % 2 else len(content), 1 + turn % 7):
+            content[place] = random.integers(256)
+        if turn % 5 == 0:
+            content = content[:random.integers(len(content))]
+        path.write_bytes(content)
+        with contextlib.suppress(gc.ArgumentError):
+            assert len(read(path).calls) <= CALLS
+    path.write_bytes(MAGIC + b"[" * 5000 + whole[5000 + len(MAGIC):])
+    with pytest.raises(gc.ArgumentError):
+        read(path)
+
+
+class Wanted:
+    """The arguments of `gpucoll report`."""
+
+    trace, json = None, False
+
+    def __init__(self, folder):
+        self.folder = folder
+
+
+def test_a_folder_without_records(tmp_path, capsys):
+    assert report(Wanted(tmp_path)) == 2
+    assert "GPUCOLL_DUMP_DIR" in capsys.readouterr().err
+
+
+def recorded(mpi, folder):
+    """The engine writes the same records as Python."""
+    import os
+
+    os.environ["GPUCOLL_DUMP_DIR"] = folder
+    try:
+        for executor in (None, "mpi"):
+            with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
+                x = numpy.ones(5)
+                for _ in range(7):
+                    comm.all_reduce(x)
+                comm.scatter(numpy.ones((comm.size, 2)) if comm.rank == 0 else None)
+    finally:
+        del os.environ["GPUCOLL_DUMP_DIR"]
+
+
+def test_every_executor_is_recorded(ranks, tmp_path):  # noqa: F811
+    ranks(recorded, 3, str(tmp_path))
+    groups, damaged = stories(tmp_path)
+    assert (len(groups), damaged) == (2, [])
+    for name, files in groups.items():
+        found = summary(name, files)
+        assert (found["unheard"], found["divergence"], found["missing"]) == ([], None, [])
+        for story in files:
+            words = [call.words.split()[0] for call in story.calls]
+            assert words[:7] == ["all_reduce"] * 7
+            assert words[-1] == "closed"
+            assert all(call.ended >= call.began for call in story.calls)
+
+
+@pytest.mark.parametrize("text", ["", "rank:1", "rank:1,seq:x,do:raise", "rank:1,seq:1,do:nothing",
+                                  "rank:1,seq:1,phase:now,do:raise", "rank:1,seq:1,do:raise,more:1", ":,:"])
+def test_faults_are_spelt_right(text):
+    with pytest.raises(gc.ArgumentError):
+        Fault.of(text)
