@@ -35,8 +35,7 @@ class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
     def from_mpi(cls, mpi: Any, **options: Any) -> Communicator:
         """Return a communicator of the ranks of an mpi4py intracommunicator, which is duplicated.
 
-        A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else, UsageError for
-        ``deterministic=True``. `check` does nothing yet: see `init`.
+        A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else.
         """
         wanted = bootstrap.options(options)
         return cls(_link(MpiLink.of(mpi, wanted.timeout), wanted), wanted)
@@ -58,17 +57,18 @@ _world: Communicator | None = None
 def init(**options: Any) -> Communicator:
     """Return the communicator of all ranks: MPI's COMM_WORLD, duplicated; again, the same object.
 
-    Options: `timeout` in seconds, the deadline of every wait (default 300); `executor` a name or None. GPUCOLL_TIMEOUT
-    and GPUCOLL_EXECUTOR say what is left open. `check` ("full", "deferred", "off"; GPUCOLL_CHECK) is accepted and does
-    nothing yet: ranks' arguments are not compared with each other before data move. ``deterministic=True`` is not there
-    yet either, and refused by a UsageError; so are other options than before, and a launcher of another MPI.
+    Options: `timeout` in seconds, the deadline of every wait (default 300); `executor` a name or None; `check` "full",
+    "deferred", "off" or None: whether ranks that only send messages compare their calls first, "full" across nodes too;
+    `deterministic`: reductions in rank order only, so that their bits depend on the inputs alone. GPUCOLL_TIMEOUT,
+    GPUCOLL_EXECUTOR and GPUCOLL_CHECK say what is left open. UsageError for other options than before, ones that differ
+    between ranks, and a launcher of another MPI.
     """
     global _world
     wanted = bootstrap.options(options)
     if _world is None or _world.closed:
         _world = Communicator(_link(MpiLink(bootstrap.world(), wanted.timeout), wanted), wanted)
     elif any(options.get(name) is not None and getattr(_world.options, name) != getattr(wanted, name)
-             for name in ("timeout", "check", "executor")):
+             for name in ("timeout", "check", "executor", "deterministic")):
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "
                          "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
     return _world
