@@ -34,6 +34,7 @@ from gpucoll.errors import (
     RevokedError,
     UsageError,
 )
+from gpucoll.guard.termination import on_terminate
 from gpucoll.ops import ReduceOp, elementwise_op, premul_sum
 from gpucoll.version import __version__ as __version__
 from gpucoll.work import Work
@@ -41,5 +42,5 @@ from gpucoll.work import Work
 __all__ = [
     "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "DtypeError", "GpucollError",
     "MismatchError", "PeerError", "RankFailedError", "ReduceOp", "RevokedError", "UsageError", "Work", "algorithms",
-    "elementwise_op", "init", "init_local", "premul_sum", "schedule",
+    "elementwise_op", "init", "init_local", "on_terminate", "premul_sum", "schedule",
 ]

@@ -3,5 +3,8 @@
     processes    the processes of a node's ranks, watched
     flight       what each rank has called, in a file that outlives it
     report       `gpucoll report DIR`: the files of all ranks side by side
-    faults       faults for tests, by GPUCOLL_FAULT
+    guard        the hook of a communicator's waits that looks after all that
+    preflight    calls of ranks that only send messages, compared before data move
+    observed     executors with the recorder, the log and faults for tests around them
+    termination  what is done at SIGTERM
 """

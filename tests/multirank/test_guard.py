@@ -27,7 +27,7 @@ SLOW = pytest.mark.slow
 def came_of(mpiexec, folder, how, executor, size=3):
     """What came of the ranks that could tell."""
     job = mpiexec(size, sys.executable, JOB, folder, how, executor, timeout=seconds(40))
-    return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir()}, job
+    return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}, job
 
 
 @pytest.mark.parametrize("executor", ["auto", "mpi", pytest.param("native", marks=SLOW)])
@@ -47,6 +47,15 @@ def test_a_rank_that_exits_is_named(mpiexec, tmp_path, executor):
         assert (error, culprits) == ("RankFailedError", [1]), words
         assert lasted < seconds(1)
     assert found
+
+
+def test_who_is_told_to_end_saves_first(mpiexec, tmp_path):
+    came_of(mpiexec, tmp_path, "term", "auto")
+    found = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    assert found.pop("saved") == []
+    for lasted, _, error, culprits, words in found.values():
+        assert (error, culprits) == ("RankFailedError", [1]), words
+        assert lasted < seconds(1)
 
 
 @pytest.mark.parametrize(("how", "named"), [("raise", "KeyError: 'raise'"), ("thread", "KeyError: 'thread'")])
