@@ -207,9 +207,9 @@ class Waits:
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""
         words, ranks = self.blame()
-        return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for {words or 'the other ranks'}; is every rank "
-                                 "in the same call, with the same shape, dtype and algorithm? timeout= sets the "
-                                 "deadline", ranks=ranks)
+        late = f"the other ranks: {words}" if words else "the other ranks"
+        return CollectiveTimeout(f"{name}: waited {self.timeout:g} s for {late}; is every rank in the same call, with "
+                                 "the same shape, dtype and algorithm? timeout= sets the deadline", ranks=ranks)
 
     def check(self) -> None:
         """Raise RevokedError after a failure: messages may still be under way, nothing can be trusted."""

@@ -72,8 +72,8 @@ static PyObject* room_method(PyObject* object, PyObject* given) {
 }
 
 // A rank's words may be cut in the middle of a character.
-static PyObject* text_of(const Board& board) {
-    return PyUnicode_DecodeUTF8(board.text, static_cast<Py_ssize_t>(strnlen(board.text, TEXT)), "replace");
+static PyObject* text_of(const char* text) {
+    return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(strnlen(text, TEXT)), "replace");
 }
 
 // words(rank, half): what a rank has shown of its call in that half: in words, as a number, and how many calls it has
@@ -86,7 +86,7 @@ static PyObject* words_method(PyObject* object, PyObject* given) {
     if (rank >= node.ranks || node.heads[rank] == nullptr || (half & ~1) != 0)
         return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
     const Board& board = node.heads[rank]->boards[half];
-    return Py_BuildValue("NLL", text_of(board),
+    return Py_BuildValue("NLL", text_of(board.text),
                          static_cast<long long>(board.kind),
                          static_cast<long long>(board.refusals));
 }
@@ -101,7 +101,7 @@ static PyObject* next_call(PyObject* object, PyObject* given) {
     const int64_t base = static_cast<int64_t>(node.walks + 1) << ROUNDS;
     node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
     if (node.heads[rank]->mark.load(std::memory_order_acquire) >= base) {
-        return text_of(node.heads[rank]->boards[(node.walks + 1) & 1]);
+        return text_of(node.heads[rank]->boards[(node.walks + 1) & 1].text);
     }
     return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }
@@ -130,11 +130,18 @@ static PyObject* refuse(PyObject* object, PyObject* words) {
     const char* text = PyUnicode_AsUTF8(words);
     if (text == nullptr) return nullptr;
     Head* head = self->node.heads[self->node.rank];
-    Board& board = head->boards[(self->node.walks + 1) & 1];
-    std::strncpy(board.text, text, TEXT - 1);
-    board.kind = 0;
+    std::strncpy(head->refusal, text, TEXT - 1);
     head->refused.store(static_cast<int64_t>(++self->refusals), std::memory_order_release);
     Py_RETURN_NONE;
+}
+
+// refusal(rank): why a rank has refused its last one.
+static PyObject* refusal(PyObject* object, PyObject* given) {
+    const Node& node = reinterpret_cast<Engine*>(object)->node;
+    const unsigned long rank = PyLong_AsUnsignedLong(given);
+    if (PyErr_Occurred()) return nullptr;
+    if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
+    return text_of(node.heads[rank]->refusal);
 }
 
 // follow(acquire, release, queue, messages under way, waits, errors): what calls here must keep to (see `Waits.gate`), and the class of what
@@ -277,6 +284,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"plan", plan_method, METH_VARARGS, nullptr},
                                 {"probe", probe, METH_O, nullptr},
                                 {"record", record, METH_VARARGS, nullptr},
+                                {"refusal", refusal, METH_O, nullptr},
                                 {"refuse", refuse, METH_O, nullptr},
                                 {"room", room_method, METH_VARARGS, nullptr},
                                 {"symmetric", symmetric_method, METH_VARARGS, nullptr},

@@ -50,6 +50,7 @@ struct alignas(64) Head {
     std::atomic<int64_t> refused;  // how many calls it has refused
     std::atomic<int64_t> listens;  // the last call of which it has waited for the root to say what it is
     alignas(64) Board boards[2];
+    char refusal[TEXT];  // why it has refused the last one, in words
     // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
 };
 

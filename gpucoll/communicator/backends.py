@@ -16,7 +16,7 @@ from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.guard.flight import Flight
-from gpucoll.guard.observed import Observer, Recorded, observed
+from gpucoll.guard.observed import CallObserver, Recorded, observed
 from gpucoll.guard.preflight import Preflight
 from gpucoll.links import Link
 from gpucoll.plan import Layouts, Plan, resolve
@@ -107,9 +107,9 @@ class HostBackend:
         self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
         self._is_observed = False
 
-    def observe(self, flight: Flight | None, observers: Sequence[Observer], preflight: Preflight | None) -> None:
+    def observe(self, flight: Flight | None, observers: Sequence[CallObserver], preflight: Preflight | None) -> None:
         """Let every call be compared, recorded, and told of; but for records, none is the engine's alone then."""
-        recorded: list[Observer] = [] if flight is None else [Recorded(flight)]
+        recorded: list[CallObserver] = [] if flight is None else [Recorded(flight)]
         self._is_observed = bool(observers) or preflight is not None
         if self._shared is not None and flight is not None:
             self._shared.record(flight.memory)

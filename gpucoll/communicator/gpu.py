@@ -23,7 +23,7 @@ from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.nccl.rooms import StreamOrder
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
-from gpucoll.guard.observed import Observer, observed
+from gpucoll.guard.observed import CallObserver, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
 from gpucoll.waits import Waits, keep_for_ever
@@ -47,7 +47,7 @@ class Gpu:
         self._transport = transport
         self._make_peer = peer
         self._peer: PeerExecutor | None = None
-        self.observers: Sequence[Observer] = ()
+        self.observers: Sequence[CallObserver] = ()
 
     @property
     def executors(self) -> tuple[Executor, ...]:

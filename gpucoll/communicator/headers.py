@@ -54,7 +54,7 @@ class Headers(Closing):
             shows = self._host.shows_calls is not None
             allowed = "shared" if shows else self._host_executor()  # where the others look for it
             executor, task = self._resolve(COLLECTIVES[collective], call, How(algorithm), allowed, root=root)
-            task.detail = f", header of {name}"
+            task.detail = ", header"
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
             result = call.result

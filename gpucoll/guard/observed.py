@@ -25,7 +25,7 @@ DEEDS = ("sigkill", "sigstop", "raise", "delay", "corrupt")
 DELAY = 1.0  # seconds
 
 
-class Observer(Protocol):
+class CallObserver(Protocol):
     """Told of a call: when it begins, when it first waits for other ranks, and when it has ended."""
 
     def told(self, phase: str, task: Task) -> None: ...
@@ -37,7 +37,8 @@ class Observed:
     It has no shorter way for calls that come again.
     """
 
-    def __init__(self, executor: Executor, observers: Sequence[Observer], preflight: Preflight | None = None) -> None:
+    def __init__(self, executor: Executor, observers: Sequence[CallObserver],
+                 preflight: Preflight | None = None) -> None:
         self.name, self._executor = executor.name, executor
         self._observers, self._preflight = observers, preflight
 
@@ -162,15 +163,15 @@ class Faults:
                 raise BackendError(f"{task.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(executors: Iterable[Executor], observers: Sequence[Observer],
+def observed(executors: Iterable[Executor], observers: Sequence[CallObserver],
              preflight: Preflight | None = None) -> tuple[Executor, ...]:
     """Return the executors with these observers; themselves where there is nothing to see."""
     return tuple(Observed(one, observers, preflight) if observers or preflight else one for one in executors)
 
 
-def observers_of(rank: int, environment: Mapping[str, str]) -> list[Observer]:
+def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:
     """Return those that the environment asks for."""
-    found: list[Observer] = []
+    found: list[CallObserver] = []
     level, fault = environment.get("GPUCOLL_DEBUG", ""), environment.get("GPUCOLL_FAULT", "")
     if level and level not in LEVELS:
         raise ArgumentError(f"GPUCOLL_DEBUG={level!r}{nearest(level, LEVELS)}", code="GC-DEBUG")

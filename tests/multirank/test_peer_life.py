@@ -80,7 +80,7 @@ if comm.rank == 1:
 try:
     while True:
         comm.all_reduce(x, op="max", out=x, algorithm=sys.argv[1])
-except (gc.CollectiveTimeout, gc.BackendError) as error:
+except (gc.CollectiveTimeout, gc.BackendError, gc.RankFailedError) as error:
     if comm.rank == 1:
         signal.pause()
     with open(os.path.join(sys.argv[4], f"{comm.rank} {error.code} {os.getpid()}"), "w"):
@@ -105,7 +105,7 @@ def test_a_rank_that_dies_is_missed_and_the_others_end(mpiexec, kernels, tmp_pat
                   timeout=seconds(90))
     told = [name.split() for name in sorted(os.listdir(tmp_path))]
     assert [rank for rank, _, _ in told] == ["0", "2"], job.stdout + job.stderr
-    assert {code for _, code, _ in told} <= {"GC-TIMEOUT", "GC-BACKEND"}
+    assert {code for _, code, _ in told} <= {"GC-TIMEOUT", "GC-BACKEND", "GC-RANK"}
     give_up = time.monotonic() + seconds(60)
     while any(is_running(process) for _, _, process in told):
         assert time.monotonic() < give_up, told

@@ -113,8 +113,7 @@ class SharedExecutor:
         for rank in looked_at:
             failure = words[rank][FAILURE]
             if awaited is not None and not failure and words[rank][REFUSED] > words[self._near.rank][REFUSED]:
-                text, *_ = self.engine.words(rank, self.engine.walks % 2)
-                raise PeerError(f"rank {rank} refused its arguments: {text}", ranks=(rank,))
+                raise PeerError(f"rank {rank} refused its arguments: {self.engine.refusal(rank)}", ranks=(rank,))
             if failure == LATE:
                 behind = tuple(rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
