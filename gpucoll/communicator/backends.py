@@ -16,7 +16,7 @@ from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.links import Link
-from gpucoll.plan import Layouts, Plan, resolve
+from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner
 from gpucoll.waits import Waits
@@ -211,7 +211,7 @@ def make_plan(collective: str, choice: Choice, place: Place, root: int, cut: Cut
 
     rounds = of(place.rank)
     per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
-    return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
+    return Plan(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
 
 
 def _made(link: Link, heap: Heap, timeout: float, asked: str | None) -> Iterator[Executor]:

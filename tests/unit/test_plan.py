@@ -9,7 +9,7 @@ from gpucoll.analysis.replay import replay
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.executors.nccl import Node, nodes_of
-from gpucoll.plan import Form, Layouts, resolve
+from gpucoll.plan import Form, Layouts, Plan
 from gpucoll.schedule import Recv, RecvReduce, Send, Slice
 from grids import generator, naming
 
@@ -23,7 +23,7 @@ def plans(collective, algorithm, size, segments, elements, in_place=False):
         made = schedule(collective, algorithm, rank=rank, size=size, segments=segments)
         per_block = made.chunks // size if COLLECTIVES[collective].blocks else made.chunks
         layout = Layout(elements, per_block)
-        yield resolve(made, Layouts(layout, layout), in_place=in_place)
+        yield Plan(made, Layouts(layout, layout), in_place=in_place)
 
 
 def touched(node):
@@ -111,7 +111,7 @@ def test_what_is_aside_is_read_before_something_else_comes_there():
     apart = [RecvReduce(Slice("output", chunk), 1) for chunk in range(2)]
     rounds = [apart, (), [RecvReduce(Slice("output", 2, 2), 1)]]
     layout = Layout(8, 4)
-    assert unordered(resolve(rounds, Layouts(layout, layout), in_place=False)) == []
+    assert unordered(Plan(rounds, Layouts(layout, layout), in_place=False)) == []
 
 
 @pytest.mark.parametrize("cases", SOME)
