@@ -70,6 +70,7 @@ class Form(NamedTuple):
 
 
 Step: TypeAlias = Message | Form
+_Ends: TypeAlias = tuple[Iterator[Span], Iterator[int]]
 
 
 class Layouts(NamedTuple):
@@ -128,14 +129,8 @@ class Plan:
         return (*map(resolver.round, itertools.cycle(HALVES), rounds),), resolver.workspace
 
 
-class _Ends(NamedTuple):
-    """The parts that a near peer has for this rank, and in which of its rounds it reads what this one has for it."""
-
-    parts: Iterator[Span]
-    reads: Iterator[int]
-
-
 def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
+    """Return the parts that a near peer has for `rank`, and in which rounds it reads what that one has for it."""
     parts, reads = list[Span](), list[int]()
     for number, steps in enumerate(theirs):
         for step in steps:
@@ -143,7 +138,7 @@ def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
                 parts.append(Span(NEAR, peer, number, step.src))
             elif isinstance(step, Recv | RecvReduce) and step.peer == rank:
                 reads.append(number)
-    return _Ends(iter(parts), iter(reads))
+    return iter(parts), iter(reads)
 
 
 def _reads_overwritten(rounds: Iterable[Round]) -> bool:
@@ -189,7 +184,7 @@ class _Resolver:
             if isinstance(step, Copy | Reduce):
                 operand = self._span(step.src)
             elif step.peer in self._ends:
-                operand = next(self._ends[step.peer].parts)
+                operand = next(self._ends[step.peer][0])
             else:
                 is_direct = self._is_direct and isinstance(step, Recv) and sent.union(read).isdisjoint(dst.chunks)
                 operand = dst if is_direct else self._aside(dst)
@@ -231,7 +226,7 @@ class _Resolver:
         span, peer, there = self._span(step.src), step.peer, None
         after = self._follow([span], [])
         if peer in self._ends:
-            span, there = span._replace(buffer=step.src.buffer), next(self._ends[peer].reads)
+            span, there = span._replace(buffer=step.src.buffer), next(self._ends[peer][1])
         return Message(self._number, after, peer, span, sends=True, there=there)
 
     def _form(self, dst: Span, sources: tuple[Span, ...]) -> Form:

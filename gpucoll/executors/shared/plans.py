@@ -81,7 +81,7 @@ class Plans:
         for buffer, wanted in enumerate((plan.copy_input or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._make_room(buffer, sizes[buffer])
-        writer = _Writer(task, near.rank, by_node, self._messages)
+        writer = Writer(task, near.rank, by_node, self._messages)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, mark) for (name, peer), mark in writer.readers.items()]
         if task.announced and near.rank == task.root:  # all others read what it shows of the call
@@ -154,7 +154,7 @@ def _padded(layout: Any, length: int) -> Sequence[int]:
     return (*layout.starts, *[layout.starts[-1]] * (length - len(layout.starts)))
 
 
-class _Writer:
+class Writer:
     """Writes one plan for the engine; results that would be empty are left out.
 
     `peers` are those whose memory is read; `readers` has, for a buffer and who reads it, the mark that is shown then.
@@ -164,7 +164,7 @@ class _Writer:
         self._task, self._rank, self._plan, self._messages = task, rank, plan, messages
         self._width = task.dtype.itemsize
         # One half: a round begins when all of the one before has been formed.
-        self._kept = self.aside = max(plan.workspace[half] for half in HALVES) * self._width
+        self.aside = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
         self._marks: dict[int, tuple[int, int]] = {}  # that end what near peers are sent
         self._under_way: dict[int, None] = {}  # messages to and from other nodes
         self._passed: dict[int, int] = {}
@@ -176,7 +176,7 @@ class _Writer:
         """Yield the instructions."""
         for number, steps in enumerate(self._plan.rounds):
             if number:
-                yield _signal(2 * number)
+                yield _marked(SIGNAL, 2 * number)
             sent = set[int]()
             for step in steps:
                 if isinstance(step, Message):
@@ -185,10 +185,10 @@ class _Writer:
                     continue
                 if not sent.isdisjoint(step.after):  # from here on nothing is read of others
                     sent.clear()
-                    yield _signal(2 * number + 1)
+                    yield _marked(SIGNAL, 2 * number + 1)
                 yield from self._wait(step)
                 yield from self._formed(step)
-        yield _signal(2 * len(self._plan.rounds))
+        yield _marked(SIGNAL, 2 * len(self._plan.rounds))
         yield from self._end(list(self._under_way))
 
     def fused(self) -> Iterator[Row]:
@@ -202,7 +202,7 @@ class _Writer:
         self.readers = {(name, peer): 2 for name in ("input", "output") for peer in self.peers}
         copies = tuple((step.peer, *self._part(step.span)[1:]) for step in second if isinstance(step, Message))
         yield from self._formed(forms[0]._replace(dst=forms[-1].dst), copies)
-        yield from (_signal(2), *(_await(peer, 2) for peer in self.peers))
+        yield from (_marked(SIGNAL, 2), *(_marked(AWAIT, 2, peer) for peer in self.peers))
 
     def _wait(self, form: Form) -> Iterator[Row]:
         """Wait for what has not been waited for yet; every peer has entered round 0 before."""
@@ -212,7 +212,7 @@ class _Writer:
         for peer, mark in (*near, *(self._marks[number] for number in after if number in self._marks)):
             if mark > self._passed.get(peer, 0):
                 self._passed[peer] = mark
-                yield _await(peer, mark)
+                yield _marked(AWAIT, mark, peer)
         yield from self._end(after)
 
     def _end(self, numbers: Iterable[int]) -> Iterator[Row]:
@@ -271,12 +271,8 @@ class _Writer:
         return span.start, BUFFERS.index(part.buffer), first
 
 
-def _signal(mark: int) -> Row:
-    return SIGNAL, 0, mark, None, 0, (), ()
-
-
-def _await(peer: int, mark: int) -> Row:
-    return AWAIT, peer, mark, None, 0, (), ()
+def _marked(opcode: int, mark: int, peer: int = 0) -> Row:
+    return opcode, peer, mark, None, 0, (), ()
 
 
 def _combining(op: Op, dtype: Dtype, kind: Any, nbytes: int) -> Callable[..., None]:
