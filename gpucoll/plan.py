@@ -1,7 +1,10 @@
 """One rank's schedule on buffers of given lengths: messages, results to be formed, and what waits for what.
 
-`resolve` decides, once for every executor, what may be received where it belongs, what is kept aside before something
-falls on it, where that lies, and which earlier steps each step follows. Spans overlap where they share a chunk.
+A `Plan` decides, once for every executor, what may be received where it belongs, what is formed aside since its place
+is still read, where that lies, and which earlier steps each step follows. Spans overlap where they share a chunk.
+
+From a near peer nothing is received: results have its part, where it is, among their sources, and what is sent there is
+a message that ends when the peer has read it.
 
 Pure: it knows spans, not memory.
 """
@@ -9,18 +12,26 @@ Pure: it knows spans, not memory.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterable
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.chunks import Layout, Ragged
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
 HALVES = ("even", "odd")  # of what is aside: rounds take them in turn, so that one may begin before the last has ended
+NEAR = "near"  # of rank `start`: part `like` of its buffers, there to be read once it has entered its round `stop`
+LINE = 64  # elements: what is aside begins at a multiple
 Chunk: TypeAlias = tuple[str, int]
 
 
 class Span(NamedTuple):
-    """Elements `start` to `stop` of "input", "output", or a part of the workspace; cut into chunks as `like` is."""
+    """Elements `start` to `stop` of "input", "output", or a part of the workspace; cut into chunks as `like` is.
+
+    Of `NEAR`, which only results read, they are other numbers.
+    """
 
     buffer: str
     start: int
@@ -36,13 +47,17 @@ class Span(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Step `number`, after those of the numbers in `after`: send `span` to `peer`, or receive it from there."""
+    """Step `number`, after those of the numbers in `after`: send `span` to `peer`, or receive it from there.
+
+    A near peer reads it, by its own name for it, in its round `there`.
+    """
 
     number: int
     after: frozenset[int]
     peer: int
     span: Span
     sends: bool
+    there: int | None = None
 
 
 class Form(NamedTuple):
@@ -55,20 +70,7 @@ class Form(NamedTuple):
 
 
 Step: TypeAlias = Message | Form
-
-
-class Plan(NamedTuple):
-    """Rounds, each of what is kept aside, receives, sends, results; and how many elements a workspace has.
-
-    `copy_input`: in place it would read what it has overwritten. What it was made of: how the buffers are cut, and what
-    tells the schedule of any rank.
-    """
-
-    rounds: tuple[tuple[Step, ...], ...]
-    workspace: dict[str, int]
-    copy_input: bool
-    layouts: Layouts
-    schedules: Callable[[int], Schedule] | None = None
+_Ends: TypeAlias = tuple[Iterator[Span], Iterator[int]]
 
 
 class Layouts(NamedTuple):
@@ -90,14 +92,53 @@ class Layouts(NamedTuple):
         return self.output if part.buffer == "output" else self.input
 
 
-def resolve(schedule: Schedule, layouts: Layouts, *, in_place: bool,
-            schedules: Callable[[int], Schedule] | None = None) -> Plan:
-    """Return the plan of `schedule` on buffers cut by `layouts`; input is output where `in_place`."""
-    rounds = list(schedule)
-    copy_input = in_place and _reads_overwritten(rounds)
-    resolver = _Resolver(layouts, in_place and not copy_input)
-    resolved = tuple(resolver.round(HALVES[number % 2], steps) for number, steps in enumerate(rounds))
-    return Plan(resolved, resolver.workspace, copy_input, layouts, schedules)
+class Plan:
+    """What a rank does by `schedule` on buffers cut by `layouts`; resolved when that is first asked for.
+
+    `near` are ranks that read each other's memory: theirs are among the `schedules`, which tell that of any rank. Input
+    is output where `in_place`, unless it would read what it has overwritten: then it must `copy_input`.
+    """
+
+    def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
+                 schedules: Callable[[int], Schedule] | None = None, near: Collection[int] = ()) -> None:
+        self.layouts, self.schedules = layouts, schedules
+        self.copy_input = in_place and _reads_overwritten(schedule)
+        self._made_of = schedule, in_place and not self.copy_input, near
+
+    @functools.cached_property
+    def rounds(self) -> tuple[tuple[Step, ...], ...]:
+        """Each of receives, sends, and results in an order in which none overwrites what a later one reads.
+
+        The first ones, and those that are formed aside, follow no send of their round.
+        """
+        return self._resolved[0]
+
+    @functools.cached_property
+    def workspace(self) -> dict[str, int]:
+        """How many elements each part of it has."""
+        return self._resolved[1]
+
+    @functools.cached_property
+    def _resolved(self) -> tuple[tuple[tuple[Step, ...], ...], dict[str, int]]:
+        schedule, alias, near = self._made_of
+        rounds, ends = list(schedule), None
+        if near and self.schedules:
+            peers = {step.peer for steps in rounds for step in steps if not isinstance(step, Copy | Reduce)}
+            ends = {peer: _ends(peer, schedule.rank, self.schedules(peer)) for peer in sorted(peers.intersection(near))}
+        resolver = _Resolver(self.layouts, alias, ends)
+        return (*map(resolver.round, itertools.cycle(HALVES), rounds),), resolver.workspace
+
+
+def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
+    """Return the parts that a near peer has for `rank`, and in which rounds it reads what that one has for it."""
+    parts, reads = list[Span](), list[int]()
+    for number, steps in enumerate(theirs):
+        for step in steps:
+            if isinstance(step, Send) and step.peer == rank:
+                parts.append(Span(NEAR, peer, number, step.src))
+            elif isinstance(step, Recv | RecvReduce) and step.peer == rank:
+                reads.append(number)
+    return iter(parts), iter(reads)
 
 
 def _reads_overwritten(rounds: Iterable[Round]) -> bool:
@@ -115,10 +156,10 @@ def _reads_overwritten(rounds: Iterable[Round]) -> bool:
 
 
 class _Resolver:
-    """Resolves rounds one after the other; `alias`: input is output."""
+    """Resolves rounds one after the other; `alias`: input is output. Where some are near all receives go aside."""
 
-    def __init__(self, layouts: Layouts, alias: bool) -> None:
-        self._layouts, self._alias = layouts, alias
+    def __init__(self, layouts: Layouts, alias: bool, ends: dict[int, _Ends] | None) -> None:
+        self._layouts, self._alias, self._is_direct, self._ends = layouts, alias, ends is None, ends or {}
         self.workspace = dict.fromkeys(("scratch", *HALVES), 0)
         self._number = self._used = 0  # of steps, and of the elements of `half`
         self._half = HALVES[0]
@@ -134,27 +175,33 @@ class _Resolver:
         self._before, self._users[half] = self._users[half], set()
         moves = [step for step in steps if not isinstance(step, Send)
                  and not (isinstance(step, Copy) and self._span(step.src) == self._span(step.dst))]
-        read = {chunk for step in steps if isinstance(step, Send | Copy | Reduce)
-                for chunk in self._span(step.src).chunks}
-        written = collections.Counter(chunk for step in moves for chunk in self._span(step.dst).chunks)
-        kept, receives, results = list[tuple[Span, Span]](), list[tuple[int, Span]](), dict[Span, list[Span]]()
+        sends = [step for step in steps if isinstance(step, Send)]
+        sent, read = ({chunk for step in some for chunk in self._span(step.src).chunks}
+                      for some in (sends, [step for step in moves if isinstance(step, Copy | Reduce)]))
+        receives, results = list[tuple[int, Span]](), dict[Span, list[Span]]()
         for step in moves:
             dst = self._span(step.dst)
-            if isinstance(step, Recv | RecvReduce):
-                is_direct = isinstance(step, Recv) and read.isdisjoint(dst.chunks)
+            if isinstance(step, Copy | Reduce):
+                operand = self._span(step.src)
+            elif step.peer in self._ends:
+                operand = next(self._ends[step.peer][0])
+            else:
+                is_direct = self._is_direct and isinstance(step, Recv) and sent.union(read).isdisjoint(dst.chunks)
                 operand = dst if is_direct else self._aside(dst)
                 receives.append((step.peer, operand))
-            else:
-                operand = self._span(step.src)
-                if any(written[chunk] > (operand == dst) for chunk in operand.chunks):  # by another step than this one
-                    kept.append((self._aside(operand), operand))
-                    operand = kept[-1][0]
             results[dst] = [*results.get(dst, [dst]), operand] if isinstance(step, RecvReduce | Reduce) else [operand]
-        return (*(self._form(there, (source,)) for there, source in kept),
-                *(self._message(peer, span, sends=False) for peer, span in receives),
-                *(self._message(step.peer, self._span(step.src), sends=True) for step in steps
-                  if isinstance(step, Send)),
-                *(self._form(dst, tuple(sources)) for dst, sources in results.items() if sources != [dst]))
+        forms = list[tuple[int, Span, list[Span]]]()  # those with the least number first
+        for dst, sources in results.items():
+            is_sent, buffers = not sent.isdisjoint(dst.chunks), [source.buffer for source in sources]
+            if not read.isdisjoint(dst.chunks) or (is_sent and NEAR in buffers):  # who reads there may wait for this
+                if len(sources) > 1 or buffers[0] not in HALVES:
+                    forms.append((0, self._aside(dst), sources))
+                    sources = [forms[-1][1]]
+                forms.append((2, dst, sources))
+            elif sources != [dst]:
+                forms.append((is_sent, dst, sources))
+        return (*(self._receive(peer, span) for peer, span in receives), *map(self._send, sends),
+                *(self._form(dst, tuple(sources)) for _, dst, sources in sorted(forms, key=operator.itemgetter(0))))
 
     def _span(self, part: Slice) -> Span:
         span = self._spans.get(part)
@@ -166,13 +213,21 @@ class _Resolver:
         return span
 
     def _aside(self, span: Span) -> Span:
-        start, self._used = self._used, self._used + span.stop - span.start
+        start, stop = self._used, self._used + span.stop - span.start
+        self._used = -(-stop // LINE) * LINE
         self.workspace[self._half] = max(self.workspace[self._half], self._used)
-        return Span(self._half, start, self._used, span.like)
+        return Span(self._half, start, stop, span.like)
 
-    def _message(self, peer: int, span: Span, *, sends: bool) -> Message:
-        after = self._follow([span], []) if sends else self._follow([], [span])
-        return Message(self._number, after, peer, span, sends)
+    def _receive(self, peer: int, span: Span) -> Message:
+        after = self._follow([], [span])
+        return Message(self._number, after, peer, span, sends=False)
+
+    def _send(self, step: Send) -> Message:
+        span, peer, there = self._span(step.src), step.peer, None
+        after = self._follow([span], [])
+        if peer in self._ends:
+            span, there = span._replace(buffer=step.src.buffer), next(self._ends[peer][1])
+        return Message(self._number, after, peer, span, sends=True, there=there)
 
     def _form(self, dst: Span, sources: tuple[Span, ...]) -> Form:
         after = self._follow(sources, [dst])

@@ -1,6 +1,6 @@
 // The engine: carries out one rank's part of a schedule in the memory of its node.
 //
-// What waits for what is `order.py`'s: every rank shows one number, its mark, from which the others learn what they may
+// What waits for what is `plan.py`'s: every rank shows one number, its mark, from which the others learn what they may
 // read of it and what it has read. A plan does not depend on addresses: its parts are bytes of the ranks' buffers, and
 // where those are each rank shows on a board. Calls take the two boards and workspaces of a control segment in turn.
 // Nothing here knows Python or MPI: what only they can do is an outcome, after which the call goes on.

@@ -18,7 +18,7 @@ struct Lane {
 struct Write {
     u32 first, operands;
 };
-// What is kept aside or written before messages, the messages, and what is written after them.
+// What is formed aside before messages, the messages, and what is written after them, each when the one before has been.
 struct Round {
     u32 first_lane, lanes;
     u32 first_write, before, after;
@@ -68,6 +68,7 @@ template <class T> GC_DEV Share share_of(const StepsArguments& a, const Part& pa
 
 template <class T, class Op> GC_DEV void write(const StepsArguments& a, u32 channel, u32 first, u32 writes) {
     for (u32 w = first; w < first + writes; ++w) {
+        if (w > first) __syncthreads();
         const Part* const parts = a.parts + a.writes[w].first;
         const Share dst = share_of<T>(a, parts[0], channel);
         form<T, Op>(dst.address, a.writes[w].operands,

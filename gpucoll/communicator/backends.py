@@ -19,7 +19,7 @@ from gpucoll.guard.flight import Flight
 from gpucoll.guard.observed import CallObserver, Recorded, observed
 from gpucoll.guard.preflight import Preflight
 from gpucoll.links import Link
-from gpucoll.plan import Layouts, Plan, resolve
+from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner
 from gpucoll.waits import Waits
@@ -238,7 +238,7 @@ def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, c
 
     rounds = of(place.rank)
     per_block = rounds.chunks // place.size if COLLECTIVES[collective].blocks else rounds.chunks
-    return resolve(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
+    return Plan(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
 
 
 def _made(link: Link, heap: Heap, timeout: float, asked: str | None) -> Iterator[Executor]:

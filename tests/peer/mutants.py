@@ -14,7 +14,7 @@ from gpucoll.device import sources
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
 from peer import direct, schedules
-from peer.schedules import Case, Swap
+from peer.schedules import Case, Swap, Turn
 from peer.world import Fault, library, watched
 
 OP, NAME = "sum", "int32"
@@ -63,7 +63,7 @@ def check_one_way(libraries, seed=0):
 
 def check_local(libraries, seed=0):
     """Chunks of which none begins with a word."""
-    schedules.run(libraries, Swap(2, 58), seed=seed, threads=8)
+    schedules.run(libraries, Swap(2, 58), Turn(2, 58), seed=seed, threads=8)
 
 
 def check_between(libraries, seed=0):
@@ -148,6 +148,7 @@ MUTANTS = {
         check_steps),
     "no barrier between rounds": Mutant(
         "        __syncthreads();  // what one thread has written, another one reads\n", "", check_local),
+    "no barrier between writes": Mutant("        if (w > first) __syncthreads();\n", "", check_local),
     "staging is shared out like arrays": Mutant(
         "part.buffer == STAGING ? channel * a.region : range", "range", check_steps),
 }

@@ -14,8 +14,8 @@ from gpucoll.dtypes import DTYPES
 from gpucoll.executors.peer.check import check
 from gpucoll.executors.peer.program import BUFFERS, program, tables
 from gpucoll.ops import OPS
-from gpucoll.plan import Layouts, resolve
-from gpucoll.schedule import Copy, Schedule, Slice
+from gpucoll.plan import Layouts, Plan
+from gpucoll.schedule import Copy, Recv, Schedule, Send, Slice
 from peer.world import World, placed, zeros
 
 UNWRITTEN = 0xA5
@@ -41,7 +41,7 @@ class Case:
         made = self.schedule(rank)
         layout = Layout(self.count, made.chunks // self.size if self.row.blocks else made.chunks)
         layouts = Layouts(layout, layout)
-        return resolve(made, layouts, in_place=self.in_place, schedules=self.schedule), layouts
+        return Plan(made, layouts, in_place=self.in_place, schedules=self.schedule), layouts
 
     def programs(self, channels):
         empty = self.row.name == "barrier"
@@ -93,6 +93,24 @@ class Swap(Case):
         first = -(-self.count // 2)
         found = unwritten(oracle.kind(self.name), self.count * self.size)
         found[:self.count] = numpy.concatenate([self.inputs[rank][first:], self.inputs[rank][:first]])
+        return found
+
+
+class Turn(Swap):
+    """The same between two ranks: the one's first becomes its second, that becomes the other's first."""
+
+    def schedule(self, rank):
+        low, high = (Slice("output", first) for first in (0, 1))
+        copies = Copy(Slice("input", 0), low), Copy(Slice("input", 1), high)
+        turn = Send(high, 1 - rank), Recv(low, 1 - rank), Copy(low, high)
+        return Schedule("all_gather", "turn", rank, self.size, 2 * self.size, lambda: [copies, *[turn] * 5])
+
+    def output(self, rank):
+        halves = [numpy.split(given, 2) for given in self.inputs]
+        for _ in range(5):
+            halves = [[halves[1 - one][1], halves[one][0]] for one in range(2)]
+        found = unwritten(oracle.kind(self.name), self.count * self.size)
+        found[:self.count] = numpy.concatenate(halves[rank])
         return found
 
 

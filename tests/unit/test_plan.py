@@ -1,6 +1,8 @@
 """What waits for what, in a plan and on two streams: what conflicts is ordered, on every rank messages still meet."""
 
+import collections
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,8 +10,10 @@ from gpucoll.algorithms import algorithms, schedule
 from gpucoll.analysis.replay import replay
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
+from gpucoll.dtypes import DTYPES
 from gpucoll.executors.nccl import Node, nodes_of
-from gpucoll.plan import Form, Layouts, resolve
+from gpucoll.executors.shared.plans import AWAIT, CALL, SIGNAL, Writer
+from gpucoll.plan import Form, Layouts, Plan
 from gpucoll.schedule import Recv, RecvReduce, Send, Slice
 from grids import generator, naming
 
@@ -17,13 +21,19 @@ ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None 
 CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments, elements in
          ((1, 1, 7), (2, 1, 64), (2, 3, 64), (3, 2, 50), (4, 4, 640), (5, 3, 11), (8, 2, 0))]
 
+TASK = SimpleNamespace(dtype=DTYPES["float32"], op=None, lengths=None)
 
-def plans(collective, algorithm, size, segments, elements, in_place=False):
+
+def plans(collective, algorithm, size, segments, elements, in_place=False, nodes=0):
+    """Those of all ranks; where there are `nodes`, which ranks take in turn, those of one are near."""
+    def of(rank):
+        return schedule(collective, algorithm, rank=rank, size=size, segments=segments)
+
     for rank in range(size):
-        made = schedule(collective, algorithm, rank=rank, size=size, segments=segments)
-        per_block = made.chunks // size if COLLECTIVES[collective].blocks else made.chunks
+        per_block = of(rank).chunks // size if COLLECTIVES[collective].blocks else of(rank).chunks
         layout = Layout(elements, per_block)
-        yield resolve(made, Layouts(layout, layout), in_place=in_place)
+        near = range(rank % nodes, size, nodes) if nodes else ()
+        yield Plan(of(rank), Layouts(layout, layout), in_place=in_place, schedules=of, near=near)
 
 
 def touched(node):
@@ -101,9 +111,57 @@ SOME = [pytest.param(generator(10).sample(CASES, 60), id="few"),
 
 @pytest.mark.parametrize("cases", SOME)
 def test_steps_follow_what_they_conflict_with(cases):
-    for case, in_place in itertools.product(cases, (False, True)):
-        with naming((*case, in_place)):
-            assert not any(map(unordered, plans(*case, in_place)))
+    for case, in_place, nodes in itertools.product(cases, (False, True), (0, 1, 2)):
+        with naming((*case, in_place, nodes)):
+            assert not any(map(unordered, plans(*case, in_place, nodes)))
+
+
+class Mail:
+    """A rank's messages to other nodes: each ends when both of its ends have begun."""
+
+    def __init__(self, rank, begun):
+        self.rank, self.begun, self.ends = rank, begun, {}
+
+    def begin(self, number, sends, peer, place, nbytes):
+        pair = (self.rank, peer) if sends else (peer, self.rank)
+        self.ends[number] = (*pair, not sends), self.begun[*pair, sends]
+        self.begun[*pair, sends] += 1
+
+    def has_come(self, number):
+        end, before = self.ends[number]
+        return self.begun[end] > before
+
+    idle = None
+
+
+def stuck(everyone):
+    """The ranks that never end, by what the engine does; since nothing that is awaited goes away, in no other order."""
+    marks, begun, left = [0] * len(everyone), collections.Counter(), []
+    for rank, plan in enumerate(everyone):
+        writer = Writer(TASK, rank, plan, Mail(rank, begun))
+        left.append((collections.deque(writer.rows()), writer))
+
+    def goes_on(rank):
+        rows, writer = left[rank]
+        opcode, peer, mark, to, _, sources, _ = rows[0]
+        if opcode == SIGNAL:
+            marks[rank] = mark
+        assert marks[rank] % 2 == 0 or all(source[0] == rank for source in sources), "it has said that it reads no more"
+        if (opcode == AWAIT and marks[peer] < mark) or (opcode == CALL and not writer.calls[mark](0) and to is None):
+            return False
+        rows.popleft()
+        return True
+
+    while any([left[rank][0] and goes_on(rank) for rank in range(len(everyone))]):
+        pass
+    return [rank for rank, (rows, _) in enumerate(left) if rows]
+
+
+@pytest.mark.parametrize("cases", SOME)
+def test_ranks_of_nodes_come_to_their_ends(cases):
+    for case, in_place, nodes in itertools.product(cases, (False, True), (1, 2, 3)):
+        with naming((*case, in_place, nodes)):
+            assert not stuck([*plans(*case, in_place, nodes)])
 
 
 def test_what_is_aside_is_read_before_something_else_comes_there():
@@ -111,7 +169,7 @@ def test_what_is_aside_is_read_before_something_else_comes_there():
     apart = [RecvReduce(Slice("output", chunk), 1) for chunk in range(2)]
     rounds = [apart, (), [RecvReduce(Slice("output", 2, 2), 1)]]
     layout = Layout(8, 4)
-    assert unordered(resolve(rounds, Layouts(layout, layout), in_place=False)) == []
+    assert unordered(Plan(rounds, Layouts(layout, layout), in_place=False)) == []
 
 
 @pytest.mark.parametrize("cases", SOME)

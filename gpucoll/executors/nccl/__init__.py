@@ -246,26 +246,28 @@ def nodes_of(plan: Plan) -> list[Node]:
 
 
 def _groups(steps: Sequence[Step]) -> Iterator[Node]:
-    """Yield what a round keeps aside, then its messages, with what they complete; pair by pair where it is such.
+    """Yield what a round forms aside before, then its messages, with what follows; pair by pair where it is such.
 
     Where all sends go to one peer and all receives come from one, every rank of a ring forms the same pairs.
     """
     sends, receives = ([piece for step in steps if isinstance(step, Message) and step.sends == sent
                         for piece in _cut(step)] for sent in (True, False))
     forms = [step for step in steps if isinstance(step, Form)]
-    kept = [form for form in forms if form.dst.buffer in HALVES]
-    if kept:
-        yield Node(forms=kept)
     is_overwritten = any(send.number in form.after for send in sends for form in forms)
     paired = len(sends) == len(receives) > 1 and not is_overwritten \
         and len({send.peer for send in sends}) == 1 == len({receive.peer for receive in receives})
     turns = {message.number: turn if paired else 0 for side in (sends, receives) for turn, message in enumerate(side)}
+    kept = [form for form in forms if form.dst.buffer in HALVES and form.after.isdisjoint(turns)]
+    if kept:
+        yield Node(forms=kept)
+    forms = [form for form in forms if form not in kept]
+    for form in forms:
+        turns[form.number] = max((turns[number] for number in form.after if number in turns), default=0)
     for turn in range(len(sends) if paired else 1):
         there = slice(turn, turn + 1) if paired else slice(None)
         if sends[there] or receives[there]:
             yield Node(sends[there], receives[there])
-        ready = [form for form in forms[len(kept):]
-                 if max((turns[number] for number in form.after if number in turns), default=0) == turn]
+        ready = [form for form in forms if turns[form.number] == turn]
         if ready:
             yield Node(forms=ready)
 

@@ -20,7 +20,7 @@ from gpucoll.analysis.replay import ScheduleError
 from gpucoll.chunks import Ragged
 from gpucoll.device.launch import WORD
 from gpucoll.device.peer import LANE, PART, ROUND, WRITE
-from gpucoll.plan import HALVES, Form, Layouts, Message, Plan, Span, resolve
+from gpucoll.plan import HALVES, Form, Layouts, Message, Plan, Span
 from gpucoll.plan import Step as Planned
 
 BUFFERS = ("input", "output", "scratch", "staging")
@@ -68,7 +68,7 @@ def everyone(plan: Plan, size: int, channels: int, itemsize: int, *, empty: bool
     assert plan.schedules is not None
     ragged = Ragged.of([1] * size)
     layouts = Layouts(ragged, ragged) if isinstance(plan.layouts.input, Ragged) else plan.layouts
-    plans = (resolve(plan.schedules(rank), layouts, in_place=False) for rank in range(size))
+    plans = (Plan(plan.schedules(rank), layouts, in_place=False) for rank in range(size))
     return [program(one, layouts, channels, itemsize, empty=empty) for one in plans]
 
 
@@ -109,9 +109,11 @@ class _Stepper:
                        and form.sources[0] == form.dst and form.sources[1] in came and sent.isdisjoint(form.after)}
 
     def step(self) -> Step:
-        before = [write for form in self._forms if form.dst.buffer in HALVES for write in self._write(form)]
-        after = [write for form in self._forms if form.dst.buffer not in HALVES
-                 and form.sources[-1] not in self._fused for write in self._write(form)]
+        met = {message.number for message in self._messages}
+        first = [form for form in self._forms if form.dst.buffer in HALVES and form.after.isdisjoint(met)]
+        before = [write for form in first for write in self._write(form)]
+        after = [write for form in self._forms if form not in first and form.sources[-1] not in self._fused
+                 for write in self._write(form)]
         return Step(tuple(before), (*self._lanes(receives=False), *self._lanes(receives=True)), tuple(after))
 
     def _lanes(self, *, receives: bool) -> Iterator[Lane]:

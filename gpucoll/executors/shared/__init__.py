@@ -4,8 +4,7 @@ It runs every schedule: a receive reads the sender's part where it is, once that
 no rank waits for others than those that it reads from, or that read from it. Inside a node nothing is sent. Across
 nodes the same executor, then named `hybrid`, sends messages.
 
-    order        what waits for what
-    plans        the same in bytes of the ranks' buffers, for the engine
+    plans        a plan in bytes of the ranks' buffers, for the engine: what waits for what, by their marks
     engine       C++ that carries it out, and sources, what that is built from
     neighbours   the ranks of the node, and ways into their memory
 

@@ -1,9 +1,15 @@
-"""Orders as the engine carries them out: what a call does, in bytes of the ranks' buffers, wherever those are."""
+"""Plans as the engine carries them out: what a call does, in bytes of the ranks' buffers, wherever those are.
+
+Every rank shows one number, its mark: 2 k once it has entered its round k, all that it wrote before being there to be
+read; 2 k + 1 once it has, moreover, read all that it reads in round k. So a rank sees by the sender's mark when it may
+read, and by its readers' marks when it may overwrite what they read.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gpucoll.arrays import address, combiner
@@ -13,10 +19,8 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS, MEDIUM, SMALL, TINY, Neighbours
-from gpucoll.executors.shared.order import Arranger, Form, Instruction, Land, Message, Post, Source, Tell, Wait
 from gpucoll.ops import LOGICAL, OPS, Op
-from gpucoll.plan import Layouts
-from gpucoll.schedule import Slice
+from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
 KEPT = 256
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of a room: the least, and where it is no longer rounded up
@@ -70,20 +74,17 @@ class Plans:
         plan, near = task.plan, self._near
         assert plan is not None
         assert plan.schedules is not None
-        assert plan.layouts is not None
-        arranger = Arranger(near.rank, plan.schedules, near.all, alias)
+        by_node = Plan(plan.schedules(near.rank), plan.layouts, in_place=alias, schedules=plan.schedules, near=near.all)
         by_engine = task.op is None or not task.op.expression
         one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1 and by_engine
-        order = arranger.fused() if one_pass else arranger.order()
-        rows = [task.input, task.output]
-        sizes = [0 if row is None else row.nbytes for row in rows] + [plan.workspace["scratch"] * task.dtype.itemsize]
+        sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
+        sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
         for buffer, wanted in enumerate((plan.copy_input or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._make_room(buffer, sizes[buffer])
-        writer = _Writer(task, near.rank, plan.layouts, self._messages)
-        instructions = (*writer.rows(order.instructions),)
-        readers = [(BUFFERS.index(name), peer, mark) for name, ends in order.readers.items()
-                   for peer, mark in ends.items()]
+        writer = Writer(task, near.rank, by_node, self._messages)
+        instructions = (*(writer.fused() if one_pass else writer.rows()),)
+        readers = [(BUFFERS.index(name), peer, mark) for (name, peer), mark in writer.readers.items()]
         announced = task.detail != "" and COLLECTIVES[task.collective].rooted and len(near.all) == near.size
         if announced and near.rank == task.root:  # all others read what it shows of the call
             readers += [(0, peer, 0) for peer in near.all - {near.rank}]
@@ -99,7 +100,7 @@ class Plans:
         shown = text.encode()[:TEXT - 1].decode(errors="ignore")
         return self._engine.plan(shown, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize),
                                  (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
-                                 order.sources, tuple(readers), starts, instructions, (*writer.calls,))
+                                 (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
 
     def _finish(self, task: Task) -> int:
         """Return of how many contributions the engine forms the mean, or the truth value; 0 where it does neither."""
@@ -155,64 +156,102 @@ def _padded(layout: Any, length: int) -> Sequence[int]:
     return (*layout.starts, *[layout.starts[-1]] * (length - len(layout.starts)))
 
 
-class _Writer:
-    """Writes the instructions of one order for the engine."""
+class Writer:
+    """Writes one plan for the engine; results that would be empty are left out.
 
-    def __init__(self, task: Task, rank: int, layouts: Layouts, messages: Messages) -> None:
-        self._rank, self._layouts, self._messages = rank, layouts, messages
+    `peers` are those whose memory is read; `readers` has, for a buffer and who reads it, the mark that is shown then.
+    """
+
+    def __init__(self, task: Task, rank: int, plan: Plan, messages: Messages) -> None:
+        self._task, self._rank, self._plan, self._messages = task, rank, plan, messages
         self._width = task.dtype.itemsize
-        self._ragged = task.lengths is not None
-        self._task = task
-        self._where: dict[Any, Part] = {}  # what is aside: results, messages
-        self._used = self.aside = 0
+        # One half: a round begins when all of the one before has been formed.
+        self.aside = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
+        self._marks: dict[int, tuple[int, int]] = {}  # that end what near peers are sent
+        self._under_way: dict[int, None] = {}  # messages to and from other nodes
+        self._passed: dict[int, int] = {}
+        self.peers: dict[int, None] = {}
+        self.readers: dict[tuple[str, int], int] = {}
         self.calls: list[Callable[..., Any]] = []  # those of Python's, the first while the engine waits
 
-    def rows(self, instructions: Sequence[Instruction]) -> Iterator[Row]:
-        """Yield the instructions; what would move nothing is left out."""
-        for one in instructions:
-            match one:
-                case Tell(mark):
-                    if not mark % 2:
-                        self._used = 0
-                    yield SIGNAL, 0, mark, None, 0, (), ()
-                case Wait(peer, mark) if peer >= 0:
-                    yield AWAIT, peer, mark, None, 0, (), ()
-                case Wait(message):
-                    yield self._called(lambda number=-1 - message: self._messages.has_come(number))
-                case Form(dst, operands, aside, copies) if self._bytes(dst):
-                    yield from self._formed(dst, operands, aside, copies)
-                case Land(dst) if self._bytes(dst):
-                    yield FORM, 0, 0, self._own(dst), self._bytes(dst), (self._where[dst],), ()
-                case Post(number, peer, part, sends):
-                    yield self._posted(number, peer, part, sends)
+    def rows(self) -> Iterator[Row]:
+        """Yield the instructions."""
+        for number, steps in enumerate(self._plan.rounds):
+            if number:
+                yield _marked(SIGNAL, 2 * number)
+            sent = set[int]()
+            for step in steps:
+                if isinstance(step, Message):
+                    sent.update([step.number] if step.sends else ())
+                    yield from self._sent(step)
+                    continue
+                if not sent.isdisjoint(step.after):  # from here on nothing is read of others
+                    sent.clear()
+                    yield _marked(SIGNAL, 2 * number + 1)
+                yield from self._wait(step)
+                yield from self._formed(step)
+        yield _marked(SIGNAL, 2 * len(self._plan.rounds))
+        yield from self._end(list(self._under_way))
 
-    def _formed(self, dst: Slice, operands: Sequence[Slice | Source | Message], aside: bool,
-                copies: Sequence[Source]) -> Iterator[Row]:
-        nbytes, op = self._bytes(dst), self._task.op
-        where = self._put_aside(dst, nbytes) if aside else self._own(dst)
-        sources = tuple(map(self._operand, operands))
-        if op is None or not op.expression or len(sources) == 1:
-            yield FORM, 0, 0, where, nbytes, sources, tuple(map(self._operand, copies))
+    def fused(self) -> Iterator[Row]:
+        """Yield those of a two_shot all-reduce in one pass: what is reduced goes to everybody while it is at hand.
+
+        The rank that reduces a block is the only one that reads it, so that it may be overwritten in place.
+        """
+        first, second = self._plan.rounds
+        forms = [step for step in first if isinstance(step, Form)]
+        self.peers = {span.start: None for span in forms[0].sources if span.buffer == NEAR}
+        self.readers = {(name, peer): 2 for name in ("input", "output") for peer in self.peers}
+        copies = tuple((step.peer, *self._part(step.span)[1:]) for step in second if isinstance(step, Message))
+        yield from self._formed(forms[0]._replace(dst=forms[-1].dst), copies)
+        yield from (_marked(SIGNAL, 2), *(_marked(AWAIT, 2, peer) for peer in self.peers))
+
+    def _wait(self, form: Form) -> Iterator[Row]:
+        """Wait for what has not been waited for yet; every peer has entered round 0 before."""
+        after = sorted(form.after, reverse=True)
+        near = [(span.start, 2 * span.stop) for span in form.sources if span.buffer == NEAR]
+        self.peers.update((peer, None) for peer, _ in near)
+        for peer, mark in (*near, *(self._marks[number] for number in after if number in self._marks)):
+            if mark > self._passed.get(peer, 0):
+                self._passed[peer] = mark
+                yield _marked(AWAIT, mark, peer)
+        yield from self._end(after)
+
+    def _end(self, numbers: Iterable[int]) -> Iterator[Row]:
+        for number in numbers:
+            if number in self._under_way:
+                del self._under_way[number]
+                yield self._called(functools.partial(self._messages.has_come, number))
+
+    def _formed(self, form: Form, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
+        nbytes, op, where = self._bytes(form.dst), self._task.op, self._part(form.dst)
+        sources = tuple(map(self._part, form.sources))
+        if not nbytes:
             return
-        here = []
-        for index, source in enumerate(sources):  # Python's functions read what is mapped
-            if source[0] != self._rank:
-                here.append(self._put_aside(("fetched", dst, index), nbytes))
+        if op is None or not op.expression or len(sources) == 1:
+            yield FORM, 0, 0, where, nbytes, sources, copies
+            return
+        here, used = [], self._kept
+        for source in sources:
+            here.append(source)
+            if source[0] != self._rank:  # Python's functions read what is mapped
+                here[-1] = self._rank, ASIDE, used
                 yield FORM, 0, 0, here[-1], nbytes, (source,), ()
-            else:
-                here.append(source)
-        yield self._called(_combining(op, self._task.dtype, self._numpy(), nbytes), where, nbytes, tuple(here))
-        for copy in copies:
-            raise AssertionError(f"{copy}: orders in one pass are for the engine's own ops")
-
-    def _numpy(self) -> Any:
+                used += -(-nbytes // LINE) * LINE
+        self.aside = max(self.aside, used)
         some = self._task.output if self._task.output is not None else self._task.input
-        return some.dtype
+        yield self._called(_combining(op, self._task.dtype, some.dtype, nbytes), where, nbytes, tuple(here))
 
-    def _posted(self, number: int, peer: int, part: Slice, sends: bool) -> Row:
-        nbytes = self._bytes(part)
-        where = self._own(part) if sends else self._put_aside(Message(number), nbytes)
-        return self._called(lambda place: self._messages.begin(number, sends, peer, place, nbytes), where, nbytes)
+    def _sent(self, message: Message) -> Iterator[Row]:
+        number, _, peer, span, sends, there = message
+        if there is not None:
+            mark = self.readers[span.buffer, peer] = 2 * there + 1
+            self._marks[number] = peer, mark
+            return
+        nbytes = self._bytes(span)
+        self._under_way[number] = None
+        yield self._called(lambda place: self._messages.begin(number, sends, peer, place, nbytes), self._part(span),
+                           nbytes)
 
     def _called(self, function: Callable[..., Any], to: Part | None = None, nbytes: int = 0,
                 sources: tuple[Part, ...] = ()) -> Row:
@@ -221,26 +260,21 @@ class _Writer:
         self.calls.append(function if to is not None else lambda _: function())
         return CALL, 0, len(self.calls) - 1, to, nbytes, sources, ()
 
-    def _bytes(self, part: Slice) -> int:
-        start, stop = self._layouts.span(part)
-        return (stop - start) * self._width
+    def _bytes(self, span: Span) -> int:
+        return (span.stop - span.start) * self._width
 
-    def _own(self, part: Slice) -> Part:
-        return self._rank, BUFFERS.index(part.buffer), self._layouts.span(part)[0] * self._width
+    def _part(self, span: Span) -> Part:
+        if span.buffer in HALVES:
+            return self._rank, ASIDE, span.start * self._width
+        if span.buffer != NEAR:
+            return self._rank, BUFFERS.index(span.buffer), span.start * self._width
+        part = span.like  # of blocks that are not alike it has the number
+        first = part.first if self._task.lengths is not None else self._plan.layouts.span(part)[0] * self._width
+        return span.start, BUFFERS.index(part.buffer), first
 
-    def _put_aside(self, name: Any, nbytes: int) -> Part:
-        self._where[name] = part = self._rank, ASIDE, self._used
-        self._used += -(-nbytes // LINE) * LINE
-        self.aside = max(self.aside, self._used)
-        return part
 
-    def _operand(self, part: Slice | Source | Message) -> Part:
-        if isinstance(part, Slice):
-            return self._own(part)
-        if isinstance(part, Message):
-            return self._where[part]
-        first = part.part.first if self._ragged else self._layouts.span(part.part)[0] * self._width
-        return part.peer, BUFFERS.index(part.part.buffer), first
+def _marked(opcode: int, mark: int, peer: int = 0) -> Row:
+    return opcode, peer, mark, None, 0, (), ()
 
 
 def _combining(op: Op, dtype: Dtype, kind: Any, nbytes: int) -> Callable[..., None]:
