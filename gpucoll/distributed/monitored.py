@@ -93,8 +93,13 @@ def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, Any]]:
     from mpi4py import MPI
 
     mpi, status = pg.communicator.mpi, MPI.Status()
-    while mpi.Iprobe(MPI.ANY_SOURCE, TAG, status):
-        pg.early.append((status.source, *mpi.recv(None, status.source, TAG)))
+    in_vain = 0
+    while in_vain < 2:  # Open MPI looks first, and takes what has come since then out of its queues after that
+        if mpi.Iprobe(MPI.ANY_SOURCE, TAG, status):
+            pg.early.append((status.source, *mpi.recv(None, status.source, TAG)))
+            in_vain = 0
+        else:
+            in_vain += 1
     now = [(rank, content) for rank, barrier, content in pg.early if barrier == number]
     pg.early = [message for message in pg.early if message[1] > number]
     return now
