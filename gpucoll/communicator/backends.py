@@ -15,7 +15,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
-from gpucoll.guard.flight import Flight
+from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.guard.observed import CallObserver, Recorded, observed
 from gpucoll.guard.preflight import Preflight
 from gpucoll.links import Link
@@ -112,7 +112,7 @@ class HostBackend:
         recorded: list[CallObserver] = [] if flight is None else [Recorded(flight)]
         self._is_observed = bool(observers) or preflight is not None
         if self._shared is not None and flight is not None:
-            self._shared.record(flight.memory)
+            self._shared.record(flight.memory, LAST, HEAD, CALLS)
         self.executors = tuple(one for executor in self.executors for one in observed(
             [executor], [*([] if executor.name in WITH_ENGINE else recorded), *observers], preflight))
 

@@ -37,7 +37,6 @@ class Closing(Core):
         if mpi is not None:
             self._waits.on_failure = self._leave
         self._has_left = False
-        self._preflight: Preflight | None = None
         self._flight = None
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
         if folder:

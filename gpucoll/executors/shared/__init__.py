@@ -40,7 +40,6 @@ CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets anoth
 LATE, ASTRAY, FAILED = -1, -2, -3
 TOLD = 0.25  # seconds that ranks which differ wait for the others to show what they do
 TAGS, FIRST_TAG = 1 << 15, 4  # of messages to other nodes, as the `mpi` executor has them
-FLIGHT = 16, 4096, 1024  # of a flight record's memory: where its last number is, and its records, and how many
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
 
@@ -90,14 +89,15 @@ class SharedExecutor:
             self._record()
             self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
 
-    def record(self, memory: Any) -> None:
-        """Note every call in memory as the flight recorder's."""
-        self._flight = memory
+    def record(self, memory: Any, last: int, records: int, capacity: int) -> None:
+        """Note every call in the flight recorder's memory: the last number and the records are at these places."""
+        self._flight = memory, last, records, capacity
         self._record()
 
     def _record(self) -> None:
         if self.engine is not None and self._flight is not None:
-            self.engine.record(address(self._flight), *FLIGHT)
+            memory, *places = self._flight
+            self.engine.record(address(memory), *places)
 
     def watch(self, error: BaseException | None = None, awaited: int | None = None) -> None:
         """Raise if another rank has failed in a call, or the awaited one; tell the others of an error of this rank's.
