@@ -19,7 +19,9 @@ class GpucollError(RuntimeError):
     """
 
     default_code = "GC-ERROR"
-    settled = False  # whether all ranks have found it out before anything moved: then the communicator goes on
+    # Whether nothing is left under way: all ranks have found it out before anything moved, or it is of a message that
+    # has ended. The communicator goes on then.
+    settled = False
 
     def __init__(self, message: str, *, code: str | None = None, ranks: tuple[int, ...] = ()) -> None:
         self.code = code or self.default_code

@@ -21,8 +21,6 @@ from gpucoll.errors import (
     BackendError,
     CollectiveTimeout,
     GpucollError,
-    MismatchError,
-    PeerError,
     RevokedError,
     UsageError,
 )
@@ -170,17 +168,6 @@ class Waits:
         """Note that such a call has broken down, unless it is known."""
         if self.failure is None:
             self._failed(error, iter(()), name)
-
-    def mismatch(self, name: str, signs: list[tuple[int, int]]) -> None:
-        """Raise what all ranks have found out: each shows a number of its call, and how many it refused before."""
-        fewest = min(refusals for _, refusals in signs)
-        refused = tuple(rank for rank, (_, refusals) in enumerate(signs) if refusals > fewest)
-        if refused:
-            raise PeerError(f"{name}: ranks {list(refused)} refused a call that others have made, and are in a later "
-                            "one; nothing was moved, close this communicator and make a new one", ranks=refused)
-        ranks = tuple(rank for rank, (call, _) in enumerate(signs) if call != signs[0][0])
-        raise MismatchError(f"{name}: ranks {list(ranks)} make another call than rank 0, by collective, length, dtype, "
-                            "op or root; nothing was moved", ranks=ranks)
 
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
@@ -359,10 +346,8 @@ class Waits:
 
 
 def is_settled(error: BaseException) -> bool:
-    """Return whether an error leaves nothing under way: all ranks have found it out, or it is of a message that ended.
-    """
-    return isinstance(error, GpucollError) and (
-        error.settled or (isinstance(error, MismatchError) and error.code != "GC-CALL"))
+    """Return whether an error leaves nothing under way."""
+    return isinstance(error, GpucollError) and error.settled
 
 
 def _raising(error: GpucollError) -> Callable[[], None]:

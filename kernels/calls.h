@@ -49,7 +49,6 @@ struct Engine {
     PyObject* errors;                             // the class of what that raises
     bool closed;
     int under_way;  // calls of threads: what they use stays
-    uint64_t refusals;
     uint64_t turn;  // which way of a set is overwritten next
     Entry entries[SETS * WAYS];
 };
@@ -214,7 +213,6 @@ static int advance(Engine* self, bool patient) {
                 break;
             }
             case Walker::DIFFERS:
-                self->node.heads[self->node.rank]->failure.store(ASTRAY, std::memory_order_release);
                 return ask(self, differ_name) ? 0 : -1;
             case Walker::BROKEN: return ask(self, out_of_reach_name, PyLong_FromLong(walker.error)) ? 0 : -1;
         }
@@ -248,7 +246,7 @@ static int go_on(Engine* self, bool patient) {
 // Comes to the next call; false with an error set.
 static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out, bool listens) {
     try {
-        self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), self->refusals, listens);
+        self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), listens);
     } catch (const std::exception&) {  // no memory, or more than there could be
         PyErr_NoMemory();
         return false;

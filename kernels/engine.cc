@@ -76,8 +76,7 @@ static PyObject* text_of(const char* text) {
     return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(strnlen(text, TEXT)), "replace");
 }
 
-// words(rank, half): what a rank has shown of its call in that half: in words, as a number, and how many calls it has
-// refused before.
+// words(rank, half): what a rank has shown of its call in that half, in words, and the place in the program if it has told it.
 static PyObject* words_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
     unsigned long rank;
@@ -85,10 +84,7 @@ static PyObject* words_method(PyObject* object, PyObject* given) {
     if (!PyArg_ParseTuple(given, "ki", &rank, &half)) return nullptr;
     if (rank >= node.ranks || node.heads[rank] == nullptr || (half & ~1) != 0)
         return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
-    const Board& board = node.heads[rank]->boards[half];
-    return Py_BuildValue("NLL", text_of(board.text),
-                         static_cast<long long>(board.kind),
-                         static_cast<long long>(board.refusals));
+    return text_of(node.heads[rank]->boards[half].text);
 }
 
 // next_call(rank): in words which call a rank is in that comes next on this one; "" where it waits for another rank to say so,
@@ -124,24 +120,20 @@ static PyObject* awaited(PyObject* object, PyObject*) {
     return walker.plan == nullptr ? Py_NewRef(Py_None) : PyLong_FromUnsignedLong(walker.awaited);
 }
 
-// refuse(in words): this rank refuses the call that comes next: others that make it are told, and are not in its next one.
-static PyObject* refuse(PyObject* object, PyObject* words) {
+// tell(where): others make another call: where in the program this rank makes its own.
+static PyObject* tell(PyObject* object, PyObject* where) {
     Engine* self = reinterpret_cast<Engine*>(object);
-    const char* text = PyUnicode_AsUTF8(words);
+    const char* text = PyUnicode_AsUTF8(where);
     if (text == nullptr) return nullptr;
-    Head* head = self->node.heads[self->node.rank];
-    std::strncpy(head->refusal, text, TEXT - 1);
-    head->refused.store(static_cast<int64_t>(++self->refusals), std::memory_order_release);
+    if (self->walker.plan != nullptr) self->walker.tell(self->node, text);
     Py_RETURN_NONE;
 }
 
-// refusal(rank): why a rank has refused its last one.
-static PyObject* refusal(PyObject* object, PyObject* given) {
-    const Node& node = reinterpret_cast<Engine*>(object)->node;
-    const unsigned long rank = PyLong_AsUnsignedLong(given);
-    if (PyErr_Occurred()) return nullptr;
-    if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
-    return text_of(node.heads[rank]->refusal);
+// settle(): the call under way is none, as all ranks know; nothing has been moved.
+static PyObject* settle(PyObject* object, PyObject*) {
+    Engine* self = reinterpret_cast<Engine*>(object);
+    if (self->walker.plan != nullptr) self->walker.settle(self->node);
+    Py_RETURN_NONE;
 }
 
 // follow(acquire, release, queue, messages under way, waits, errors): what calls here must keep to (see `Waits.gate`), and the class of what
@@ -159,15 +151,16 @@ static PyObject* follow(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// Engine(executor, errors, rank, process, spins, yields, whether the system copies, where workspaces begin, bytes of
+// Engine(executor, errors, rank, with whom calls are compared, process, spins, yields, whether the system copies, where workspaces begin, bytes of
 // each, where boxes begin, addresses of all control segments (0 for ranks of other nodes), their keys, processes): a rank's part in the
 // calls of its communicator.
 static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     PyObject *executor, *errors, *heads, *keys, *processes;
     unsigned long rank;
     int process, copies;
+    unsigned int check;
     unsigned long long spins, yields, first, room, boxes;
-    if (!PyArg_ParseTuple(given, "OOkiKKpKKKO!O!O!", &executor, &errors, &rank, &process, &spins, &yields, &copies, &first,
+    if (!PyArg_ParseTuple(given, "OOkIiKKpKKKO!O!O!", &executor, &errors, &rank, &check, &process, &spins, &yields, &copies, &first,
                           &room, &boxes, &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes))
         return nullptr;
     Engine* self = reinterpret_cast<Engine*>(type->tp_alloc(type, 0));
@@ -178,6 +171,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     Node& node = *new (&self->node) Node();
     node.rank = static_cast<uint32_t>(rank);
     node.ranks = static_cast<uint32_t>(PyTuple_GET_SIZE(heads));
+    node.check = static_cast<Check>(std::min(check, static_cast<unsigned int>(ALL)));
     node.process = process;
     node.spins = spins;
     node.yields = yields;
@@ -195,6 +189,8 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     }) && take_numbers(keys, &node.keys) && take_numbers(processes, &node.processes);
     if (!PyErr_Occurred() && (rank >= node.ranks || node.keys.size() != node.ranks || node.processes.size() != node.ranks))
         PyErr_SetString(PyExc_ValueError, "an engine of ranks that are not there");
+    for (uint32_t other = 0; !PyErr_Occurred() && other < node.ranks; other++)
+        if (other != node.rank && node.heads[other] != nullptr) node.near.push_back(other);
     if (!PyErr_Occurred()) {
         self->mail.open(node, boxes);
         return reinterpret_cast<PyObject*>(self);
@@ -284,10 +280,10 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"plan", plan_method, METH_VARARGS, nullptr},
                                 {"probe", probe, METH_O, nullptr},
                                 {"record", record, METH_VARARGS, nullptr},
-                                {"refusal", refusal, METH_O, nullptr},
-                                {"refuse", refuse, METH_O, nullptr},
                                 {"room", room_method, METH_VARARGS, nullptr},
+                                {"settle", settle, METH_NOARGS, nullptr},
                                 {"symmetric", symmetric_method, METH_VARARGS, nullptr},
+                                {"tell", tell, METH_O, nullptr},
                                 {"words", words_method, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"walks", walks, nullptr, nullptr, nullptr},

@@ -25,19 +25,22 @@
 static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before somebody looks at its deadline
 static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
 static const int ROUNDS = 20;              // bits of a mark below the number of the call
-static const int64_t ASTRAY = -2;          // the failure of a rank that has met another call
 static const int64_t HERE = -1;            // in place of a segment's key: what follows is an address
 static const uint64_t PAGE = 4096;
-static const int TEXT = 192;               // bytes that say in words what a call is
+static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
+static const int TEXT = 256;               // bytes that say in words what a call is
 
 enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE };  // the last is for this rank alone
 static const uint32_t SHOWN = 3;
 
+// With whom a rank compares its call before data move: with nobody, with those that it reads from, with all.
+enum Check : uint32_t { OFF, PEERS, ALL };
+
 // Where a rank's buffers are, as keys of segments and offsets, and what its call is.
 struct Board {
     int64_t places[SHOWN][2];
-    int64_t refusals, kind;  // how many calls it has refused, and a number for the words
-    char text[TEXT];
+    int64_t kind;     // a number for the words
+    char text[TEXT];  // where ranks differ, the place in the program follows, in a second line
 };
 
 // The beginning of a control segment. What is read of a rank in every call is in the first line.
@@ -47,13 +50,12 @@ struct alignas(64) Head {
     std::atomic<uint32_t> sleepers;  // ranks that wait for the mark to change
     alignas(8) std::atomic<int64_t> failure;
     int64_t token;
-    std::atomic<int64_t> refused;  // how many calls it has refused
     std::atomic<int64_t> listens;  // the last call of which it has waited for the root to say what it is
     alignas(64) Board boards[2];
-    char refusal[TEXT];  // why it has refused the last one, in words
     // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
 };
 
+static_assert(sizeof(Head) == 704, "Python leaves room for it");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
@@ -68,6 +70,7 @@ struct Segment {
 // The ranks of a node as one of them sees them.
 struct Node {
     uint32_t rank, ranks;
+    Check check;
     uint64_t spins, yields;        // looks at a mark before the rank goes to sleep
     bool copies;                   // whether the system copies from one rank's memory to another's
     int32_t process;
@@ -75,6 +78,7 @@ struct Node {
     std::vector<Head*> heads;      // null for ranks of other nodes
     std::vector<int64_t> keys;     // of the control segments
     std::vector<int32_t> processes;
+    std::vector<uint32_t> near;    // the other ranks of this node
     std::vector<Segment> others;   // of other ranks
     std::vector<Segment> symmetric;  // of this one, at the same places on all
     std::atomic<const Segment*> rooms[SHOWN];  // of this one, for what is not where others can read it
@@ -221,6 +225,7 @@ struct Plan {
     bool copies_input;                      // works on a copy of the input
     bool keeps_output;                      // it is there already: of a broadcast's root
     bool overwrites;                        // a call of it has no `out`
+    bool refuses;                           // no call: says that this rank refuses one
     bool announced;                         // by the root alone: the others find out from it what is called
     bool read[SHOWN];                       // whether others read these buffers
     bool writes;                            // whether it writes to other ranks' buffers
@@ -248,8 +253,8 @@ struct Walker {
     char* to;
     char *staged, *result;  // where input is copied to, and output from, or null
     int64_t base, half;
-    uint64_t refusals;
     int64_t signature;  // tells what this rank calls, which of its calls it is, and which came before
+    int64_t history;    // of the calls before
     bool has_passed;   // the root is in another call than this rank took it to be: nothing has begun
     Stage stage;
     size_t at;         // in what the stage waits for
@@ -261,15 +266,15 @@ struct Walker {
 
     // Throws where there is no memory for what is aside: nothing has begun then. Who `listens` looks first whether the root is
     // in this call.
-    void begin(Node& node, const Plan* walked, const char* x, char* out, uint64_t refused, bool listens) {
+    void begin(Node& node, const Plan* walked, const char* x, char* out, bool listens) {
         bases.resize(node.ranks * SHOWN);
         if (node.aside.size() < walked->aside) node.aside.resize(walked->aside);
         plan = walked;
         from = x;
         to = out;
-        refusals = refused;
         base = static_cast<int64_t>(++node.walks) << ROUNDS;
-        signature = of_kind() ^ static_cast<int64_t>(node.walks << 8) ^ node.history;
+        history = node.history;
+        signature = plan->signature ^ static_cast<int64_t>(node.walks << 8) ^ history;
         half = node.walks & 1;
         has_passed = false;
         awaited = node.rank;
@@ -298,13 +303,17 @@ struct Walker {
                 for (; at < node.ranks; at++)
                     if (node.heads[at] != nullptr && !sees(node, at, node.unread[half][at], patient)) return WAITING;
                 present(node);
+                if (plan->refuses) {
+                    settle(node);
+                    return DONE;
+                }
                 enter(MEETING);
                 [[fallthrough]];
             case MEETING:
-                for (; at < plan->peers.size(); at++)
-                    if (!sees(node, plan->peers[at], base, patient) || is_left(node, plan->peers[at])) return WAITING;
-                for (uint32_t peer : plan->peers)
-                    if (signature_of(node, peer) != signature) return DIFFERS;
+                for (; at < met(node); at++)
+                    if (!sees(node, met(node, at), base, patient) || is_left(node, met(node, at))) return WAITING;
+                for (size_t i = 0; node.check != OFF && i < met(node); i++)
+                    if (signature_of(node, met(node, i)) != signature) return DIFFERS;
                 enter(FINDING);
                 [[fallthrough]];
             case FINDING:
@@ -337,20 +346,32 @@ struct Walker {
     // Returns a rank that keeps this one from going on, since it has failed; -1 where there is none.
     int64_t culprit(const Node& node) const {
         const auto failed = [&](uint32_t rank) { return node.heads[rank]->failure.load(std::memory_order_acquire) != 0; };
-        if (failed(awaited) || has_refused(node, awaited)) return awaited;
-        for (size_t i = at; stage == MEETING && i < plan->peers.size(); i++) {
-            const uint32_t peer = plan->peers[i];
-            if ((failed(peer) && node.heads[peer]->mark.load(std::memory_order_acquire) < base) || has_refused(node, peer))
-                return peer;
+        if (failed(awaited)) return awaited;
+        for (size_t i = at; stage == MEETING && i < met(node); i++) {
+            const uint32_t peer = met(node, i);
+            if (failed(peer) && node.heads[peer]->mark.load(std::memory_order_acquire) < base) return peer;
         }
         return -1;
     }
 
-    // Whether a rank has refused this call, and goes on without it.
-    bool has_refused(const Node& node, uint32_t rank) const {
-        const Head* head = node.heads[rank];
-        return head->refused.load(std::memory_order_acquire) > static_cast<int64_t>(refusals)
-               && head->mark.load(std::memory_order_acquire) < base;
+    // Shows where in the program this rank makes a call that others do not make.
+    void tell(Node& node, const char* where) {
+        Head* head = node.heads[node.rank];
+        Board& board = head->boards[half];
+        const size_t length = strnlen(board.text, TEXT - 2);
+        board.text[length] = '\n';
+        std::strncpy(board.text + length + 1, where, TEXT - length - 2);
+        board.kind = 0;
+        show(head, base + SETTLED - 1);
+    }
+
+    // Ends a call in which nothing has been moved: the next one is as if it had not been.
+    void settle(Node& node) {
+        for (int64_t& mark : node.unread[half]) mark = base + SETTLED;
+        node.history = history;
+        plan = nullptr;
+        node.flight.ended();
+        show(node.heads[node.rank], base + SETTLED);
     }
 
     // Leaves the addresses of what a CALL is about in `rows`, the first that of `to`; returns how many.
@@ -362,7 +383,9 @@ struct Walker {
     }
 
   private:
-    int64_t of_kind() const { return plan->signature + static_cast<int64_t>(refusals); }
+    // Those with whom this rank meets before data move.
+    size_t met(const Node& node) const { return node.check == ALL ? node.near.size() : plan->peers.size(); }
+    uint32_t met(const Node& node, size_t i) const { return node.check == ALL ? node.near[i] : plan->peers[i]; }
 
     void enter(Stage next) {
         stage = next;
@@ -400,13 +423,12 @@ struct Walker {
         result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output ? mine[OUTPUT].start : nullptr;
         if (staged != nullptr) copy(staged, from, plan->given);
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
-        if (board.kind != of_kind()) {
+        if (board.kind != plan->signature) {
             std::memcpy(board.text, plan->text, TEXT);
-            board.refusals = static_cast<int64_t>(refusals);
-            board.kind = of_kind();
+            board.kind = plan->signature;
         }
         // So that a call which ranks that did not meet in it took for different ones is told where they meet next.
-        const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(of_kind())) * 0x9e3779b97f4a7c15u;
+        const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(plan->signature)) * 0x9e3779b97f4a7c15u;
         node.history = static_cast<int64_t>(mix ^ mix >> 29);
         head->signatures[half].store(signature, std::memory_order_relaxed);
         show(head, base);

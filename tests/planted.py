@@ -96,7 +96,7 @@ PLANTED = [
     ("guard", "a flight record has no end", "kernels/flight.h",
      "% capacity].ended = now();", "% capacity].ended = 0;"),
     ("guard", "calls of a node are not compared", "kernels/engine.h",
-     "if (signature_of(node, peer) != signature) return DIFFERS;", ""),
+     "if (signature_of(node, met(node, i)) != signature) return DIFFERS;", ""),
     ("guard", "who leaves by an error tells nobody", "gpucoll/communicator/closing.py",
      "            self._host.fail(failure)\n", ""),
     ("guard", "the culprit is not named", "gpucoll/executors/shared/__init__.py",

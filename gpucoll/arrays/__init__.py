@@ -94,7 +94,8 @@ class Cut(NamedTuple):
 class Prepared(NamedTuple):
     """A call's arrays, checked: flat input, target of the result, what the caller gets, bytes of the larger side.
 
-    `given` is what the input was packed from, which must live as long.
+    `shape` is that of an array, or of a block where there is one for each rank, without the first axis where blocks
+    differ in it. `given` is what the input was packed from, which must live as long.
     """
 
     input: Array | None
@@ -104,6 +105,7 @@ class Prepared(NamedTuple):
     nbytes: int
     result: Any
     space: Space
+    shape: tuple[int, ...]
     given: Any = None
 
     @property
@@ -112,7 +114,7 @@ class Prepared(NamedTuple):
         return self.input is not None and self.target is not None and same_memory(self.input, self.target.row)
 
 
-NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None, HOST)
+NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None, HOST, ())
 
 
 class Sizes(NamedTuple):
@@ -137,13 +139,14 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
     given = space.read_as(flat(source, space), kind)
     if formed is not None:
         formed = Target(formed.out, space.read_as(formed.row, kind))
-    return _prepared(row, given, formed, kind, math.prod(shape), who.size, result, space)._replace(given=source)
+    return _prepared(row, given, formed, kind, shape, who.size, result, space)._replace(given=source)
 
 
-def _prepared(row: Collective, source: Array | None, formed: Target | None, kind: Dtype, elements: int, size: int,
-              result: Any, space: Space) -> Prepared:
+def _prepared(row: Collective, source: Array | None, formed: Target | None, kind: Dtype,
+              shape: tuple[int, ...], size: int, result: Any, space: Space) -> Prepared:
+    elements = math.prod(shape)
     nbytes = elements * (size if row.blocks else 1) * kind.itemsize
-    return Prepared(source, formed, kind, Cut(elements), nbytes, result, space)
+    return Prepared(source, formed, kind, Cut(elements), nbytes, result, space, shape)
 
 
 def _block_shape(row: Collective, x: Array, size: int) -> tuple[int, ...]:
@@ -181,9 +184,9 @@ def _prepare_broadcast(row: Collective, x: object, array: Array, who: Sizes, spa
     kind = row_of(array.dtype)
     if who.rank == who.root:
         source = flat(array, space) if getattr(array.flags, "writeable", True) else joined([array], space)
-        return _prepared(row, source, Target(source, source), kind, array.size, 1, x, space)._replace(given=array)
+        return _prepared(row, source, Target(source, source), kind, array.shape, 1, x, space)._replace(given=array)
     check_writable(row.name, "x", array)
-    return _prepared(row, None, target(array, space), kind, array.size, 1, x, space)
+    return _prepared(row, None, target(array, space), kind, array.shape, 1, x, space)
 
 
 def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype: numpy.dtype, who: Sizes,
@@ -195,7 +198,7 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
         array = out = space.empty(shape[1:], dtype)
     source = None if x is None else flat(x, space)
     formed = target(array, space)
-    return _prepared(row, source, formed, row_of(dtype), math.prod(shape[1:]), who.size, out, space)._replace(given=x)
+    return _prepared(row, source, formed, row_of(dtype), shape[1:], who.size, out, space)._replace(given=x)
 
 
 def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int,
@@ -214,7 +217,7 @@ def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequenc
     kind = kind or row_of(dtype)
     formed = None if array is None else Target(array, space.read_as(array, kind))
     row_in = None if source is None else space.read_as(source, kind)
-    return Prepared(row_in, formed, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, given)
+    return Prepared(row_in, formed, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, tail, given)
 
 
 def split(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:

@@ -15,6 +15,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
+from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.guard.observed import CallObserver, Recorded, observed
 from gpucoll.guard.preflight import Preflight
@@ -23,6 +24,7 @@ from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner
 from gpucoll.waits import Waits
+from gpucoll.work import Operation
 
 if TYPE_CHECKING:
     from gpucoll.executors.shared import SharedExecutor
@@ -99,22 +101,25 @@ class HostBackend:
     is the symmetric memory.
     """
 
-    def __init__(self, link: Link, timeout: float, asked: str | None) -> None:
+    def __init__(self, link: Link, timeout: float, asked: str | None, check: str | None) -> None:
         self.heap = Heap(link.place.size)
-        self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked))
+        self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked, check))
         first = self.executors[0]
         self._shared = cast("SharedExecutor", first) if first.name in WITH_ENGINE else None
         self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
         self._is_observed = False
+        self._preflight: Preflight | None = None
 
     def observe(self, flight: Flight | None, observers: Sequence[CallObserver], preflight: Preflight | None) -> None:
         """Let every call be compared, recorded, and told of; but for records, none is the engine's alone then."""
         recorded: list[CallObserver] = [] if flight is None else [Recorded(flight)]
         self._is_observed = bool(observers) or preflight is not None
+        self._preflight = preflight
         if self._shared is not None and flight is not None:
             self._shared.record(flight.memory, LAST, HEAD, CALLS)
-        self.executors = tuple(one for executor in self.executors for one in observed(
-            [executor], [*([] if executor.name in WITH_ENGINE else recorded), *observers], preflight))
+        self.executors = tuple(
+            observed(one, observers, preflight) if one.name in WITH_ENGINE else
+            observed(one, [*recorded, *observers], self) for one in self.executors)
 
     def engine(self, waits: Waits) -> Any:
         """Return what does calls that were planned before, which keeps to `waits`; None where there is none."""
@@ -162,11 +167,19 @@ class HostBackend:
         """Whether all ranks' calls are compared by the engine."""
         return self._shared is not None and self._shared.name == "shared" and self._shared.engine is not None
 
-    def refuse(self, error: BaseException) -> None:
-        """Show that this rank refuses a call: it must not meet the others in its next one."""
-        if self._shared is not None:
-            self._shared.refuse(str(error))
-        self._messages.refuse()
+    def compare(self, words: str) -> Operation:
+        """Compare a call with the other ranks', before data move."""
+        if self._preflight is not None:
+            return self._preflight.compare(words)
+        if self.shows_calls is not None:
+            return self.shows_calls.compare(words)
+        return iter(())
+
+    def refuse(self, error: object) -> Operation:
+        """Take part, with that refusal, in a call that this rank's arguments are not good for."""
+        if self._preflight is None and self.shows_calls is None:
+            self._messages.skip_call()
+        return self.compare(f"{REFUSED}{error}")
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this one has failed."""
@@ -212,6 +225,7 @@ def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array
         return None
     rows = [None if row is None or not on_device else DeviceRow(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
+    vars(again)["words"] = task.words
     return CachedCall(executor, again, seconds)
 
 
@@ -241,13 +255,13 @@ def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, c
     return Plan(rounds, Layouts(*cut.layouts(per_block)), in_place=in_place, schedules=of)
 
 
-def _made(link: Link, heap: Heap, timeout: float, asked: str | None) -> Iterator[Executor]:
+def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str | None) -> Iterator[Executor]:
     """Yield the executors; a collective call between processes."""
     from gpucoll.executors.shared import SharedExecutor
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     if asked == name or (asked is None and link.mpi is not None):
-        shared = SharedExecutor(link, heap, timeout, name)
+        shared = SharedExecutor(link, heap, timeout, check, name)
         if link.mpi is not None:
             shared.meet()
         yield shared

@@ -19,7 +19,7 @@ from gpucoll.executors.mpi import farewell, leave, who_left
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, LATE, Guard
 from gpucoll.guard.observed import Recorded, observers_of
-from gpucoll.guard.preflight import REFUSED, Preflight
+from gpucoll.guard.preflight import Preflight
 from gpucoll.links import LocalLink
 
 
@@ -54,17 +54,13 @@ class Closing(Core):
         return self._host.awaited()
 
     def _compares_by_messages(self) -> bool:
-        """Return whether ranks compare their calls by messages; across nodes, where that costs most, if asked to."""
-        wanted = ("full",) if self.nodes > 1 and self.executor is None else (None, "full", "deferred")
-        return self.mpi is not None and self.size > 1 and not self._host.compares_calls and self.check in wanted
+        """Return whether ranks compare their calls by messages."""
+        return self.mpi is not None and self.size > 1 and not self._host.compares_calls and self.check != "off"
 
-    def _refuse(self, error: BaseException) -> None:
+    def _refuse(self, error: object) -> None:
         """Tell the other ranks, which may be waiting in the call, that it is refused here."""
-        if self._preflight is None:
-            self._host.refuse(error)
-            return
         with contextlib.suppress(GpucollError):
-            self._waits.run(self._preflight.compare(f"{REFUSED}{error}"), "a call that was refused")
+            self._waits.run(self._host.refuse(error), "a call that was refused")
 
     def _leave(self) -> None:
         """Tell the other ranks, once, that this one goes no further."""

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import How, Key, counted
+from gpucoll.communicator.core import Core, How, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.headers import Headers, News, header_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
-from gpucoll.errors import ArgumentError, GpucollError, PeerError
+from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Task
-from gpucoll.executors.shared.plans import TEXT, words_of
+from gpucoll.executors.shared.plans import TEXT
+from gpucoll.fingerprint import REFUSED
 from gpucoll.work import Operation
 
-REFUSAL = 100  # characters of one that is told with a header
-SHOWN = re.compile(r"scatter by .*, \d+ bytes of (?P<dtype>\w+), root (?P<root>\d+), shape (?P<shape>\[[\d, ]*\])")
+SHOWN = re.compile(rf"(?:scatter by .*, \d+ bytes|{REFUSED}scatter) of (?P<dtype>\w+) in \((?P<shape>[\d, ]*)\)"
+                   r"(?:, root (?P<root>\d+)$|: )")
 
 
 class Collectives(Headers):
@@ -94,7 +94,7 @@ class Collectives(Headers):
         result = self._express(*same, x, out) if same else None
         if result is not None:
             return result
-        who, how = self._sizes("scatter", root), How(algorithm, async_op, stream)
+        who, how = counted(Core._sizes)(self, "scatter", root), How(algorithm, async_op, stream)
         if self.rank != who.root:
             return self._scatter_to(out, who, how, same)
         shows, made = self._host.shows_calls if same else None, None
@@ -106,19 +106,17 @@ class Collectives(Headers):
             if shows and not told["gpu"] and not self.options.emulated:
                 made = self._scattering(source, out, who, how, told)
         except (GpucollError, MemoryError) as error:
-            refusal = {"refused": str(error)[:REFUSAL]} if told else {"error": str(error)}
-            self._told_by(self.rank, told | refusal, "scatter", mine=error)
+            if shows is None:
+                self._told_by(self.rank, {"error": str(error)}, "scatter", mine=error)
+            self._refuse(f"scatter of {told['dtype']} in {(*told['shape'][1:],)}: {error}" if told else error)
             raise
-        if made and made[0] is shows and len(words_of(made[1])) < TEXT:
+        if made and made[0] is shows and len(made[1].words) < TEXT:
             return self._begin(*made, how, same, source, out)
         self._told_by(self.rank, told, "scatter")
         return self._scatter_told(source, out, who, how, told, ())  # nor may it be known without
 
     def _scatter_to(self, out: Any, who: Sizes, how: How, same: Key) -> Any:
-        told = self._shown_by(who.root) or self._told_by(who.root, {}, "scatter")
-        if "refused" in told:
-            self._scattering(None, out, who, how, told)  # what is wrong here comes first
-            raise PeerError(f"scatter: rank {who.root} refused its arguments: {told['refused']}", ranks=(who.root,))
+        told = self._shown_by(who, out, how) or self._told_by(who.root, {}, "scatter")
         return self._scatter_told(None, out, who, how, told, same)
 
     @counted
@@ -131,12 +129,13 @@ class Collectives(Headers):
         call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space)
         call = beside(call) if how.async_op else call
         executor, task = self._resolve(COLLECTIVES["scatter"], call, how, self.executor, root=who.root)
-        if executor is self._host.shows_calls:
-            task.detail = f", shape {told['shape']}"
         return executor, task, call
 
-    def _shown_by(self, root: int) -> News | None:
-        """Return what the root shows of its scatter; None where it tells by a message, or is in another call."""
+    def _shown_by(self, who: Sizes, out: Any, how: How) -> News | None:
+        """Return what the root shows of its scatter; None where it tells by a message, or is in another call.
+
+        Where it refuses its arguments what is wrong here comes first, else PeerError.
+        """
         shows, words = self._host.shows_calls, ""
         if shows is None:
             return None
@@ -144,7 +143,7 @@ class Collectives(Headers):
         def shown() -> bool:
             nonlocal words
             self._check_usable()
-            words = shows.next_call(root)
+            words = shows.next_call(who.root)
             return words is not None
 
         def look() -> Operation:
@@ -156,10 +155,17 @@ class Collectives(Headers):
                 raise
 
         self._waits.run(look(), "scatter")
-        match = SHOWN.fullmatch(words)
-        if match is None or int(match["root"]) != root:
-            return None
-        return {"shape": json.loads(match["shape"]), "dtype": match["dtype"], "gpu": False}
+        match = SHOWN.match(words)
+        told: News | None = None
+        if match is not None and match["root"] in (None, str(who.root)):
+            shape = [self.size, *map(int, re.findall(r"\d+", match["shape"]))]
+            told = {"shape": shape, "dtype": match["dtype"], "gpu": False}
+        if not words.startswith(REFUSED):
+            return told
+        if told is not None:
+            counted(Collectives._scattering)(self, None, out, who, how, told)
+        self._waits.run(shows.compare(f"scatter, root {who.root}"), "scatter")
+        return None
 
     def _checked_blocks(self, x: Any) -> Any:
         source = check_input("scatter", x)

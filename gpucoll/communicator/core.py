@@ -68,13 +68,15 @@ class How(NamedTuple):
 
 
 def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the other ranks find out in the next call that this one was refused here: they may be waiting in it."""
+    """Let the other ranks know, once, that this call was refused here: they may be waiting in it."""
     @functools.wraps(call)
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return call(self, *arguments, **options)
         except (ArgumentError, DtypeError, MemoryError) as error:
-            self._refuse(error)
+            if not hasattr(error, "is_told"):
+                error.is_told = True  # type: ignore[union-attr] # a mark of ours
+                self._refuse(error)
             raise
 
     return method
@@ -91,7 +93,7 @@ class Core:
         self.options = options
         self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))
-        self._host = HostBackend(link, options.timeout, options.executor)
+        self._host = HostBackend(link, options.timeout, options.executor, options.check)
         self._gpus: dict[str, Gpu] = {}
         self._group: list[Work] | None = None
         self._tuner = Tuner(link.place.nodes, link.table, options.prefer, deterministic=options.deterministic)
@@ -281,7 +283,7 @@ class Core:
         source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
         task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
                     op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
-                    space.stream)
+                    space.stream, shape=call.shape)
         executor = self._choose(task, how.algorithm, call, backend, allowed)
         return executor, task
 

@@ -56,7 +56,7 @@ class Gpu:
             make, self._make_peer = self._make_peer, None
             self._peer = make(self.device, self.order)
             self._made = (self._peer, *self._made)
-        return observed(self._made, self.observers)
+        return tuple(observed(one, self.observers) for one in self._made)
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""

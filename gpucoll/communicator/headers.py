@@ -90,9 +90,6 @@ def row_with(news: News, ranks: int) -> Array:
     """Return a host message that says so."""
     row = numpy.zeros(_room(ranks), numpy.uint8)
     text = json.dumps(news).encode()
-    if len(text) > len(row) and "refused" in news:
-        news = {"error": news["refused"]}
-        text = json.dumps(news).encode()
     if "error" in news:  # nothing else then: as many of its characters as there is room for, escaped as they are
         kept = len(news["error"])
         while len(text) > len(row):

@@ -71,7 +71,9 @@ class Counted:
         """Raise MismatchError where what came is not as long as the `room` for it."""
         if self.length != room:
             sent = "more bytes" if self.length is None else f"{self.length} bytes"
-            raise MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,))
+            error = MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,))
+            error.settled = True
+            raise error
 
 
 class _Group:

@@ -7,6 +7,7 @@ executor enqueues on the task's stream and yields nothing.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -24,8 +25,9 @@ class Task:
     `nbytes` are those of the larger of input and output over all ranks; `in_place`: both are the same memory here.
     `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where
     the buffers are, `stream` what the task is enqueued on. A `repeated` one was made before on
-    the same arrays, all given by the user, and may be again. `detail` are more words that tell
-    the call apart: a scatter's shape, or what a header is of.
+    the same arrays, all given by the user, and may be again. `shape` is that of an array, or of a block where
+    there is one for each rank, beyond the first axis where blocks differ in it. `detail` are more words that tell the
+    call apart: that it is a header.
     """
 
     collective: str
@@ -42,7 +44,15 @@ class Task:
     device: str = "cpu"
     stream: Any = None
     repeated: bool = False
+    shape: tuple[int, ...] = ()
     detail: str = ""
+
+    @functools.cached_property
+    def words(self) -> str:
+        """What is alike where ranks make the same call."""
+        op = "" if self.op is None else f", op {self.op.expression or self.op.name}"
+        return (f"{self.collective} by {self.algorithm}, {self.nbytes} bytes of {self.dtype.name} in {self.shape}{op}, "
+                f"root {self.root}{self.detail}")
 
 
 class Executor(Protocol):

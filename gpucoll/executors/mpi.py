@@ -62,7 +62,7 @@ class MpiExecutor:
         """Return the ranks to or from which messages of the call under way have not ended; None where there is none."""
         return None if self._run is None else self._run.awaited()
 
-    def refuse(self) -> None:
+    def skip_call(self) -> None:
         """Note that this rank has refused a call: its next messages shall meet none of the others'."""
         self._calls += 1
 

@@ -7,16 +7,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy
 
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Executor, Task
-from gpucoll.executors.shared.plans import words_of
 from gpucoll.guard.flight import Flight
-from gpucoll.guard.preflight import Preflight
 from gpucoll.work import Operation
 
 LEVELS = ("info", "detail")
@@ -31,16 +29,22 @@ class CallObserver(Protocol):
     def told(self, phase: str, task: Task) -> None: ...
 
 
+class Comparison(Protocol):
+    """Compares what ranks call."""
+
+    def compare(self, words: str) -> Operation:
+        """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
+
+
 class Observed:
-    """An executor whose calls `observers` are told of, once ranks have compared them by `preflight`, if there is one.
+    """An executor whose calls `observers` are told of, once ranks have compared them, if there is a `comparison`.
 
     It has no shorter way for calls that come again.
     """
 
-    def __init__(self, executor: Executor, observers: Sequence[CallObserver],
-                 preflight: Preflight | None = None) -> None:
+    def __init__(self, executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
         self.name, self._executor = executor.name, executor
-        self._observers, self._preflight = observers, preflight
+        self._observers, self._comparison = observers, comparison
 
     def __getattr__(self, name: str) -> Any:
         if name == "launcher":  # of GPU calls, which is the shorter way
@@ -49,8 +53,8 @@ class Observed:
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`."""
-        if self._preflight is not None:
-            yield from self._preflight.compare(words_of(task))
+        if self._comparison is not None:
+            yield from self._comparison.compare(task.words)
         self._tell("before", task)
         waits = False
         for pending in self._executor.run(task):
@@ -76,7 +80,7 @@ class Recorded:
     def told(self, phase: str, task: Task) -> None:
         """Note a call."""
         if phase == "before":
-            self._flight.began(words_of(task), task.nbytes)
+            self._flight.began(task.words, task.nbytes)
         elif phase == "after":
             self._flight.ended()
 
@@ -91,7 +95,7 @@ class Log:
 
     def told(self, phase: str, task: Task) -> None:
         """Write a line."""
-        words = words_of(task)
+        words = task.words
         if phase == "before":
             self._began = time.perf_counter()
             if self._level == "info" and words not in self._known:
@@ -163,10 +167,9 @@ class Faults:
                 raise BackendError(f"{task.collective}: the fault of GPUCOLL_FAULT", code="GC-FAULT")
 
 
-def observed(executors: Iterable[Executor], observers: Sequence[CallObserver],
-             preflight: Preflight | None = None) -> tuple[Executor, ...]:
-    """Return the executors with these observers; themselves where there is nothing to see."""
-    return tuple(Observed(one, observers, preflight) if observers or preflight else one for one in executors)
+def observed(executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None = None) -> Executor:
+    """Return the executor with these observers; itself where there is nothing to see."""
+    return Observed(executor, observers, comparison) if observers or comparison else executor
 
 
 def observers_of(rank: int, environment: Mapping[str, str]) -> list[CallObserver]:

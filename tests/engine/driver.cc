@@ -59,7 +59,7 @@ static void take_plan(Words& words, Plan& plan, uint32_t rank) {
     plan.combine = op < 0 ? nullptr : combine_of(dtype, op);
     plan.contributions = words.size();
     plan.finish = plan.contributions == 0 ? nullptr : op == AVG ? mean_of(dtype) : truth_of(dtype);
-    for (bool* one : {&plan.in_control, &plan.small, &plan.copies_input, &plan.keeps_output, &plan.overwrites, &plan.announced})
+    for (bool* one : {&plan.in_control, &plan.small, &plan.copies_input, &plan.keeps_output, &plan.overwrites, &plan.refuses, &plan.announced})
         *one = words.number() != 0;
     plan.root = words.index();
     for (uint64_t left = words.size(); left > 0; left--) plan.peers.push_back(words.index());
@@ -140,6 +140,9 @@ struct World {
             node.heads = heads;
             node.keys = keys;
             node.processes.assign(ranks, getpid());
+            node.check = ranks % 2 == 0 ? ALL : PEERS;
+            for (uint32_t other = 0; other < ranks; other++)
+                if (other != rank) node.near.push_back(other);
             for (const Segment& one : segments) {
                 if (one.rank != rank) node.others.push_back(one);
                 else if (one.key == SHOWN) node.symmetric.push_back(one);
@@ -167,7 +170,7 @@ struct World {
             char* x = part.symmetric ? slab : own.get();
             char* out = part.in_place ? x : part.symmetric ? slab + SLAB / 2 : beside.get();
             if (given.nbytes > 0) std::memcpy(x, given.start, given.nbytes);
-            walker.begin(node, &part.plan, x, out, 0, true);
+            walker.begin(node, &part.plan, x, out, true);
             Walker::Outcome outcome;
             while ((outcome = walker.go_on(node, turn % 2 == 0)) == Walker::WAITING) sched_yield();
             if (outcome != Walker::DONE || std::memcmp(out, expected.start, expected.nbytes) != 0) {

@@ -73,7 +73,7 @@ class World:
         self.heads = [Guarded(FIRST + 2 * BUFFERS * STRIDE, PAGE) for _ in range(RANKS)]
         self._gaps = [self._gap(rank, FIRST) for rank in range(RANKS)]
         self._asked = Executor()
-        self.engine = module.Engine(self._asked, GpucollError, 0, os.getpid(), 0, 0, copies, FIRST, written.ROOM, 0,
+        self.engine = module.Engine(self._asked, GpucollError, 0, 2, os.getpid(), 0, 0, copies, FIRST, written.ROOM, 0,
                                     tuple(head.start for head in self.heads), (1, 2), (os.getpid(), NOBODY))
         for buffer, room in enumerate(self.rooms):
             self.engine.room(buffer, 10 + buffer, room.start, room.nbytes)
@@ -93,7 +93,7 @@ class World:
         x, out = Guarded(given), Guarded(taken)
         mine, words = (head.row[:FIRST].view(numpy.int64) for head in self.heads)
         board = words[8:].reshape(-1)
-        board[:6] = board[32:38] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
+        board[:6] = board[39:45] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
         self.reachable = [x, out, *self.rooms, *self.heads]
         try:
             self.engine.begin(plan, x.row, out.row)

@@ -11,7 +11,6 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.executors.shared import neighbours
-from grids import naming
 from pace import seconds
 from programs import check, program
 from thread_ranks import on_threads
@@ -132,29 +131,6 @@ def test_what_one_rank_is_denied_all_are_told(ranks):
 
 
 @program
-def out_of_step(comm, algorithm):
-    """A call that rank 1 alone has refused is told to all in the next one, and so is a rank in another call."""
-    x, found = numpy.full(3, comm.rank), ("PeerError", "GC-PEER", (1,))
-    last = comm.rank == 1
-    if last:
-        refusal(lambda: comm.all_reduce(x, op="nope"))
-    assert refusal(lambda: comm.all_reduce(x, algorithm=algorithm)) == found
-    assert refusal(lambda: comm.all_reduce(x))[1] == "GC-REVOKED"
-
-
-@program
-def in_another_call(comm):
-    calls = {"dtype": lambda part, x: part.all_reduce(x.astype("i2" if comm.rank else "f2")),
-             "op": lambda part, x: part.all_reduce(x, op="min" if comm.rank else "max", algorithm="ring"),
-             "length": lambda part, x: part.all_reduce(x[comm.rank:], algorithm="tree"),
-             "algorithm": lambda part, x: part.all_reduce(x, algorithm="ring" if comm.rank else "tree"),
-             "root": lambda part, x: part.gather(x, root=comm.rank)}
-    for name, call in calls.items():
-        with naming(name), comm.split(0) as part:
-            assert refusal(functools.partial(call, part, numpy.ones(5))) == ("MismatchError", "GC-CALL", (1,))
-
-
-@program
 def left(comm, algorithm):
     """A rank that leaves the block by an error is named to those who wait for it, and to who meets these later."""
     with contextlib.suppress(KeyError), comm.split(0) as part:
@@ -174,9 +150,7 @@ def left(comm, algorithm):
 
 def test_ranks_that_are_not_in_a_call_are_told_of(ranks):
     for algorithm in ("auto", "ring"):
-        ranks(out_of_step, 3, algorithm)
         ranks(left, 3, algorithm)
-    ranks(in_another_call, 2)
 
 
 @pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__", "__dlpack__", "__dlpack_device__"])

@@ -69,56 +69,6 @@ def test_an_exception_that_nobody_catches_ends_the_job(mpiexec, tmp_path, how, n
     assert time.monotonic() - began < seconds(20)
 
 
-def other_calls(mpi, executor):
-    """Ranks that differ in one thing are all told, and which; the communicator goes on."""
-    x = numpy.ones(6, "f4")
-    with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
-        other = comm.rank == 1
-        cases = {"GC-SHAPE": [lambda: comm.all_reduce(x[:5] if other else x)],
-                 "GC-DTYPE": [lambda: comm.all_reduce(x.astype("f8")[:3] if other else x)],
-                 "GC-OP": [lambda: comm.all_reduce(x, op="max" if other else "sum")],
-                 "GC-ROOT": [lambda: comm.broadcast(x, root=1 if other else 0)],
-                 "GC-COLLECTIVE": [lambda: comm.all_gather(x) if other else comm.all_reduce(x),
-                                   lambda: comm.barrier() if other else comm.all_reduce(x)]}
-        if executor == "mpi":
-            cases["GC-ALGO"] = [lambda: comm.all_reduce(x, algorithm="ring" if other else "tree")]
-        for code, calls in cases.items():
-            for call in calls:
-                before = x.copy()
-                with pytest.raises(gc.MismatchError) as told:
-                    call()
-                assert told.value.code == code, str(told.value)
-                assert told.value.ranks == (1,) or comm.size == 2, told.value.ranks
-                assert (x == before).all()
-                assert (comm.all_reduce(x) == comm.size).all()
-        with pytest.raises(gc.ArgumentError if other else gc.PeerError, match="nonsense"):
-            comm.all_reduce(x, op="nonsense" if other else "sum")
-        assert (comm.all_reduce(x) == comm.size).all()
-
-
-@pytest.mark.parametrize("executor", ["mpi", "native"])
-def test_calls_by_messages_are_compared_before_data_move(ranks, executor):  # noqa: F811
-    ranks(other_calls, 3, executor)
-
-
-def refused_inside_a_node(mpi):
-    """Who waits for a rank that refuses is told within a moment, in that rank's words."""
-    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
-        x = numpy.ones(6)
-        for algorithm in ("auto", "ring"):
-            comm.all_reduce(x, algorithm=algorithm)
-        began = time.monotonic()
-        with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.GpucollError) as told:
-            comm.all_reduce(x, op="nonsensé" * 40 if comm.rank == 1 else "sum")
-        assert time.monotonic() - began < seconds(1)
-        assert comm.rank == 1 or (type(told.value), told.value.ranks) == (gc.PeerError, (1,))
-        assert "nonsens" in str(told.value)
-
-
-def test_a_refusal_is_told_at_once(ranks):  # noqa: F811
-    ranks(refused_inside_a_node, 3)
-
-
 def same_bits(mpi, executor):
     """The sums of one rank that takes the others' arrays one after the other; nothing else is allowed."""
     random = numpy.random.default_rng(generator("deterministic").getrandbits(64))

@@ -15,10 +15,9 @@ whole.
 
 from __future__ import annotations
 
-import collections
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.arrays import address
@@ -27,8 +26,9 @@ from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
 from gpucoll.executors import Task
 from gpucoll.executors.shared.engine import library
-from gpucoll.executors.shared.neighbours import FAILURE, MARK, REFUSED, SMALL, Neighbours
-from gpucoll.executors.shared.plans import Messages, Plans
+from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
+from gpucoll.executors.shared.plans import TEXT, Messages, Plans
+from gpucoll.fingerprint import REFUSED, call_site, disagreement, shortened
 from gpucoll.waits import Waits, is_settled, keep_for_ever
 from gpucoll.work import Operation
 
@@ -38,7 +38,11 @@ CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets anoth
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
 # rank, by that one's error. What it had shown before stays.
 LATE, ASTRAY, FAILED = -1, -2, -3
-TOLD = 0.25  # seconds that ranks which differ wait for the others to show what they do
+# Seconds that ranks which differ wait for the others to tell what they call; the same where not all of them come to it
+PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
+TOLD = (1 << ROUNDS) - 2  # the mark of one that has
+OFF, PEERS, ALL = range(3)  # with whom calls are compared, as kernels/engine.h has it
+LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 TAGS, FIRST_TAG = 1 << 15, 4  # of messages to other nodes, as the `mpi` executor has them
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
@@ -47,11 +51,15 @@ class SharedExecutor:
     """Runs schedules by way of the node's shared memory; `heap` is the ranks' symmetric memory.
 
     The ranks `meet` before their first call, or in it, all of them in the same one, for at most `timeout` seconds.
-    Under the name "hybrid" it serves several nodes: messages go between them.
+    `check` says with whom they compare each call: "full" with all of the node before data move, "deferred" with those
+    that they read from, "off" with nobody. Under the name "hybrid" it serves several nodes: messages go between them,
+    by which calls are compared, too.
     """
 
-    def __init__(self, link: Any, heap: Heap, timeout: float, name: str = "shared") -> None:
+    def __init__(self, link: Any, heap: Heap, timeout: float, check: str | None,
+                 name: str = "shared") -> None:
         self.name = name
+        self._check = LEVELS[check] if name == "shared" else OFF
         self._link, self._heap, self._timeout = link, heap, timeout
         self._size, self._wire = link.place.size, link.wire
         found = library()
@@ -84,7 +92,8 @@ class SharedExecutor:
             heads, keys, processes = (
                 tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
-            self.engine = library().Engine(self, GpucollError, near.rank, os.getpid(), *looks, near.copies, near.first,
+            self.engine = library().Engine(self, GpucollError, near.rank, self._check, os.getpid(),
+                                           *looks, near.copies, near.first,
                                            SMALL, near.boxes, heads, keys, processes)
             self._record()
             self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
@@ -111,42 +120,50 @@ class SharedExecutor:
         looked_at = () if error is not None else self._near.all if awaited is None else (awaited,)
         for rank in looked_at:
             failure = words[rank][FAILURE]
-            if awaited is not None and not failure and words[rank][REFUSED] > words[self._near.rank][REFUSED]:
-                raise PeerError(f"rank {rank} refused its arguments: {self.engine.refusal(rank)}", ranks=(rank,))
             if failure == LATE:
                 behind = tuple(rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
                                         "every rank in the same call, with the same shape, dtype and algorithm?",
                                         ranks=behind)
             if failure == ASTRAY:
-                self.differ()
+                self.differ(meet=False)
             if failure <= FAILED:
                 raise RankFailedError(f"rank {FAILED - failure} has failed, or has left the communicator",
                                       ranks=(FAILED - failure,))
 
-    def differ(self) -> None:
-        """Raise MismatchError, or PeerError, which says what each rank of this node has called."""
-        number, words = self.engine.walks, self._near.words
-        deadline = time.monotonic() + TOLD
-        while any(words[rank][MARK] >> ROUNDS < number for rank in self._near.all) and time.monotonic() < deadline:
-            os.sched_yield()
+    def differ(self, meet: bool = True) -> None:
+        """Raise MismatchError, or PeerError, which says what each rank of this node has called, and where.
+
+        Where all compare before data move, all come here: once each has told where it is, and read where the others
+        are, the call is as if it had not been. Where ranks compare only with those that they read from, or where they
+        do not `meet`, they have failed.
+        """
+        number, near, words = self.engine.walks, sorted(self._near.all), self._near.words
+        settles = meet and self._check == ALL
+        if settles:
+            self.engine.tell(call_site())
+        else:
+            words[self._near.rank][FAILURE] = ASTRAY
+        mark = number << ROUNDS | (TOLD if settles else 0)
+        deadline = time.monotonic() + min(self._timeout, PATIENCE if settles else SHORT)
+        while any(words[rank][MARK] < mark for rank in near) and time.monotonic() < deadline:
+            time.sleep(NAP)
+        if settles and all(words[rank][MARK] >= mark for rank in near):
+            calls = [self.engine.words(rank, number % 2) for rank in near]
+            self.engine.settle()
+            raise disagreement(near, calls)
         for earlier in range(3):  # ranks that did not meet in a call find out in a later one
-            shown = {rank: self.engine.words(rank, (number - earlier) % 2) for rank in sorted(self._near.all)
+            shown = {rank: self.engine.words(rank, (number - earlier) % 2) for rank in near
                      if number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
-            groups = collections.defaultdict(list)
-            for rank, (text, kind, _) in shown.items():
-                groups[text, kind].append(rank)
-            if len(groups) > 1:
+            if len(set(shown.values())) > 1:
                 break
-        fewest = min((refusals for _, _, refusals in shown.values()), default=0)
-        refused = tuple(rank for rank, (_, _, refusals) in shown.items() if refusals > fewest)
-        calls = "; ".join(f"ranks {_listed(ranks)}: {text}" for (text, _), ranks in groups.items())
-        if refused:
-            raise PeerError(f"ranks {_listed(refused)} refused a call that others have made, and are in a later one: "
-                            f"{calls}", ranks=refused)
-        others = list(groups.values())[1:]
-        raise MismatchError(f"ranks of this node make different calls: {calls}", code="GC-CALL",
-                            ranks=tuple(sorted(rank for ranks in others for rank in ranks)))
+        raise disagreement([*shown], [*shown.values()], moved=True)
+
+    def compare(self, words: str) -> Operation:
+        """Meet the others in a call of which nothing else is done here; where it is refused, wait for nobody."""
+        if words.startswith(REFUSED):
+            words = shortened(f"{words}\n{call_site()}", TEXT - 1)
+        return self._walk(lambda: self._plans.without_data(words), None, None)
 
     def awaited(self) -> set[int] | None:
         """Return the rank that the call under way waits for; None where there is none, or messages are waited for."""
@@ -174,11 +191,6 @@ class SharedExecutor:
     def out_of_reach(self, number: int) -> None:
         """Raise BackendError for the system's error of that number."""
         raise BackendError(f"another rank's memory is out of reach: {os.strerror(number)}")
-
-    def refuse(self, words: str) -> None:
-        """Show that this rank refuses a call: it must not meet the others in its next one."""
-        if self.engine is not None:
-            self.engine.refuse(words)
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
@@ -223,22 +235,26 @@ class SharedExecutor:
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
+        return self._walk(lambda: self.plan(task), task.input, task.output)
+
+    def _walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
         try:
-            self.engine.begin(self.plan(task), task.input, task.output)
+            self.engine.begin(plan(), x, out)
             if not self.engine.go_on():
                 yield self.engine.go_on
         except BaseException as error:
             if is_settled(error):
                 raise
-            self.abandon(error, task.input, task.output)
+            self.abandon(error, x, out)
             if isinstance(error, OSError) and not isinstance(error, GpucollError):  # a time-out is one
-                raise BackendError(f"{task.collective}: another rank's memory is out of reach: {error}") from error
+                raise BackendError(f"another rank's memory is out of reach: {error}") from error
             raise
 
     def abandon(self, error: BaseException, x: Any, out: Any) -> None:
         """Tell the others of an error, and let them, and MPI, go on with what they have begun on these arrays."""
-        self.watch(error)
-        keep_for_ever((x, out, self._requests, self._plans, self.engine))
+        if not is_settled(error):
+            self.watch(error)
+            keep_for_ever((x, out, self._requests, self._plans, self.engine))
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin a message to or from memory at `place`, in pieces that MPI can count."""
@@ -267,7 +283,3 @@ class SharedExecutor:
             self._plans.close()
         self.engine = self._plans = None  # they hold each other
         self._near.close()
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

@@ -26,7 +26,7 @@ BUFFERS = ("input", "output", "scratch")
 MEETING_TAG = 2  # of messages that come before those of any call
 
 # The beginning of a control segment, as kernels/engine.h has it: its bytes, and 64-bit words of it
-_HEAD, MARK, FAILURE, _TOKEN, REFUSED = 768, 0, 4, 5, 6
+_HEAD, MARK, FAILURE, _TOKEN = 704, 0, 4, 5
 _PAGE = 4096
 
 

@@ -8,7 +8,6 @@ read, and by its readers' marks when it may overwrite what they read.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS, MEDIUM, SMALL, TINY, Neighbours
+from gpucoll.fingerprint import REFUSED, fingerprint, shortened
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
@@ -28,7 +28,7 @@ LINE = 64
 ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
 ASIDE = len(BUFFERS)
-TEXT = 192  # bytes for the words of a call
+TEXT = 256  # bytes for the words of a call
 KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
          "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")  # as combine.h has them
 PLACES = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor")
@@ -53,6 +53,7 @@ class Plans:
     def __init__(self, near: Neighbours, heap: Heap, engine: Any, messages: Messages) -> None:
         self._near, self._heap, self._engine, self._messages = near, heap, engine, messages
         self._kept: dict[Any, tuple[Any, Any, Any]] = {}
+        self._bare: dict[str, Any] = {}
         self._rooms: dict[int, Segment] = {}
         self._outgrown: list[Segment] = []  # a call that is under way may still use them
 
@@ -61,7 +62,8 @@ class Plans:
         small = task.nbytes <= TINY or (task.nbytes <= MEDIUM and not self._is_symmetric(task))
         alias = task.in_place and not small and not self._moves(task)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
-        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place, task.detail)
+        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place, task.shape,
+               task.detail)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) == KEPT:
@@ -85,22 +87,34 @@ class Plans:
         writer = Writer(task, near.rank, by_node, self._messages)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, mark) for (name, peer), mark in writer.readers.items()]
-        announced = task.detail != "" and COLLECTIVES[task.collective].rooted and len(near.all) == near.size
+        announced = (task.detail != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
+            and len(near.all) == near.size
         if announced and near.rank == task.root:  # all others read what it shows of the call
             readers += [(0, peer, 0) for peer in near.all - {near.rank}]
         starts = () if task.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, near.size + 1))
         # Alike on all ranks, unlike their scratch: the engine refuses what is too long for a workspace.
         in_control = small and task.nbytes <= TINY and task.lengths is None and len(near.all) == near.size
-        text = words_of(task)
+        text = task.words
         place = NOTHING if task.op is None or task.op.expression else PLACES.index(
             "sum" if task.op.factor is not None else task.op.name)
         flags = (in_control, small, plan.copy_input,
-                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", announced)
-        shown = text.encode()[:TEXT - 1].decode(errors="ignore")
-        return self._engine.plan(shown, signature_of(text), (*sizes, writer.aside, task.dtype.itemsize),
+                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", False, announced)
+        return self._shown_plan(text, (*sizes, writer.aside, task.dtype.itemsize),
                                  (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
                                  (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
+
+    def _shown_plan(self, words: str, *more: Any) -> Any:
+        return self._engine.plan(shortened(words, TEXT - 1), fingerprint(words), *more)
+
+    def without_data(self, words: str) -> Any:
+        """Return the plan of ranks that only compare what they call, or of one that refuses that."""
+        if words not in self._bare:
+            if len(self._bare) == KEPT:
+                self._bare.clear()
+            flags = (True, True, False, False, False, words.startswith(REFUSED), False)
+            self._bare[words] = self._shown_plan(words, (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), (), (), (), ())
+        return self._bare[words]
 
     def _finish(self, task: Task) -> int:
         """Return of how many contributions the engine forms the mean, or the truth value; 0 where it does neither."""
@@ -137,18 +151,7 @@ class Plans:
         self._rooms.clear()
         self._outgrown.clear()
         self._kept.clear()
-
-
-def words_of(task: Task) -> str:
-    """Return in words what is alike where ranks make the same call."""
-    op = "" if task.op is None else f", op {task.op.expression or task.op.name}"
-    return (f"{task.collective} by {task.algorithm}, {task.nbytes} bytes of {task.dtype.name}{op}, "
-            f"root {task.root}{task.detail}")
-
-
-def signature_of(text: str) -> int:
-    """Return a number that is the same for the same words."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little") << 4
+        self._bare.clear()
 
 
 def _padded(layout: Any, length: int) -> Sequence[int]:

@@ -1,0 +1,144 @@
+"""Calls in which rank 1 differs from the others, or seems to: what it does in their place, and what all are told."""
+
+import contextlib
+import functools
+import math
+from typing import NamedTuple
+
+import numpy
+
+import gpucoll as gc
+from gpucoll.collectives import COLLECTIVES
+
+LENGTHS = {"short": 12, "long": 1 << 17}
+CULPRIT = 1
+VECTOR = tuple(name for name in COLLECTIVES if name.endswith("_v"))
+TELLING = ("scatter", "scatter_v")  # whose root tells the others of dtype and shape: to differ in them is to refuse
+REFUSALS = (gc.ArgumentError, gc.DtypeError)
+
+
+class Case(NamedTuple):
+    """`way` is how rank 1 differs; `code` what all raise: "GC-PEER" where it refuses, "" where it is the same call."""
+
+    collective: str
+    algorithm: str
+    way: str
+    code: str
+
+
+def call(comm, name, algorithm, count, *, shape=None, dtype="f8", op="sum", root=0, **more):
+    """The result of a collective, after which its input is as before, and None has been written to."""
+    row = COLLECTIVES[name]
+    shape = (count,) if shape is None else shape
+    options = {"algorithm": algorithm} | ({"op": op} if row.reduces else {}) | ({"root": root} if row.rooted else {})
+    x = (numpy.arange(math.prod(shape)) % 5 + comm.rank).reshape(shape).astype(dtype)
+    if name == "barrier":
+        return comm.barrier(**options, **more)
+    if name in ("scatter_v", "all_to_all_v"):
+        given = [x + other for other in range(comm.size)] if name == "all_to_all_v" or comm.rank == root else None
+    elif name == "reduce_scatter_v":
+        given = numpy.concatenate([x] * comm.size)
+        options["counts"] = [len(x)] * comm.size
+    else:
+        given = numpy.stack([x + other for other in range(comm.size)]) if row.input.blocks else x
+        given = given if name != "scatter" or comm.rank == root else None
+    if name == "scatter" and "out" not in more:
+        more["out"] = numpy.zeros(shape, dtype)
+    before = [one.copy() for one in given] if given is not None else []
+    try:
+        return getattr(comm, name)(given, **options, **more)
+    except gc.GpucollError:
+        assert all((one == other).all() for one, other in zip(given if before else [], before, strict=True))
+        assert "out" not in more or not numpy.any(more["out"])
+        raise
+
+
+def cases(collective, algorithms):
+    """All that `collective` can be differed in."""
+    row, vector = COLLECTIVES[collective], collective in VECTOR
+    telling = collective in TELLING
+    for index, algorithm in enumerate(algorithms):
+        if row.input.where != "nowhere":
+            yield from [] if collective == "scatter_v" else [
+                Case(collective, algorithm, "dtype", "GC-PEER" if telling else "GC-DTYPE"),
+                Case(collective, algorithm, "shape", "GC-PEER" if telling else "GC-SHAPE")]
+            yield from [] if vector else [Case(collective, algorithm, "length", "GC-PEER" if telling else "GC-SHAPE")]
+            yield Case(collective, algorithm, "plan", "")
+        yield from [Case(collective, algorithm, "op", "GC-OP")] if row.reduces else []
+        yield from [Case(collective, algorithm, "root", "GC-ROOT")] if row.rooted else []
+        if 0 < index < len(algorithms) - 1:
+            yield Case(collective, algorithm, "algorithm", "GC-ALGO")
+        yield from [Case(collective, algorithm, way, code) for way, code in (
+            ("collective", "GC-COLLECTIVE"), ("refusal", "GC-PEER"), ("order", "GC-COLLECTIVE"), ("async", ""),
+            ("group", ""))]
+        yield from [Case(collective, algorithm, "in place", "")] if collective in ("all_reduce", "scan") else []
+
+
+def made(comm, case, count, other):
+    """Make the call of a case; `other` is another algorithm."""
+    name, algorithm, way, _ = case
+    same = functools.partial(call, comm, name, algorithm, count)
+    elsewhere = "barrier" if name != "barrier" else "all_reduce"
+    if way == "order":
+        return _both(comm, [same, functools.partial(call, comm, elsewhere, "auto", count)])
+    if comm.rank != CULPRIT:
+        return same()
+    match way:
+        case "dtype":
+            return same(dtype="f4")
+        case "shape":
+            return same(shape=(count // 2, 2))
+        case "length":
+            return same(shape=(count - 1,))
+        case "op":
+            return same(op="max")
+        case "root":
+            return same(root=1)
+        case "algorithm":
+            return call(comm, name, other, count)
+        case "collective":
+            return call(comm, elsewhere, "auto", count)
+        case "refusal":
+            return call(comm, name, "nonsense", count)
+        case "async":
+            return same(async_op=True).wait()
+        case "group":
+            with comm.group():
+                result = same()
+            return result
+        case "plan":
+            return _planned(comm, name, algorithm, count)
+        case "in place":
+            return getattr(comm, name)(x := numpy.arange(count) % 5 + comm.rank + 0.0, x, algorithm=algorithm)
+    raise AssertionError(way)
+
+
+def _both(comm, calls):
+    """Two calls, the culprit's in another order; each is told."""
+    told = None
+    for one in calls[::-1] if comm.rank == CULPRIT else calls:
+        with contextlib.suppress(*REFUSALS):
+            try:
+                one()
+            except gc.GpucollError as error:
+                told = error
+    if told is not None:
+        raise told
+    return None
+
+
+def _planned(comm, name, algorithm, count):
+    """The same call by a plan."""
+    kept = []
+
+    class Planner:
+        rank, size = comm.rank, comm.size
+
+        def __getattr__(self, name):
+            def planned(x, **options):
+                kept.append(comm.plan(name, x, options.pop("out", None), **options))
+                return kept[0]()
+
+            return planned
+
+    return call(Planner(), name, algorithm, count)
