@@ -191,6 +191,10 @@ class Waits:
             self.failure = error
             raise
 
+    def deadline(self) -> float:
+        """Return when a wait that begins now must have ended, of `time.monotonic`."""
+        return time.monotonic() + self.timeout
+
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""
         words, ranks = self.blame()

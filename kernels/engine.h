@@ -368,6 +368,8 @@ struct Walker {
     // Ends a call in which nothing has been moved: the next one is as if it had not been.
     void settle(Node& node) {
         for (int64_t& mark : node.unread[half]) mark = base + SETTLED;
+        // Who refuses has not met the others: they may still be comparing the call before.
+        for (int64_t& mark : node.unread[1 - half]) mark = std::max(mark, base);
         node.history = history;
         plan = nullptr;
         node.flight.ended();

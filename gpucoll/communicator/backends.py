@@ -17,8 +17,7 @@ from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
-from gpucoll.guard.observed import CallObserver, Recorded, observed
-from gpucoll.guard.preflight import Preflight
+from gpucoll.guard.observed import CallObserver, Comparison, Recorded, observed
 from gpucoll.links import Link
 from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Schedule
@@ -108,9 +107,9 @@ class HostBackend:
         self._shared = cast("SharedExecutor", first) if first.name in WITH_ENGINE else None
         self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
         self._is_observed = False
-        self._preflight: Preflight | None = None
+        self._preflight: Comparison | None = None
 
-    def observe(self, flight: Flight | None, observers: Sequence[CallObserver], preflight: Preflight | None) -> None:
+    def observe(self, flight: Flight | None, observers: Sequence[CallObserver], preflight: Comparison | None) -> None:
         """Let every call be compared, recorded, and told of; but for records, none is the engine's alone then."""
         recorded: list[CallObserver] = [] if flight is None else [Recorded(flight)]
         self._is_observed = bool(observers) or preflight is not None
@@ -173,13 +172,9 @@ class HostBackend:
             return self._preflight.compare(words)
         if self.shows_calls is not None:
             return self.shows_calls.compare(words)
-        return iter(())
-
-    def refuse(self, error: object) -> Operation:
-        """Take part, with that refusal, in a call that this rank's arguments are not good for."""
-        if self._preflight is None and self.shows_calls is None:
+        if words.startswith(REFUSED):
             self._messages.skip_call()
-        return self.compare(f"{REFUSED}{error}")
+        return iter(())
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this one has failed."""

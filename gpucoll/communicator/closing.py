@@ -8,18 +8,21 @@ import functools
 import os
 import secrets
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpucoll.arrays import on_gpu
 from gpucoll.communicator.core import Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
 from gpucoll.executors.mpi import farewell, leave, who_left
+from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, LATE, Guard
-from gpucoll.guard.observed import Recorded, observers_of
-from gpucoll.guard.preflight import Preflight
+from gpucoll.guard.observed import Comparison, Recorded, observers_of
+from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
 
 
@@ -43,8 +46,10 @@ class Closing(Core):
             name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
-        self._preflight = Preflight(link.wire) if self._compares_by_messages() else None
-        self._host.observe(self._flight, self._observers, self._preflight)
+        compares = mpi is not None and self.size > 1 and self.check != "off"
+        self._preflight = Preflight(link.wire, self._waits) if compares else None
+        by_messages = None if self._host.compares_calls else self._preflight
+        self._host.observe(self._flight, self._observers, by_messages and self._by_messages("full"))
         _alive.add(self)
 
     def _awaited(self) -> set[int] | None:
@@ -53,14 +58,23 @@ class Closing(Core):
             return set(range(self.size)) - {self.rank}
         return self._host.awaited()
 
-    def _compares_by_messages(self) -> bool:
-        """Return whether ranks compare their calls by messages."""
-        return self.mpi is not None and self.size > 1 and not self._host.compares_calls and self.check != "off"
+    def _by_messages(self, usual: str) -> Comparison | None:
+        """Return what compares calls by messages, as `check` says, or else as is `usual`."""
+        if self._preflight is None:
+            return None
+        return self._preflight if (self.check or usual) == "full" else Deferred(self._preflight)
 
-    def _refuse(self, error: object) -> None:
-        """Tell the other ranks, which may be waiting in the call, that it is refused here."""
+    def _of_devices(self) -> Comparison | None:
+        """Return what compares calls on devices: who waits for it does so as in calls on the host."""
+        return self._host if self.check == "full" else self._by_messages("deferred")
+
+    def _refuse(self, error: object, arrays: Iterable[object] = ()) -> None:
+        """Tell the other ranks, which may be waiting in the call on such arrays, that it is refused here."""
+        on_device = self.options.emulated or any(map(on_gpu, arrays))
+        comparison = self._of_devices() if on_device else self._host
         with contextlib.suppress(GpucollError):
-            self._waits.run(self._host.refuse(error), "a call that was refused")
+            if comparison is not None:
+                self._waits.run(comparison.compare(f"{REFUSED}{error}"), "a call that was refused")
 
     def _leave(self) -> None:
         """Tell the other ranks, once, that this one goes no further."""
@@ -76,7 +90,7 @@ class Closing(Core):
             return self._gpus[name]
         gpu = super()._gpu(name)
         recorded = [] if self._flight is None else [Recorded(self._flight)]
-        gpu.observers = [*recorded, *self._observers]
+        gpu.observers, gpu.comparison = [*recorded, *self._observers], self._of_devices()
         return gpu
 
     def close(self) -> None:

@@ -218,8 +218,12 @@ class Collectives(Headers):
         same = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
         if same and self._express(*same, None, None) is not None:
             return None
+        return self._barrier(How(algorithm, async_op, stream), same)
+
+    @counted
+    def _barrier(self, how: How, same: Key) -> Any:
         self._check_usable()
-        if stream is None and not self.options.emulated:
-            return self._run("barrier", NOTHING, How(algorithm, async_op), same=same)
-        space = self._gpu("emulated" if self.options.emulated else "cuda").space(stream)
-        return self._run("barrier", NOTHING._replace(space=space), How(algorithm, async_op))
+        if how.stream is None and not self.options.emulated:
+            return self._run("barrier", NOTHING, how, same=same)
+        space = self._gpu("emulated" if self.options.emulated else "cuda").space(how.stream)
+        return self._run("barrier", NOTHING._replace(space=space), how)

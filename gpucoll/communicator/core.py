@@ -76,7 +76,7 @@ def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         except (ArgumentError, DtypeError, MemoryError) as error:
             if not hasattr(error, "is_told"):
                 error.is_told = True  # type: ignore[union-attr] # a mark of ours
-                self._refuse(error)
+                self._refuse(error, arguments)
             raise
 
     return method

@@ -23,7 +23,7 @@ from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.nccl.rooms import StreamOrder
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
-from gpucoll.guard.observed import CallObserver, observed
+from gpucoll.guard.observed import CallObserver, Comparison, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
 from gpucoll.waits import Waits, keep_for_ever
@@ -48,6 +48,7 @@ class Gpu:
         self._make_peer = peer
         self._peer: PeerExecutor | None = None
         self.observers: Sequence[CallObserver] = ()
+        self.comparison: Comparison | None = None
 
     @property
     def executors(self) -> tuple[Executor, ...]:
@@ -56,7 +57,7 @@ class Gpu:
             make, self._make_peer = self._make_peer, None
             self._peer = make(self.device, self.order)
             self._made = (self._peer, *self._made)
-        return tuple(observed(one, self.observers) for one in self._made)
+        return tuple(observed(one, self.observers, self.comparison) for one in self._made)
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""

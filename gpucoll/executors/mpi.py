@@ -23,8 +23,8 @@ from gpucoll.work import Operation
 BYTES = "B"  # MPI's unsigned char
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `farewell`, of a device's first transport of two, of `leave`, and the first of the calls
-FAREWELL, DEVICE_TAG, LEFT, FIRST_TAG = 0, 1, 3, 4
+# The tags of `farewell`, of a device's first transport of two, of `leave`, of ranks that differ, and the first of calls
+FAREWELL, DEVICE_TAG, LEFT, DIFFERS, FIRST_TAG = 0, 1, 3, 4, 5
 
 
 class MpiExecutor:

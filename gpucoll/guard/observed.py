@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy
 
 from gpucoll.errors import ArgumentError, BackendError, nearest
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.guard.flight import Flight
+from gpucoll.guard.preflight import Deferred
 from gpucoll.work import Operation
 
 LEVELS = ("info", "detail")
@@ -39,7 +41,7 @@ class Comparison(Protocol):
 class Observed:
     """An executor whose calls `observers` are told of, once ranks have compared them, if there is a `comparison`.
 
-    It has no shorter way for calls that come again.
+    It has a shorter way for calls that come again where nothing is observed, and nobody waits to compare them.
     """
 
     def __init__(self, executor: Executor, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
@@ -48,8 +50,21 @@ class Observed:
 
     def __getattr__(self, name: str) -> Any:
         if name == "launcher":  # of GPU calls, which is the shorter way
-            raise AttributeError(name)
+            if self._observers or not isinstance(self._comparison, Deferred):
+                raise AttributeError(name)
+            return functools.partial(self._launcher, getattr(self._executor, name), self._comparison.begin)
         return getattr(self._executor, name)
+
+    @staticmethod
+    def _launcher(inner: Callable[[Task], Launcher], begin: Callable[[str], None], task: Task) -> Launcher:
+        """Return what enqueues such calls, and compares them without waiting."""
+        enqueue, words = inner(task), task.words
+
+        def launch(stream: Any) -> None:
+            begin(words)
+            enqueue(stream)
+
+        return launch
 
     def run(self, task: Task) -> Operation:
         """Carry out `task`."""

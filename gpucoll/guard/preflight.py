@@ -1,56 +1,121 @@
-"""Preflight: ranks that only send each other messages compare what they call before data move.
+"""Preflight: ranks compare by messages what they call.
 
-One small exchange a call: the least and the greatest of a number that stands for the call in words. Where they are
-unlike, every rank learns everybody's words, and raises the same. A rank that refuses its own arguments takes part with
-its refusal, so that the others are told, and the communicator goes on. Ranks of one node need none of this: the engine
-compares calls as they meet.
+One small exchange a call: the least of a number that stands for the call in words, and of its negative. Where they show
+that ranks differ, every rank learns everybody's words, and raises the same. A rank that refuses its own arguments takes
+part with its refusal, so that the others are told. Ranks of one node need none of this for arrays on the host: the
+engine compares calls as they meet.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import collections
+from typing import Any, NamedTuple
 
 import numpy
 
+from gpucoll.arrays import Array
+from gpucoll.executors.mpi import BYTES, DIFFERS
 from gpucoll.fingerprint import call_site, disagreement, fingerprint, shortened
-from gpucoll.waits import keep_for_ever
+from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 
 WORDS = 512  # bytes of a call in words, and where it is
+MOST = 256  # calls that nobody has waited for
+
+
+class Begun(NamedTuple):
+    """A comparison that has begun: the call in words, and, once `request` has ended, the `least` of all ranks'."""
+
+    words: str
+    mine: Array
+    least: Array
+    request: Any
+
+    @property
+    def agrees(self) -> bool:
+        return bool(self.least[0] == -self.least[1])
 
 
 class Preflight:
-    """Compares the calls of one communicator; `wire` is an mpi4py communicator, on which collectives are ours."""
+    """Compares the calls of one communicator before data move; `wire` is mpi4py's, on which collectives are ours.
 
-    def __init__(self, wire: Any) -> None:
+    Those that only `begin` are looked at while ranks wait, and in later calls: where they differ the communicator has
+    failed, since data have moved.
+    """
+
+    def __init__(self, wire: Any, waits: Waits) -> None:
         from mpi4py import MPI
 
-        self._wire, self._min = wire, MPI.MIN
+        self._wire, self._waits, self._min = wire, waits, MPI.MIN
         self._calls = 0
+        self._begun: collections.deque[Begun] = collections.deque()
         self.is_comparing = False  # which takes every rank
+        waits.hooks.append(self.check)
 
     def compare(self, words: str) -> Operation:
         """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
+        begun = self._started(words)
+        self.is_comparing = True
+        yield from _ended([begun.request], begun)
+        if not begun.agrees:
+            yield from self._differ(begun, moved=False)
+        self.is_comparing = False
+
+    def begin(self, words: str) -> None:
+        """Compare without waiting; raise where ranks are known to differ in an earlier call."""
+        self.check()
+        if len(self._begun) == MOST:
+            self._waits.until(self._begun[0].request.Test, "comparing calls", self._waits.deadline())
+        self._begun.append(self._started(words))
+
+    def check(self) -> None:
+        """Raise where ranks are known to differ in a call that has begun."""
+        while self._begun and self._begun[0].request.Test():
+            begun = self._begun.popleft()
+            if not begun.agrees:
+                self._waits.hooks.remove(self.check)
+                for done in self._differ(begun, moved=True):
+                    self._waits.until(done, "comparing calls", self._waits.deadline())
+
+    def _started(self, words: str) -> Begun:
         self._calls += 1
         number = (fingerprint(words) >> 4) + self._calls
-        self.is_comparing = True
         mine, least = numpy.array([number, -number]), numpy.empty(2, numpy.int64)
-        yield from self._ended(self._wire.Iallreduce(mine, least, self._min), mine, least)
-        if least[0] == -least[1]:
-            self.is_comparing = False
-            return
-        text, everyone = numpy.zeros(WORDS, numpy.uint8), numpy.empty((self._wire.size, WORDS), numpy.uint8)
-        row = numpy.frombuffer(shortened(f"{words}\n{call_site()}", WORDS).encode(), numpy.uint8)[:WORDS]
-        text[:len(row)] = row
-        yield from self._ended(self._wire.Iallgather(text, everyone), text, everyone)
-        self.is_comparing = False
-        raise disagreement(range(len(everyone)),
-                           [bytes(one).rstrip(b"\0").decode(errors="replace") for one in everyone])
+        return Begun(words, mine, least, self._wire.Iallreduce(mine, least, self._min))
 
-    def _ended(self, request: Any, *memory: Any) -> Operation:
-        try:
+    def _differ(self, begun: Begun, *, moved: bool) -> Operation:
+        """Raise what all ranks have called. By messages: they come to it after unlike numbers of other calls."""
+        row = numpy.zeros(WORDS, numpy.uint8)
+        text = shortened(f"{begun.words}\n{call_site()}" if not moved else begun.words, WORDS).encode()
+        row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
+        everyone = numpy.zeros((self._wire.size, WORDS), numpy.uint8)
+        everyone[self._wire.rank] = row
+        others = [rank for rank in range(len(everyone)) if rank != self._wire.rank]
+        requests = [self._wire.Irecv([everyone[other], BYTES], other, DIFFERS) for other in others]
+        requests += [self._wire.Isend([row, BYTES], other, DIFFERS) for other in others]
+        yield from _ended(requests, (row, everyone))
+        self.is_comparing = False
+        raise disagreement(range(len(everyone)), [bytes(one).rstrip(b"\0").decode(errors="replace")
+                                                  for one in everyone], moved=moved)
+
+
+class Deferred:
+    """The same for calls that do not wait for it."""
+
+    def __init__(self, preflight: Preflight) -> None:
+        self.begin = preflight.begin
+
+    def compare(self, words: str) -> Operation:
+        """Begin to compare this call."""
+        self.begin(words)
+        return iter(())
+
+
+def _ended(requests: list[Any], memory: object) -> Operation:
+    try:
+        for request in requests:
             while not request.Test():
                 yield request.Test
-        except BaseException:
-            keep_for_ever((request, memory))
-            raise
+    except BaseException:
+        keep_for_ever((requests, memory))
+        raise
