@@ -102,7 +102,8 @@ def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
     if comm.size > 1 and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _abort_all
         threading.excepthook = _abort_by_thread
-    if not wait_for_all(comm, timeout):
+    # The second time shows that no signal took a rank out of the first
+    if not (wait_for_all(comm, timeout) and wait_for_all(comm, timeout)):
         raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
 
 

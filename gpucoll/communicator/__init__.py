@@ -21,7 +21,9 @@ from gpucoll.communicator.points import Points
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, UsageError
-from gpucoll.links import LocalLink, MpiLink
+from gpucoll.executors.mpi import leave
+from gpucoll.guard.guard import FAILED
+from gpucoll.links import Link, LocalLink, MpiLink
 
 
 class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
@@ -30,6 +32,14 @@ class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or
     None, ``mpi`` the duplicated mpi4py communicator, ``timeout check executor`` the options.
     """
+
+    def __init__(self, link: Link, options: bootstrap.Options) -> None:
+        try:
+            super().__init__(link, options)
+        except BaseException:  # others may wait for this rank where it has not come, as where it has no memory left
+            if link.mpi is not None:
+                leave(link.wire, link.place.rank, link.place.size, FAILED)
+            raise
 
     @classmethod
     def from_mpi(cls, mpi: Any, **options: Any) -> Communicator:

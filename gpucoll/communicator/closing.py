@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import secrets
 import weakref
@@ -15,7 +14,7 @@ from typing import Any, Self
 from gpucoll.communicator.core import Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
-from gpucoll.executors.mpi import farewell, leave, who_left
+from gpucoll.executors.mpi import farewell, leave
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, LATE, Guard
 from gpucoll.guard.observed import Recorded, observers_of
@@ -29,8 +28,7 @@ class Closing(Core):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
-        left = functools.partial(who_left, link.wire) if mpi is not None else dict
-        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, left,
+        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, link.left,
                       lambda: self._waits.waits_since)
         self._waits.hooks.append(guard.check)
         self._waits.blame = guard.blame
