@@ -20,9 +20,9 @@ from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.symmetric import Symmetric
-from gpucoll.errors import ArgumentError, UsageError
+from gpucoll.errors import ArgumentError, RankFailedError, UsageError
 from gpucoll.executors.mpi import leave
-from gpucoll.guard.guard import FAILED
+from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink
 
 
@@ -36,9 +36,10 @@ class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
         try:
             super().__init__(link, options)
-        except BaseException:  # others may wait for this rank where it has not come, as where it has no memory left
+        except BaseException as error:  # others may wait for this rank, as where it has no memory left
             if link.mpi is not None:
-                leave(link.wire, link.place.rank, link.place.size, FAILED)
+                culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
+                leave(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
             raise
 
     @classmethod

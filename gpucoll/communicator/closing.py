@@ -16,7 +16,7 @@ from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
 from gpucoll.executors.mpi import farewell, leave
 from gpucoll.guard.flight import CLOSED, Flight
-from gpucoll.guard.guard import ENDS, FAILED, LATE, Guard
+from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
 from gpucoll.guard.observed import Recorded, observers_of
 from gpucoll.guard.preflight import Preflight
 from gpucoll.links import LocalLink
@@ -31,7 +31,7 @@ class Closing(Core):
         guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, link.left,
                       lambda: self._waits.waits_since)
         self._waits.hooks.append(guard.check)
-        self._waits.blame = guard.blame
+        self._waits.blame, self._waits.cause = guard.blame, guard.cause
         if mpi is not None:
             self._waits.on_failure = self._leave
         self._has_left = False
@@ -67,6 +67,8 @@ class Closing(Core):
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
+                if isinstance(failure, RankFailedError) and failure.ranks:
+                    why = FAILED_BY + failure.ranks[0]
                 leave(self._link.wire, self.rank, self.size, why)
 
     def _gpu(self, name: str) -> Gpu:
