@@ -6,10 +6,9 @@ A test is named by its file below tests/ and its name; tests/unit/test_catalogue
 from typing import NamedTuple
 
 ARGUMENTS = "multirank/test_arguments.py::test_a_wrong_argument_is_refused_before_data_moves"
-MESSAGES = "multirank/test_guard.py::test_calls_by_messages_are_compared_before_data_move"
+DIFFER = "multirank/test_disagreements.py::test_ranks_that_differ_are_told"
+EIGHT = "multirank/test_disagreements.py::test_eight_ranks_that_differ_are_told"
 ENGINE = "multirank/test_engine_failures.py::test_failures"
-ASTRAY = "multirank/test_edges.py::test_ranks_that_are_not_in_a_call_are_told_of"
-IN_TIME = "multirank/test_catalogue.py::test_ranks_that_differ_are_told_in_time"
 ROWS_TEST = "multirank/test_catalogue.py::test_rows"
 DENIED = "multirank/test_edges.py::test_what_one_rank_is_denied_all_are_told"
 VALUES = "contract/test_contract.py::test_other_arrays"
@@ -35,22 +34,20 @@ class Row(NamedTuple):
 
 
 ROWS = {
-    1: Row("shapes differ", (MESSAGES, ENGINE, IN_TIME)),
-    2: Row("as many elements in another shape", open="ranks whose shapes have as many elements go on"),
-    3: Row("dtypes differ, as long as each other", (IN_TIME, ENGINE, MESSAGES)),
-    4: Row("ops differ", (IN_TIME, ENGINE, MESSAGES)),
-    5: Row("roots differ", (IN_TIME, MESSAGES, ASTRAY),
-           "inside a node a root that needs nothing of the others finds out in its next call"),
-    6: Row("another collective", (IN_TIME, ENGINE, MESSAGES)),
-    7: Row("two calls in another order", (IN_TIME,)),
+    1: Row("shapes differ", (DIFFER, EIGHT)),
+    2: Row("as many elements in another shape", (DIFFER, EIGHT)),
+    3: Row("dtypes differ", (DIFFER, EIGHT)),
+    4: Row("ops differ", (DIFFER, EIGHT)),
+    5: Row("roots differ", (DIFFER, EIGHT)),
+    6: Row("another collective", (DIFFER, EIGHT)),
+    7: Row("two calls in another order", (DIFFER, EIGHT)),
     8: Row("a rank skips a call and ends", (EXITS, KILLED)),
     9: Row("a call that the others never make",
             (NOT_COME, "contract/test_uses.py::test_a_rank_that_never_comes_is_a_timeout")),
     10: Row("the order crossed over two groups", (ROWS_TEST,)),
     11: Row("counts that do not sum, or differ", (ARGUMENTS, DENIED)),
     12: Row("a rank that is not in the group calls", ("multirank/test_distributed_groups.py::test_program",)),
-    13: Row("one rank has a bad argument",
-            ("multirank/test_guard.py::test_a_refusal_is_told_at_once", MESSAGES, DENIED)),
+    13: Row("one rank has a bad argument", (DIFFER, EIGHT, DENIED)),
     14: Row("a root out of range, or no number", (ARGUMENTS, ROWS_TEST)),
     15: Row("an unknown op", (ARGUMENTS,)),
     16: Row("an op that the dtype does not have", (ARGUMENTS,)),
@@ -60,7 +57,7 @@ ROWS = {
     20: Row("arrays that are not contiguous", (VALUES, ARGUMENTS)),
     21: Row("Fortran order, strides below and of zero", (VALUES, ARGUMENTS)),
     22: Row("no elements", (GRID,)),
-    23: Row("no elements on some ranks", (IN_TIME,)),
+    23: Row("no elements on some ranks", (ROWS_TEST,)),
     24: Row("0-d arrays, Python's numbers", (VALUES, ARGUMENTS)),
     25: Row("more than 2**31 bytes", ("multirank/test_hazards.py::test_arrays_over_two_gibibytes",)),
     26: Row("a read-only output", (ARGUMENTS, "multirank/test_edges.py::test_odd_arrays_on_the_host")),
