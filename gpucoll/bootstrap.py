@@ -6,6 +6,8 @@ imported when a device is asked for.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import socket
 import sys
@@ -16,9 +18,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy
+
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
 from gpucoll.launchers import LAUNCHERS
 from gpucoll.rendezvous import by_first_rank, wait_for_all
+from gpucoll.version import __version__
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -97,12 +102,16 @@ def world() -> MPI.Intracomm:
 def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
     """Wait until every rank of `comm` has come, at most `timeout` seconds; raise CollectiveTimeout.
 
-    From here on an uncaught exception on one rank ends all of them.
+    From here on an uncaught exception on one rank ends all of them, and one that crashes shows where it was.
     """
     if comm.size > 1 and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _abort_all
         threading.excepthook = _abort_by_thread
-    if not wait_for_all(comm, timeout):
+        if not faulthandler.is_enabled():
+            with contextlib.suppress(Exception):  # where standard error is no file
+                faulthandler.enable()
+    # The second time shows that no signal took a rank out of the first
+    if not (wait_for_all(comm, timeout) and wait_for_all(comm, timeout)):
         raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
 
 
@@ -119,16 +128,21 @@ def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> N
 
 
 def check_alike(comm: MPI.Intracomm, wanted: Options) -> None:
-    """Raise UsageError, on every rank, where ranks differ in what decides how they do a call. A collective call."""
+    """Raise UsageError, on every rank, where ranks differ in what decides how they do a call: options, versions.
+
+    A collective call.
+    """
     everyone = comm.allgather({"executor": wanted.executor, "GPUCOLL_ALGO": wanted.prefer, "check": wanted.check,
                                "GPUCOLL_DEVICE=emulated": wanted.emulated, "deterministic": wanted.deterministic,
-                               "GPUCOLL_DUMP_DIR": bool(os.environ.get("GPUCOLL_DUMP_DIR"))})
+                               "GPUCOLL_DUMP_DIR": bool(os.environ.get("GPUCOLL_DUMP_DIR")),
+                               "the version of gpucoll": __version__,
+                               "the major version of NumPy": numpy.__version__.partition(".")[0]})
     for name, first in everyone[0].items():
         differ = tuple(rank for rank, one in enumerate(everyone) if one[name] != first)
         if differ:
             raise UsageError(f"init: {name} is {first!r} on rank 0 and {everyone[differ[0]][name]!r} on ranks "
-                             f"{_names(differ)}; give all ranks the same options and environment", code="GC-OPTION",
-                             ranks=differ)
+                             f"{_names(differ)}; give all ranks the same options, environment and packages",
+                             code="GC-OPTION", ranks=differ)
 
 
 def check_process() -> None:

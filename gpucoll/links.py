@@ -13,6 +13,7 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.executors.mpi import who_left
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
@@ -44,6 +45,9 @@ class Link(Protocol):
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
 
+    def left(self) -> Mapping[int, int]:
+        """Return the ranks that have told that they go no further, and why (see `executors.mpi.leave`)."""
+
     def has_ended(self) -> bool:
         """Return whether nothing can be sent any more."""
 
@@ -68,6 +72,7 @@ class MpiLink:
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
+        self._left: dict[int, int] = {}
 
     @classmethod
     def of(cls, mpi: Any, timeout: float, table: Table | None = None) -> MpiLink:
@@ -85,6 +90,10 @@ class MpiLink:
         link = MpiLink.of(part, self._timeout, self.table)
         part.Free()
         return link
+
+    def left(self) -> Mapping[int, int]:
+        self._left.update(who_left(self.wire))
+        return self._left
 
     def sender(self, tag: int) -> int | None:
         """Return a rank whose message with `tag` could be received now, None where there is none."""
@@ -137,6 +146,9 @@ class LocalLink:
         ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in everyone.items()
                                             if shade == color)]
         return LocalLink(ranks.index(self.place.rank), hubs.setdefault(color, _Hub(len(ranks))))
+
+    def left(self) -> Mapping[int, int]:
+        return {}
 
     def has_ended(self) -> bool:
         return False

@@ -88,6 +88,7 @@ class Waits:
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
         # Who is waited for, in words, and their ranks
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
+        self.cause: Callable[[], GpucollError | None] = lambda: None  # what is behind an error of the transport
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call goes on that does not come through `run`
         # Operations run inside: what they change of the thread that drives them, as its current GPU, is as before then
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -217,7 +218,7 @@ class Waits:
             return
         is_first = self.failure is None
         if isinstance(error, self._foreign):
-            self.failure = BackendError(f"{name}: {error}")
+            self.failure = self.cause() or BackendError(f"{name}: {error}")
             self.on_failure()
             raise self.failure from error
         self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")

@@ -20,8 +20,10 @@ from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.symmetric import Symmetric
-from gpucoll.errors import ArgumentError, UsageError
-from gpucoll.links import LocalLink, MpiLink
+from gpucoll.errors import ArgumentError, RankFailedError, UsageError
+from gpucoll.executors.mpi import leave
+from gpucoll.guard.guard import FAILED_BY
+from gpucoll.links import Link, LocalLink, MpiLink
 
 
 class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
@@ -30,6 +32,15 @@ class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or
     None, ``mpi`` the duplicated mpi4py communicator, ``timeout check executor`` the options.
     """
+
+    def __init__(self, link: Link, options: bootstrap.Options) -> None:
+        try:
+            super().__init__(link, options)
+        except BaseException as error:  # others may wait for this rank, as where it has no memory left
+            if link.mpi is not None:
+                culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
+                leave(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
+            raise
 
     @classmethod
     def from_mpi(cls, mpi: Any, **options: Any) -> Communicator:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -17,6 +18,7 @@ from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
+from gpucoll.guard.guard import Guard
 from gpucoll.guard.observed import CallObserver, Comparison, Recorded, observed
 from gpucoll.links import Link
 from gpucoll.plan import Layouts, Plan
@@ -258,7 +260,8 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
     if asked == name or (asked is None and link.mpi is not None):
         shared = SharedExecutor(link, heap, timeout, check, name)
         if link.mpi is not None:
-            shared.meet()
+            others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
+            shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.left, lambda: began).check)
         yield shared
     yield MpiExecutor(link.wire)
     if link.mpi is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import os
 import secrets
 import weakref
@@ -17,10 +16,10 @@ from gpucoll.arrays import on_gpu
 from gpucoll.communicator.core import Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
-from gpucoll.executors.mpi import farewell, leave, who_left
+from gpucoll.executors.mpi import farewell, leave
 from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CLOSED, Flight
-from gpucoll.guard.guard import ENDS, FAILED, LATE, Guard
+from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
 from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
@@ -32,11 +31,10 @@ class Closing(Core):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
-        left = functools.partial(who_left, link.wire) if mpi is not None else dict
-        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, left,
+        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, link.left,
                       lambda: self._waits.waits_since)
         self._waits.hooks.append(guard.check)
-        self._waits.blame = guard.blame
+        self._waits.blame, self._waits.cause = guard.blame, guard.cause
         if mpi is not None:
             self._waits.on_failure = self._leave
         self._has_left = False
@@ -83,6 +81,8 @@ class Closing(Core):
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
+                if isinstance(failure, RankFailedError) and failure.ranks:
+                    why = FAILED_BY + failure.ranks[0]
                 leave(self._link.wire, self.rank, self.size, why)
 
     def _gpu(self, name: str) -> Gpu:

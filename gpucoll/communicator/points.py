@@ -224,7 +224,8 @@ class Points(Headers):
         """
         self._check_usable()
         mine = _wrong_split(color, key)
-        self._told_by_all({"error": str(mine)} if mine else {}, "split", mine)  # and all are here
+        self._told_by_all({"error": str(mine)} if mine else {}, "split", mine)
+        self._told_by_all({}, "split")  # nobody was taken out of that wait: MPI's own below has no deadline
         link = self._link.split(None if color is None else int(color), int(key))
         return None if link is None else type(self)(link, self.options)
 

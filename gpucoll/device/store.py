@@ -9,6 +9,7 @@ lost or broken is built again, so that the folder may be deleted at any time.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import os
@@ -16,6 +17,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,6 +26,8 @@ from typing import TypeVar
 PATIENCE = 120.0  # seconds to wait for another process that builds the same; a hung one must not stop everybody
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+PRIVATE = "gpucoll-private-"  # how names of folders in the temporary directory begin that end with their process
+YOUNG = 60.0  # seconds in which one may not have been locked yet
 T = TypeVar("T")
 
 
@@ -130,9 +134,40 @@ class Store:
                 raise
             reason = getattr(error, "strerror", None) or error
             self.trouble = f"kernels are not kept in {self.folder}: {reason}"
-            self.folder = Path(tempfile.mkdtemp(prefix="gpucoll-"))  # made for this user alone
-            weakref.finalize(self, _remove, self.folder, os.getpid())
+            self.folder, remove = private_folder()
+            weakref.finalize(self, remove)
             return act()
+
+
+def private_folder() -> tuple[Path, Callable[[], None]]:
+    """Return a new folder that nobody else knows, and what removes it; remove those of processes that were killed.
+
+    The system releases the lock on such a folder when its process ends, however that ends, whatever its number.
+    """
+    _sweep()
+    folder, owner = Path(tempfile.mkdtemp(prefix=PRIVATE)), os.getpid()
+    held = os.open(folder, READ | os.O_DIRECTORY)
+    with contextlib.suppress(OSError):  # no locks in this file system: nobody gets one, and removes nothing
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def remove() -> None:
+        if os.getpid() == owner:  # a fork that ends must not take it away from the others
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
+
+    return folder, remove
+
+
+def _sweep() -> None:
+    """Remove private folders of this user whose processes have ended."""
+    for place in Path(tempfile.gettempdir()).glob(f"{PRIVATE}*"):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+            descriptor = os.open(place, READ | os.O_DIRECTORY)
+            held.callback(os.close, descriptor)
+            status = os.fstat(descriptor)
+            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > YOUNG:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)  # it follows no link
 
 
 def make_private(folder: Path) -> None:
@@ -161,11 +196,6 @@ def read_trusted(place: Path) -> bytes:
         if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise PermissionError(f"others than this user may write to {place}")
         return file.read()
-
-
-def _remove(folder: Path, owner: int) -> None:
-    if os.getpid() == owner:  # a fork that ends must not take it away from the others
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _name(key: str, suffix: str, content: bytes) -> str:

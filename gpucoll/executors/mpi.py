@@ -160,8 +160,8 @@ def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
 
 
 def leave(comm: Any, rank: int, size: int, why: int) -> None:
-    """Tell every rank that this one goes no further: it ENDS, has FAILED, or was LATE; waits for nobody."""
-    said = numpy.full(1, why, numpy.uint8)
+    """Tell every rank that this one goes no further, and why, in a number of the guard's; waits for nobody."""
+    said = numpy.full(1, why, numpy.int64).view(numpy.uint8)
     keep_for_ever((said, [comm.Isend([said, BYTES], other, LEFT) for other in range(size) if other != rank]))
 
 
@@ -169,9 +169,9 @@ def who_left(comm: Any) -> dict[int, int]:
     """Return the ranks that have told so since this was asked last, and why."""
     from mpi4py import MPI
 
-    left, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.uint8)
+    left, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
     while comm.Iprobe(MPI.ANY_SOURCE, LEFT, status):
-        comm.Recv([said, BYTES], status.source, LEFT)
+        comm.Recv([said.view(numpy.uint8), BYTES], status.source, LEFT)
         left[status.source] = int(said[0])
     return left
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from gpucoll.errors import CollectiveTimeout, RankFailedError
-from gpucoll.guard.processes import Processes
+from gpucoll.guard.processes import WAITS, Processes
 
-ENDS, FAILED, LATE = range(3)  # why a rank has left
+ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has left; FAILED_BY and the rank for another one's failure
 LOOK = 0.05  # seconds between two looks
 # Seconds for which one is still waited for that is gone: what it had sent may be on its way. Longer where nobody knows
 # which ranks are waited for.
@@ -24,8 +24,8 @@ class Guard:
 
     `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
     each rank that shows its calls called last; `left` which have left without closing, since the last look, and why:
-    they END, have FAILED, or waited until their deadlines (LATE). `since`
-    tells when the wait began.
+    they END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines (LATE). `since` tells
+    when the wait began.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
@@ -59,11 +59,23 @@ class Guard:
         late = sorted(rank for rank, since in self._missed.items()
                       if now - since > (LONG_GRACE if awaited is None else GRACE))
         if late:
-            words = "; ".join(self.describe(rank) for rank in late)
             if any(self._gone.get(rank) == LATE for rank in late):
+                words = "; ".join(map(self.describe, late))
                 raise CollectiveTimeout(f"ranks {late} have waited until their deadlines: {words}",
                                         ranks=self.blame()[1])
-            raise RankFailedError(f"{words}; close this communicator", ranks=tuple(late))
+            raise self._failed({max(self._gone.get(rank, 0) - FAILED_BY, -1) for rank in late} - {-1} or late)
+
+    def _failed(self, ranks: Collection[int]) -> RankFailedError:
+        words = "; ".join(map(self.describe, sorted(ranks)))
+        return RankFailedError(f"{words}; close this communicator", ranks=tuple(sorted(ranks)))
+
+    def cause(self) -> RankFailedError | None:
+        """Return what is behind an error of the transport where processes have ended that had not told so.
+
+        Their memory is out of reach some time before they have ended.
+        """
+        ended = set(self._processes.ended(GRACE)) - self._gone.keys()
+        return self._failed(ended) if ended else None
 
     def _warn(self, now: float) -> None:
         if now > self._warned + SLOW:
@@ -90,7 +102,8 @@ class Guard:
         mine, _ = progress.get(self._rank, (0, ""))
         behind = {rank for rank, (number, _) in progress.items() if number < mine}
         ranks = behind or set(self._awaited() or ()) - {self._rank}
-        ranks |= {rank for rank in self._processes.numbers if rank != self._rank and self._processes.state(rank)}
+        ranks |= {rank for rank in self._processes.numbers
+                  if rank != self._rank and self._processes.state(rank) not in ("", WAITS)}
         return "; ".join(map(self.describe, sorted(ranks))), tuple(sorted(ranks))
 
 

@@ -13,7 +13,8 @@ import select
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a device", "Z": "dead", "X": "dead"}
+WAITS = "waiting for a device"  # which passes
+STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}
 _descriptors: dict[int, int] = {}  # by process; kept as long as this process lives
 
 
@@ -44,9 +45,10 @@ class Processes:
                 self._ranks[descriptor] = rank
                 self._poll.register(descriptor, select.POLLIN)
 
-    def ended(self) -> tuple[int, ...]:
-        """Return the ranks whose processes have ended."""
-        return tuple(sorted(self._ranks[descriptor] for descriptor, _ in self._poll.poll(0))) if self._ranks else ()
+    def ended(self, patience: float = 0.0) -> tuple[int, ...]:
+        """Return the ranks whose processes have ended, or the first that does within so many seconds."""
+        found = self._poll.poll(1000 * patience) if self._ranks else ()
+        return tuple(sorted(self._ranks[descriptor] for descriptor, _ in found))
 
     def state(self, rank: int) -> str:
         """Return in a word what the process of a rank is doing, "" where that is not known, or it runs."""

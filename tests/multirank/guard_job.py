@@ -6,27 +6,55 @@ Every rank writes what came of its last call to FOLDER/RANK: seconds, the error'
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
+import tempfile
+import threading
 import time
 from pathlib import Path
 
 import numpy
 
 import gpucoll as gc
+from gpucoll import training
 
 TIMEOUT = 3.0
+PHASES = ("before", "after_send", "after")  # of GPUCOLL_FAULT, in the call that counts
 
 
-def goes(how, comm):
+def end(number):
+    os.kill(os.getpid(), number)
+
+
+def fails(how):
+    raise KeyError(how)
+
+
+def goes(how, comm, folder):
     """What rank 1 does in place of the call."""
     match how:
         case "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
+            end(signal.SIGKILL)
         case "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
+            end(signal.SIGSTOP)
+        case "late":  # stopped, until another rank that has given up lets it go on
+            Path(folder, "process").write_text(str(os.getpid()))
+            end(signal.SIGSTOP)
+        case "idle":
+            signal.pause()
+        case "interrupt":
+            threading.Timer(0.3, end, [signal.SIGINT]).start()
+            comm.recv(numpy.zeros(1), 0)
+        case "segv":
+            end(signal.SIGSEGV)
+        case "memory":
+            resource.setrlimit(resource.RLIMIT_AS, (1 << 20, 1 << 20))
+            numpy.ones(1 << 24)
         case "exit":
             sys.exit(0)
+        case "leave":
+            os._exit(0)
         case "crash":
             os._exit(1)
         case "with":
@@ -34,41 +62,62 @@ def goes(how, comm):
                 raise KeyError(how)
             signal.pause()
         case "raise":
-            raise KeyError(how)
+            fails(how)
+        case "gradient":  # in the optimizer, between two collectives
+            trainer = training.DataParallel({"w": numpy.zeros(9)}, comm)
+            trainer.ready("w", numpy.ones(9))
+            fails(how)
         case "term":
-            gc.on_terminate(lambda: Path(sys.argv[1], "saved").write_text("[]"))
-            os.kill(os.getpid(), signal.SIGTERM)
+            gc.on_terminate(lambda: Path(folder, "saved").write_text("[]"))
+            end(signal.SIGTERM)
             signal.pause()
         case "thread":
-            import threading
-
-            def fails():
-                raise KeyError(how)
-
-            threading.Thread(target=fails).start()
+            threading.Thread(target=fails, args=[how]).start()
             signal.pause()
+
+
+def named_memory():
+    """The files that this process shares memory by, but for those without a name, and MPI's."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    shared = {line.split(maxsplit=5)[-1] for line in lines if line.split()[1].endswith("s")}
+    return sorted(name for name in shared if name.startswith(("/dev/shm", "/tmp", tempfile.gettempdir())))
+
+
+def call(how, comm, x):
+    if how == "gradient":
+        trainer = training.DataParallel({"w": numpy.zeros(9)}, comm)
+        trainer.ready("w", numpy.ones(9))
+        trainer.finish()
+    assert (comm.all_reduce(x) == comm.size * x).all()
 
 
 def main():
     folder, how, executor = sys.argv[1:]
     comm = gc.init(timeout=TIMEOUT, executor=None if executor == "auto" else executor)
-    x = numpy.ones(100)
-    for _ in range(3):
-        comm.all_reduce(x)
-    if comm.rank == 1:
-        goes(how, comm)
-    began, error = time.monotonic(), None
+    x, error = numpy.ones(100), None
+    mapped = comm.zeros(100_000, "f4")
     try:
-        comm.all_reduce(x)
+        for array in (x, x, x, mapped):
+            began = time.monotonic()
+            comm.all_reduce(array)
+        if comm.rank == 1:
+            goes(how, comm, folder)
+        began = time.monotonic()
+        call(how, comm, x)
     except gc.GpucollError as raised:
         error = raised
     lasted = time.monotonic() - began
     comm.close()
     more = [error.ranks, str(error)] if error else [(), ""]
     found = [lasted, time.monotonic() - began - lasted, type(error).__name__, *more]
+    Path(folder, f"{comm.rank}.memory").write_text(json.dumps(named_memory()))
     Path(folder, str(comm.rank)).write_text(json.dumps(found))
     deadline = time.monotonic() + 3 * TIMEOUT
-    while len(list(Path(folder).iterdir())) < comm.size - 1 and time.monotonic() < deadline:
+    if how == "late" and comm.rank == 0:
+        os.kill(int(Path(folder, "process").read_text()), signal.SIGCONT)
+    alive = comm.size - (how != "late")
+    while len([path for path in Path(folder).iterdir() if path.name.isdecimal()]) < alive \
+            and time.monotonic() < deadline:
         time.sleep(0.01)  # MPI's launcher ends all when one ends like this
     os._exit(0)
 

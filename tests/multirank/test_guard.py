@@ -24,15 +24,19 @@ JOB = Path(guard_job.__file__)
 SLOW = pytest.mark.slow
 
 
-def came_of(mpiexec, folder, how, executor, size=3):
-    """What came of the ranks that could tell."""
-    job = mpiexec(size, sys.executable, JOB, folder, how, executor, timeout=seconds(40))
-    return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}, job
+def ended(mpiexec, folder, how, executor):
+    """The job of three ranks of which one goes away, and what came of those that could tell."""
+    job = mpiexec(3, sys.executable, JOB, folder, how, executor, timeout=seconds(40))
+    return came_of(folder), job
+
+
+def came_of(folder):
+    return {int(path.name): json.loads(path.read_text()) for path in folder.iterdir() if path.name.isdecimal()}
 
 
 @pytest.mark.parametrize("executor", ["auto", "mpi", pytest.param("native", marks=SLOW)])
 def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, executor):
-    found, _ = came_of(mpiexec, tmp_path, "with", executor)
+    found, _ = ended(mpiexec, tmp_path, "with", executor)
     assert found.keys() == {0, 2}
     for lasted, closing, error, culprits, words in found.values():
         assert (error, culprits) == ("RankFailedError", [1]), words
@@ -42,7 +46,7 @@ def test_a_rank_that_leaves_by_an_error_is_named_at_once(mpiexec, tmp_path, exec
 
 @pytest.mark.parametrize("executor", ["auto", "mpi"])
 def test_a_rank_that_exits_is_named(mpiexec, tmp_path, executor):
-    found, _ = came_of(mpiexec, tmp_path, "exit", executor)
+    found, _ = ended(mpiexec, tmp_path, "exit", executor)
     for lasted, _, error, culprits, words in found.values():
         assert (error, culprits) == ("RankFailedError", [1]), words
         assert lasted < seconds(1)
@@ -50,18 +54,20 @@ def test_a_rank_that_exits_is_named(mpiexec, tmp_path, executor):
 
 
 def test_who_is_told_to_end_saves_first(mpiexec, tmp_path):
-    came_of(mpiexec, tmp_path, "term", "auto")
-    found = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()}
+    ended(mpiexec, tmp_path, "term", "auto")
+    found = {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir() if path.suffix != ".memory"}
     assert found.pop("saved") == []
     for lasted, _, error, culprits, words in found.values():
         assert (error, culprits) == ("RankFailedError", [1]), words
         assert lasted < seconds(1)
 
 
-@pytest.mark.parametrize(("how", "named"), [("raise", "KeyError: 'raise'"), ("thread", "KeyError: 'thread'")])
+@pytest.mark.parametrize(("how", "named"), [("raise", "KeyError: 'raise'"), ("thread", "KeyError: 'thread'"),
+                                            ("gradient", "KeyError: 'gradient'"), ("memory", "MemoryError"),
+                                            ("interrupt", "KeyboardInterrupt")])
 def test_an_exception_that_nobody_catches_ends_the_job(mpiexec, tmp_path, how, named):
     began = time.monotonic()
-    _, job = came_of(mpiexec, tmp_path, how, "auto")
+    _, job = ended(mpiexec, tmp_path, how, "auto")
     assert job.returncode != 0
     assert named in job.stderr
     assert "rank 1 has ended by an exception that nobody caught" in job.stderr

@@ -223,6 +223,36 @@ def test_threads_share_a_folder(tmp_path):
     assert (len(set(found)), len(found)) == (1, 4)
 
 
+def test_what_killed_processes_have_left_is_swept(tmp_path, monkeypatch):
+    """Folders of the living stay, old ones too, and young ones, which may not be locked yet; so do other people's."""
+    monkeypatch.setattr(store.tempfile, "tempdir", str(tmp_path))
+    killed = """
+import os, pathlib, signal, sys, tempfile
+from gpucoll.device.store import private_folder
+tempfile.tempdir = sys.argv[1]
+(private_folder()[0] / "litter").touch()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    mine, remove = store.private_folder()
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", killed, str(tmp_path)], check=False)
+    dead = sorted(set(tmp_path.iterdir()) - {mine})
+    assert len(dead) == 2
+    for place in (mine, dead[0]):
+        os.utime(place, (0, 0))
+    _, remove_again = store.private_folder()
+    remove_again()
+    assert set(tmp_path.iterdir()) == {mine, dead[1]}
+    os.utime(dead[1], (0, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: 1 + os.getuid())
+        store._sweep()
+    assert dead[1].exists()
+    remove()
+    store._sweep()
+    assert list(tmp_path.iterdir()) == []
+
+
 @contextlib.contextmanager
 def child(folder, dies=False):
     command = [sys.executable, "-c", CHILD, str(folder), "dies" if dies else ""]

@@ -82,9 +82,10 @@ class SharedExecutor:
             return "not every rank's gpucoll was installed with the engine"
         return None if task.plan is None or task.plan.schedules is not None else f"{task.algorithm} has no schedule"
 
-    def meet(self) -> None:
-        """Find ways into each other's memory. A collective call; raises CollectiveTimeout."""
+    def meet(self, *hooks: Callable[[], None]) -> None:
+        """Find ways into each other's memory. A collective call; raises CollectiveTimeout, and what `hooks` raise."""
         waits, near = Waits(self._timeout, foreign=self._link.foreign), self._near
+        waits.hooks.extend(hooks)
         waits.run(near.meet(self._wire), "the first call over shared memory")
         self._has_met = True
         if near.maps and near.all_able:

@@ -1,0 +1,262 @@
+"""Rows of the catalogue of faults (tests/catalogue.py) that no other test holds; most on the pool's ranks."""
+
+import errno
+import itertools
+import logging
+import os
+import resource
+import signal
+import threading
+import time
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll import training
+from gpucoll.guard import guard
+from gpucoll.links import MpiLink
+from grids import generator, naming
+from multirank.test_executors import on_two_nodes
+from pace import seconds
+from thread_ranks import on_threads
+
+TOLD = 1.5  # seconds: three times those in which ranks that differ shall know
+
+
+def nothing_on_one(mpi):
+    """At 8 ranks: all are told soon where one has no elements, and the communicator goes on."""
+    x, other = numpy.ones(6, "f4"), mpi.rank == 5
+    for executor in (None, "mpi"):
+        with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
+            comm.barrier()
+            began = time.monotonic()
+            with pytest.raises(gc.MismatchError) as found:
+                comm.all_reduce(x[:0] if other else x)
+            lasted = time.monotonic() - began
+            assert (found.value.code, found.value.ranks) == ("GC-SHAPE", (5,))
+            assert lasted < seconds(TOLD)
+            print(f"{executor}: {lasted:.3f} s")
+            assert (comm.all_reduce(x) == mpi.size).all()
+
+
+def crossed(mpi):
+    """Calls on two communicators in another order on each rank end by the deadline, on both."""
+    first, second = (gc.Communicator.from_mpi(mpi, timeout=seconds(0.5)) for _ in range(2))
+    began = time.monotonic()
+    one, other = (first, second) if mpi.rank else (second, first)
+
+    def both():
+        for comm in (one, other):
+            comm.all_reduce(numpy.ones(3), algorithm="ring")
+
+    with pytest.raises(gc.CollectiveTimeout, match="all_reduce") as late:
+        both()
+    assert late.value.ranks in ((1 - mpi.rank,), ())
+    for comm in (first, second):
+        comm.close()
+    assert time.monotonic() - began < seconds(4)
+
+
+def crosswise(mpi):
+    """Two threads, each with a communicator of its own: whichever goes first on a rank, both end, with exact results.
+
+    The handle of one thread's call may be waited for by another one, and more than once.
+    """
+    comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(60)) for _ in range(2)]
+    wrong, begun = [], [threading.Event(), threading.Event()]
+    if mpi.rank:
+        begun.reverse()
+
+    def calls(number):
+        if number == mpi.rank % 2:
+            begun[0].wait(seconds(60))
+        else:
+            begun[0].set()
+        for turn, algorithm in itertools.product(range(20), ("auto", "ring")):
+            x = numpy.full(1000 * number + 3, turn + mpi.rank + 7 * number)
+            total = comms[number].all_reduce(x, algorithm=algorithm)
+            wrong.extend([turn] * (not (total == sum(range(mpi.size)) + mpi.size * (turn + 7 * number)).all()))
+
+    threads = [threading.Thread(target=calls, args=[number]) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    work, found = comms[0].all_reduce(numpy.ones(5), algorithm="ring", async_op=True), []
+    waiter = threading.Thread(target=lambda: found.append(work.wait()))
+    waiter.start()
+    waiter.join()
+    assert work.wait() is found[0]
+    assert (found[0] == mpi.size).all()
+    for comm in comms:
+        comm.close()
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.said = []
+
+    def emit(self, record):
+        self.said.append(record.getMessage())
+
+
+def waited_for(mpi):
+    """Who is slow, but in time, is named in a warning now and then; the clock on the wall means nothing."""
+    lines = Lines()
+    guard.log.addHandler(lines)
+    try:
+        with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm, mock.patch.object(guard, "SLOW", 0.1), \
+                mock.patch("time.time", side_effect=itertools.cycle([0.0, 4e9])):
+            x = numpy.ones(3)
+            comm.all_reduce(x)
+            if comm.rank == 1:
+                mpi.Recv(numpy.empty(1), 0)  # until rank 0 has said so
+                assert (comm.all_reduce(x) == comm.size).all()
+            else:
+                work = comm.all_reduce(x, async_op=True)
+                comm._waits.hooks.append(lambda: lines.said and not sent and sent.append(mpi.Send(numpy.ones(1), 1)))
+                sent = [] if comm.rank == 0 else [None]
+                assert (work.wait() == comm.size).all()
+                assert comm.rank or any("rank 0 has waited" in one and "rank 1" in one for one in lines.said)
+    finally:
+        guard.log.removeHandler(lines)
+
+
+def denied(mpi, where):
+    """What one rank is denied while a communicator is made is a typed error on all, and the next one is made."""
+    def unlimited():
+        pass
+
+    def limited(kind, most):
+        before = resource.getrlimit(kind)
+        resource.setrlimit(kind, (most, before[1]))
+        return lambda: resource.setrlimit(kind, before)
+
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        def make():
+            return comm.split(0) if where == "split" else gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        files = max(map(int, os.listdir("/proc/self/fd")))
+        for deny in (lambda: limited(resource.RLIMIT_FSIZE, 4096), lambda: limited(resource.RLIMIT_NOFILE, files)):
+            held = []
+            with naming(deny):
+                if mpi.rank == 1:
+                    while (file := os.open("/dev/null", os.O_RDONLY)) <= files:
+                        held.append(file)  # in the gaps
+                    os.close(file)
+                allow = deny() if mpi.rank == 1 else unlimited
+                try:
+                    with pytest.raises(gc.BackendError) as refused:
+                        make()
+                finally:
+                    allow()
+                    for file in held:
+                        os.close(file)
+                assert (refused.value.code, refused.value.ranks) == ("GC-MEMORY", (1,))
+        without = mock.patch("os.memfd_create", side_effect=OSError(errno.ENOSYS, "none")) if mpi.rank == 1 else \
+            mock.MagicMock()
+        with without, pytest.raises(gc.BackendError, match="Function not implemented"):
+            make()
+        with make() as part:
+            assert (part.all_reduce(numpy.ones(3)) == part.size).all()
+
+
+def taken_out(mpi):
+    """A signal that takes a rank out of a communicator's making, or memory that it lacks, does not leave others there.
+    """
+    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    if mpi.rank == 0:
+        def rings():
+            raise KeyboardInterrupt
+
+        comm._waits.hooks.append(rings)
+        with pytest.raises(KeyboardInterrupt):
+            comm.split(0)
+    mpi.Barrier()
+    if mpi.rank:
+        with pytest.raises(gc.RankFailedError) as failed:
+            comm.split(0)
+        assert failed.value.ranks == (0,)
+    comm.close()
+    lacks = mock.patch("gpucoll.communicator.core.registry", side_effect=MemoryError) if mpi.rank == 1 else \
+        mock.MagicMock()
+    with lacks, pytest.raises(MemoryError if mpi.rank == 1 else gc.RankFailedError) as failed:
+        gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    assert mpi.rank == 1 or failed.value.ranks == (1,)
+
+
+def interrupted_start(mpi):
+    own = mpi.Dup()  # spoilt by the rank that leaves
+    if mpi.rank == 0:
+        begun = []
+
+        def rings(comm, timeout):
+            begun.append(comm.Ibarrier())
+            raise KeyboardInterrupt
+
+        with mock.patch("gpucoll.bootstrap.wait_for_all", rings), pytest.raises(KeyboardInterrupt):
+            gc.Communicator.from_mpi(own, timeout=seconds(60))
+    else:
+        with pytest.raises(gc.CollectiveTimeout, match="to make this communicator"):
+            gc.Communicator.from_mpi(own, timeout=seconds(0.5))
+
+
+def unlike_versions(mpi):
+    for name in ("gpucoll.bootstrap.__version__", "numpy.__version__"):
+        other = mock.patch(name, "0.0.other") if mpi.rank == 1 else mock.MagicMock()
+        with other, pytest.raises(gc.UsageError, match="version of") as refused:
+            gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+        assert (refused.value.code, refused.value.ranks) == ("GC-OPTION", (1,))
+
+
+def same_on_two_nodes(mpi):
+    """deterministic=True: the bits on one node and on two are alike; a root's number may be NumPy's."""
+    random = numpy.random.default_rng(generator("two nodes").getrandbits(64))
+    mine = (random.standard_normal((mpi.size, 50)) * 10 ** numpy.linspace(-3, 3, 50))[mpi.rank].astype("f4")
+    options = {"deterministic": True, "timeout": seconds(60)}
+    with gc.Communicator.from_mpi(mpi, **options) as one:
+        link = MpiLink(mpi, seconds(60))
+        link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
+        with mock.patch.object(MpiLink, "of", return_value=link):
+            two = gc.Communicator.from_mpi(mpi, **options)
+        with two:
+            assert (one.nodes, two.nodes) == (1, 2)
+            for comm in (one, two):
+                assert comm.all_reduce(mine).tobytes() == one.all_reduce(mine, algorithm="star").tobytes()
+    with on_two_nodes(mpi, None) as comm:
+        assert (comm.broadcast(numpy.arange(3) + comm.rank, numpy.int64(1)) == numpy.arange(3) + 1).all()
+
+
+@pytest.mark.parametrize(("body", "size", "arguments"), [
+    (nothing_on_one, 8, ()), (crossed, 2, ()), (crosswise, 2, ()), (waited_for, 3, ()), (denied, 3, ("init",)),
+    (denied, 3, ("split",)),
+    (taken_out, 3, ()), (interrupted_start, 2, ()), (unlike_versions, 3, ()), (same_on_two_nodes, 4, ())])
+def test_rows(ranks, body, size, arguments):
+    ranks(body, size, *arguments)
+
+
+def served(comm):
+    """A server that has failed is an error for its workers, and no wait."""
+    place = training.ParameterServer({"w": numpy.zeros(100)}, comm, 1, training.SGD(1.0))
+    if place.is_server:
+        for pair in place._pairs:
+            pair._waits.failure = gc.UsageError("this server has died")
+            pair.close()
+        return
+
+    def work():
+        for _ in range(3):
+            place.pull()
+            place.push({"w": numpy.ones(100)})
+
+    with pytest.raises((gc.RankFailedError, gc.CollectiveTimeout)):
+        work()
+
+
+def test_a_server_that_is_lost_is_told():
+    on_threads(3, served, timeout=seconds(2))

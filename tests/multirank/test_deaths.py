@@ -1,0 +1,172 @@
+"""Ranks that die, stop, stay away or are interrupted, at 8 ranks: who is told what, how soon, and what is left behind.
+
+A death shall be known within 1 s, a rank that does not come 1 s after the deadline; the bounds are three times that, on
+a machine as quick as the one that they were written on.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from gpucoll.guard.report import stories, summary
+from jobs import JOB_MARK, end_job, ends_within, marked, require_launcher, same_gpucoll, start_job
+from multirank.guard_job import PHASES, TIMEOUT
+from multirank.test_guard import JOB, came_of
+from pace import seconds
+
+SLOW = pytest.mark.slow
+SIZE, DEATH, LATE = 8, 3.0, TIMEOUT + 3.0  # seconds
+# What MPIs leave of jobs that did not end well, in /dev/shm and in the temporary directory
+OF_MPI = ("mpich", "ompi", "prte", "pmix", "sm_segment", "vader", "hwloc", "openmpi", "ucx", "sem.", "psm")
+
+
+# Between the launcher and a rank, so that it does not end the others with the first that dies.
+KEEPER = """
+import os, subprocess, sys, time
+subprocess.call([sys.executable, *sys.argv[2:]], close_fds=False)
+give_up = time.monotonic() + 60
+while sum(map(str.isdecimal, os.listdir(sys.argv[3]))) < int(sys.argv[1]) and time.monotonic() < give_up:
+    time.sleep(0.01)
+"""
+
+
+def survivors(mpiexec, folder, how, executor, size=SIZE, missing=1, **more):
+    """What came of the ranks in a job that goes on when one dies; they share no memory that has a name but MPI's."""
+    (folder / "tmp").mkdir()
+    job = mpiexec(size, sys.executable, "-S", "-c", KEEPER, str(size - missing), JOB, folder, how, executor,
+                  timeout=seconds(90), env={"TMPDIR": str(folder / "tmp"), **more})
+    found = came_of(folder)
+    assert len(found) >= size - missing, job.stderr
+    for rank in found:
+        named = json.loads((folder / f"{rank}.memory").read_text())
+        assert [name for name in named if not (Path(name).name.startswith(OF_MPI) or "ompi" in name)] == []
+    assert [path.name for path in (folder / "tmp").iterdir() if not path.name.startswith(OF_MPI)] == []
+    print(f"{how} {executor} {more}: {max(lasted for lasted, *_ in found.values()):.2f} s")
+    return found
+
+
+def fault(rank, phase, do, number=7):
+    return {"GPUCOLL_FAULT": f"rank:{rank},seq:{number},phase:{phase},do:{do}"}
+
+
+@pytest.mark.parametrize("executor", ["auto", *(pytest.param(name, marks=SLOW) for name in ("mpi", "native"))])
+def test_a_killed_rank_is_named(mpiexec, tmp_path, executor):
+    found = survivors(mpiexec, tmp_path, "kill", executor)
+    assert found.keys() == set(range(SIZE)) - {1}
+    for lasted, closing, error, culprits, words in found.values():
+        assert error == "RankFailedError", words
+        assert 1 in culprits, words
+        assert lasted < seconds(DEATH)
+        assert closing < seconds(DEATH)
+    firsts = [words for *_, culprits, words in found.values() if culprits == [1] and "process" in words]
+    assert all("has ended" in words for words in firsts)
+
+
+@pytest.mark.parametrize(("executor", "rank", "phase"), [
+    pytest.param(executor, rank, phase, marks=() if (executor, rank, phase) == ("auto", 0, "after_send") else SLOW)
+    for executor in ("auto", "mpi") for rank in (0, 1, SIZE - 1) for phase in PHASES])
+def test_whenever_a_rank_is_killed_nobody_waits(mpiexec, tmp_path, executor, rank, phase):
+    """Killed after its part a rank may be missed in the end of the call, or not at all."""
+    found = survivors(mpiexec, tmp_path, "", executor, **fault(rank, phase, "sigkill"))
+    for lasted, closing, error, culprits, words in found.values():
+        assert error == "RankFailedError" or (error == "NoneType" and phase != "before"), words
+        assert error == "NoneType" or rank in culprits, words
+        assert lasted + closing < seconds(2 * DEATH)
+    assert rank not in found
+
+
+@pytest.mark.parametrize(("how", "last"), [
+    ("stop", "is stopped"), pytest.param("idle", "in its call", marks=SLOW)])
+def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpiexec, tmp_path, how, last):
+    found = survivors(mpiexec, tmp_path, how, "auto")
+    found.pop(1, None)  # which a launcher lets go on when it ends the job
+    for lasted, closing, error, culprits, words in found.values():
+        assert (error, culprits) == ("CollectiveTimeout", [1]), words
+        assert lasted < seconds(LATE)
+        assert closing < seconds(DEATH)
+    assert any(last in words and "all_reduce" in words for *_, words in found.values())
+
+
+@pytest.mark.slow
+def test_a_rank_that_goes_on_too_late_is_told(mpiexec, tmp_path):
+    found = survivors(mpiexec, tmp_path, "late", "auto", 3, missing=0)
+    assert found.keys() == set(range(3))
+    lasted, closing, error, *_ = found.pop(1)
+    assert error in ("CollectiveTimeout", "RankFailedError", "RevokedError", "NoneType")  # all had shown their parts
+    assert lasted < seconds(DEATH)
+    assert closing < seconds(DEATH)
+    assert found[0][2] == "CollectiveTimeout"
+    assert found[2][2] in ("CollectiveTimeout", "NoneType")  # as it was still in time for
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["leave", "crash"])
+def test_a_rank_that_leaves_is_named(mpiexec, tmp_path, how):
+    found = survivors(mpiexec, tmp_path, how, "auto")
+    for lasted, closing, error, culprits, words in found.values():
+        assert error == "RankFailedError", words
+        assert 1 in culprits, words
+        assert lasted + closing < seconds(DEATH)
+
+
+def test_a_rank_that_crashes_shows_where_and_its_file_which_call(mpiexec, tmp_path):
+    """In a job that MPI's launcher ends with its first rank."""
+    (tmp_path / "dumps").mkdir()
+    job = mpiexec(3, sys.executable, JOB, tmp_path, "segv", "auto", env={"GPUCOLL_DUMP_DIR": str(tmp_path / "dumps")})
+    assert job.returncode != 0
+    assert "Segmentation fault" in job.stderr
+    assert "in goes" in job.stderr
+    groups, damaged = stories(tmp_path / "dumps")
+    (found,) = (summary(name, files) for name, files in groups.items())
+    assert (damaged, found["unheard"], found["calls"] >= 4) == ([], [], True)
+    last = found["last"][1]
+    assert last["state"] == "has ended"
+    assert last["words"].startswith("all_reduce")
+
+
+def test_who_interrupts_the_launcher_ends_the_job(tmp_path):
+    """SIGINT for mpiexec, as by Ctrl-C: no process is left."""
+    token, launcher = uuid.uuid4().hex, require_launcher()
+    with tempfile.TemporaryFile() as output:
+        process = start_job(launcher.command(3, [sys.executable, JOB, tmp_path, "idle", "auto"]), token, output,
+                            environment=same_gpucoll())
+        try:
+            while not any(tmp_path.glob("*.memory")):  # the others have waited for rank 1 in vain
+                assert process.poll() is None
+                time.sleep(0.01)
+            began = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            assert ends_within(process, 10)
+            left = marked(JOB_MARK, token)
+            while left and time.monotonic() < began + seconds(9):
+                for descriptor in left:
+                    os.close(descriptor)
+                left = marked(JOB_MARK, token)
+            assert left == []
+        finally:
+            end_job(process, token)
+
+
+BESIDE = """
+import sys, numpy, gpucoll as gc
+with gc.init(timeout=60) as comm:
+    mine = comm.zeros(50_000, "f8")
+    for number in range(50):
+        mine[...] = comm.rank + number * int(sys.argv[1])
+        assert (comm.all_reduce(mine) == sum(range(comm.size)) + comm.size * number * int(sys.argv[1])).all()
+"""
+
+
+@pytest.mark.slow
+def test_two_jobs_beside_each_other(mpiexec):
+    with ThreadPoolExecutor(2) as threads:
+        jobs = list(threads.map(lambda factor: mpiexec(2, sys.executable, "-c", BESIDE, factor), ("3", "1000")))
+    assert [job.returncode for job in jobs] == [0, 0], jobs
