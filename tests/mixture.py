@@ -17,7 +17,9 @@ import sys
 import time
 import traceback
 
+import hypothesis
 import numpy
+from hypothesis import strategies
 
 import gpucoll as gc
 import oracle
@@ -26,7 +28,7 @@ from compiled import PEER, make_peer_kernels, make_usual
 from gpucoll import bootstrap, launchers
 from gpucoll.algorithms import find, registry
 from gpucoll.collectives import COLLECTIVES
-from grids import naming
+from grids import SEED, naming
 from pace import seconds
 from programs import MOVED, MOVEMENTS, REDUCTIONS, check
 from spots import GUARD, Call, Spot, listed
@@ -62,7 +64,7 @@ class Varied:
 
     def run(self, steps):
         for number, (kind, seed, *arguments) in enumerate(steps):
-            self._alike, self._own = random.Random(seed), random.Random(f"{seed}/{self.rank}")
+            self._alike, self._own = random.Random(f"{seed}"), random.Random(f"{seed}/{self.rank}")  # not `step`'s
             with naming(f"step {number} of {len(steps)}: {kind} {seed} {arguments}"):
                 getattr(self, f"_{kind}")(*arguments)
         return self.count
@@ -272,6 +274,18 @@ def step(seed, size, pairs=PAIRS, algorithms=None):
 def draw(chances, size, pairs=PAIRS, algorithms=None, steps=40):
     """A program: what `run` is told."""
     return [step(chances.getrandbits(32), size, pairs, algorithms) for _ in range(steps)]
+
+
+def given(count, test, sizes, pairs=PAIRS, algorithms=None):
+    """`test(size, steps)` on so many programs that hypothesis draws, and of one that fails on the shortest it finds."""
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(max_examples=count, deadline=None, database=None, suppress_health_check=hypothesis.HealthCheck)
+    @hypothesis.given(strategies.sampled_from(sizes), strategies.lists(strategies.integers(0, 1 << 32), min_size=1,
+                                                                       max_size=8))
+    def every(size, seeds):
+        test(size, [step(seed, size, pairs, algorithms) for seed in seeds])
+
+    every()
 
 
 def run(comm, steps):
