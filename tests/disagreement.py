@@ -13,12 +13,15 @@ import random
 import time
 from typing import NamedTuple
 
+import hypothesis
 import numpy
+from hypothesis import strategies
 
 import mixture
 import oracle
 import programs
 from gpucoll.collectives import COLLECTIVES
+from grids import SEED
 from pace import seconds
 from programs import MOVEMENTS, REDUCTIONS, program
 from thread_ranks import on_threads
@@ -156,6 +159,7 @@ def run(comm, case):
     mine = case.others if comm.rank == case.culprit else case.calls
     steps = [functools.partial(together, comm, mine) if case.way == "group" else None]
     steps = steps if case.way == "group" else [functools.partial(call, comm, one, case.way) for one in mine]
+    steps = steps if mine else [functools.partial(tail, comm)]  # it comes to the next one, and is one ahead
     began, found, then = time.monotonic(), None, []
     for number, step in enumerate([*steps, *[functools.partial(tail, comm)] * TAIL]):
         try:
@@ -192,6 +196,8 @@ def faults(case, told, *, goes_on):
             yield f"silent on {'the culprit' if rank == case.culprit else 'a rank'}"
             continue
         wanted = ("ArgumentError", "DtypeError") if mine else ("MismatchError", "PeerError")
+        if one.error == "RankFailedError" and one.ranks == (case.culprit,) and not goes_on:
+            continue  # the culprit had found it out, and closed, before this rank looked
         if one.error not in wanted:
             yield one.error
         elif not mine and case.size > 2 and one.ranks != (case.culprit,):
@@ -204,6 +210,19 @@ def faults(case, told, *, goes_on):
             yield f"does not go on: {'/'.join(one.then)}"
     if len({one.then[-1] == "right" for one in told}) > 1:
         yield "some ranks go on"
+
+
+def given(count, test, *, goes_on, kinds=KINDS):
+    """`test(case)`, which returns what all ranks were told, on so many cases that hypothesis draws."""
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(max_examples=count, deadline=None, database=None, suppress_health_check=hypothesis.HealthCheck)
+    @hypothesis.given(strategies.randoms(use_true_random=True), strategies.integers(3, 4))
+    def every(chances, size):
+        case = drawn(chances, size, kinds)
+        told = test(case)
+        assert not [*faults(case, told, goes_on=goes_on)], (case, told)
+
+    every()
 
 
 def main():
@@ -231,7 +250,7 @@ def main():
             try:
                 if options.processes:
                     told = pool.run(run, case.size, case, env={
-                        "GPUCOLL_EXECUTOR": executor, "GPUCOLL_TIMEOUT": str(seconds(DEADLINE))}, timeout=seconds(100))
+                        "GPUCOLL_EXECUTOR": executor, "GPUCOLL_TIMEOUT": str(seconds(DEADLINE))}, timeout=100)
                 else:
                     told = on_threads(case.size, run, case, executor=executor, timeout=seconds(DEADLINE))
                 wrong = sorted(set(faults(case, told, goes_on=goes_on)))

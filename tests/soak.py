@@ -23,11 +23,11 @@ import uuid
 from pathlib import Path
 
 import jobs
-from pace import Patience, seconds
+from pace import seconds
 
 FAULTS = ("none", "sigkill", "sigstop", "raise", "delay", "exception", "caught", "exit", "_exit", "close", "thread")
 BY_VARIABLE = ("sigkill", "sigstop", "raise", "delay")
-ENDS_JOB = ("exception", "exit", "_exit", "thread", "sigkill")  # after which a launcher may end the other ranks
+ENDS_JOB = ("exception", "exit", "_exit", "thread", "sigkill", "sigstop")  # after which ranks end without MPI
 MPI_OWN = ("mpich_", "ucx_", "sm_segment", "vader_", "psm", "ompi", "osc_rdma")  # in /dev/shm, after bad ends
 TIMEOUT, STEPS = 3.0, 12  # seconds of the reference, of every wait; steps of a program
 START = 30.0  # seconds of the reference, for processes to begin and end
@@ -99,11 +99,11 @@ def rank(folder, name):
     after = mixture.held()
     left = {key: after[key] - before[key] for key in after if key != "MiB" and after[key] > before[key]}
     write(folder, number, came, left if came == "success" else {}, lasted)
-    if case["fault"] in ENDS_JOB:  # the launcher ends all when one ends so: the others write first
-        patience = Patience(4 * TIMEOUT)
-        while len(list(Path(folder).glob("*.json"))) < comm.size - 1 and patience.left():
+    if case["fault"] in ENDS_JOB:  # the launcher may end all when one ends so, and MPI_Finalize would wait for it
+        end = time.monotonic() + 4 * TIMEOUT
+        while len(told(folder)) < comm.size - 1 and time.monotonic() < end:
             time.sleep(0.01)
-    write(folder, f"{number}-done", "done", {}, 0.0) if came == "success" else None
+        os._exit(0)
 
 
 def write(folder, number, came, left, lasted):
@@ -134,8 +134,8 @@ def once(name, size):
         argv = [sys.executable, __file__, "--rank", folder, name]
         process = jobs.start_job(launcher.command(size, argv, launcher.vendor.keep_survivors), token, output,
                                  environment=variables)
-        patience, found = Patience(START + 4 * TIMEOUT), {}
-        while process.poll() is None and patience.left():
+        end, found = time.monotonic() + seconds(START + 4 * TIMEOUT), {}
+        while process.poll() is None and time.monotonic() < end:
             with contextlib.suppress(jobs.subprocess.TimeoutExpired):
                 process.wait(0.2)
             found = told(folder)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+import disagreement
 import gpucoll as gc
 from gpucoll.guard.flight import CALLS, Flight
 from gpucoll.guard.observed import Fault
@@ -191,3 +192,13 @@ def test_every_executor_is_recorded(ranks, tmp_path):  # noqa: F811
 def test_faults_are_spelt_right(text):
     with pytest.raises(gc.ArgumentError):
         Fault.of(text)
+
+
+@pytest.mark.parametrize("executor", [None, "mpi"])
+@pytest.mark.parametrize("count", [8, pytest.param(150, marks=SLOW)])
+def test_random_disagreements(rank_pool, executor, count):
+    """One rank makes another call than the others, in any way: all are told, and who it is."""
+    def told(case):
+        return rank_pool.run(disagreement.run, case.size, case, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
+
+    disagreement.given(count, told, goes_on=executor == "mpi")
