@@ -105,7 +105,7 @@ def read(path: Path) -> Story:
 
 
 def _kind(value: Any, kind: type) -> Any:
-    if type(value) is not kind or (kind is int and value.bit_length() > 63):
+    if type(value) is not kind or (isinstance(value, int) and value.bit_length() > 63):
         raise ValueError("its head is damaged")
     return value
 

@@ -177,9 +177,17 @@ class Checkpoint:
                          for name, one in found["parameters"].items()}
             self.steps, self.optimizer = found["steps"], (found["optimizer"], *found["state"])
             self._files, self._kept = found["files"], found["kept"]
-            wanted = sum(one.size * one.dtype.itemsize for one in self.like.values())
-            if wanted > sum((folder / file["name"]).stat().st_size for file in self._files):
-                raise ValueError("its files are too short for its parameters")
+            missing = sum(one.size * one.dtype.itemsize for one in self.like.values())
+            for file in self._files:  # before anything is allocated
+                self._reading = file["name"]
+                held = sum((stop - start) * self.like[name].dtype.itemsize
+                           for name, (start, stop) in file["elements"].items())
+                if held > (folder / file["name"]).stat().st_size:
+                    raise ValueError("it is shorter than its elements")
+                missing -= held
+            self._reading = MANIFEST
+            if missing > 0:
+                raise ValueError("its files hold fewer elements than its parameters have")
 
         self._reading = MANIFEST
         self._together(read)
