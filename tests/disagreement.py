@@ -105,7 +105,8 @@ def other(chances, size, one, kind):
                 found = one._replace(wrong=(chances.getrandbits(16),))
             case _:
                 found = spec(chances, size)
-        if found != one and (kind != "algorithm" or found.algorithm != "auto"):
+        apart = found.collective != one.collective if kind in ("collective", "order", "skipped") else found != one
+        if apart and (kind != "algorithm" or found.algorithm != "auto"):
             return found
 
 
@@ -246,7 +247,7 @@ def main():
             name = options.replay or f"{options.seed}/{executor}/{number}"
             chances = random.Random(name)
             case = drawn(chances, int(chances.choice(options.ranks.split(","))), options.kinds.split(","))
-            goes_on = options.processes and executor in ("mpi", "native")
+            goes_on = options.processes or executor == "shared"
             try:
                 if options.processes:
                     told = pool.run(run, case.size, case, env={

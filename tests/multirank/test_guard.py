@@ -201,4 +201,4 @@ def test_random_disagreements(rank_pool, executor, count):
     def told(case):
         return rank_pool.run(disagreement.run, case.size, case, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
 
-    disagreement.given(count, told, goes_on=executor == "mpi")
+    disagreement.given(count, told, goes_on=True)
