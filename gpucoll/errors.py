@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class GpucollError(RuntimeError):
@@ -98,6 +98,16 @@ class BackendError(GpucollError):
     """MPI, NCCL or CUDA reported an error of its own."""
 
     default_code = "GC-BACKEND"
+
+
+def minority(values: Sequence[object]) -> tuple[int, ...]:
+    """Return the ranks whose value is not the one that most ranks have, which may be as few as rank 0 and its like.
+
+    >>> minority(["sum", "max", "max"]), minority([1, 2])
+    ((0,), (1,))
+    """
+    most = max(values, key=values.count)
+    return tuple(rank for rank, one in enumerate(values) if one != most)
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

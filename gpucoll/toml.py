@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from gpucoll.errors import ArgumentError, nearest
 
+LONGEST = 1e9  # seconds: what adds up such numbers stays finite
 T = TypeVar("T")
 Check = Callable[[str, Any], str | None]  # of a key and its value: what is wrong with it, None where nothing is
 
@@ -18,13 +18,13 @@ def name(key: str, value: Any) -> str | None:
 
 
 def seconds(key: str, value: Any) -> str | None:
-    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
-    return None if right else f"{key} {value!r} is not a number of seconds, 0 or more"
+    right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LONGEST
+    return None if right else f"{key} {value!r} is not a number of seconds, 0 to {LONGEST:g}"
 
 
-def count(key: str, value: Any, least: int = 1) -> str | None:
-    right = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    return None if right else f"{key} {value!r} is not a whole number, {least} or more"
+def count(key: str, value: Any, least: int = 1, most: int = 1 << 53) -> str | None:
+    right = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    return None if right else f"{key} {value!r} is not a whole number, {least} to {most}"
 
 
 def one_of(*known: str) -> Check:

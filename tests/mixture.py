@@ -1,8 +1,8 @@
 """Random programs: calls of all kinds that all ranks make, held against the oracle; ranks differ where they may.
 
-    python tests/mixture.py --calls 200000 --seed 7 [--executors mpi,shared,nccl,peer] [--ranks 1,2,3,4,8]
-    mpiexec -n 3 python tests/mixture.py --calls 20000 --executors mpi,shared,native,any
-    python tests/mixture.py --replay 7/peer/3/12
+    python tests/mixture.py --programs 100000 --seed 7 [--steps 5] [--executors mpi,nccl] [--ranks 1,2,8]
+    mpiexec -n 3 python tests/mixture.py --programs 200 --executors mpi,shared,native,any
+    python tests/mixture.py --replay 7/peer/3/12/40
 
 Ranks are threads, or processes under mpiexec. It says what was called, wrong and leaked.
 """
@@ -17,7 +17,9 @@ import sys
 import time
 import traceback
 
+import hypothesis
 import numpy
+from hypothesis import strategies
 
 import gpucoll as gc
 import oracle
@@ -26,18 +28,19 @@ from compiled import PEER, make_peer_kernels, make_usual
 from gpucoll import bootstrap, launchers
 from gpucoll.algorithms import find, registry
 from gpucoll.collectives import COLLECTIVES
-from grids import naming
+from grids import SEED, naming
 from pace import seconds
 from programs import MOVED, MOVEMENTS, REDUCTIONS, check
+from spots import GUARD, Call, Spot, listed
 from thread_ranks import on_threads
 
 PAIRS = [(op, name) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
-KINDS = {"collective": 40, "points": 4, "barrier": 1, "split": 1}  # of steps, and how often each is drawn
+KINDS = {"collective": 40, "points": 4, "sendrecv": 2, "barrier": 1, "split": 1}  # of steps, how often drawn
 WAYS = {"turns": 3, "plan": 1, "group": 1, "flight": 1}  # to make a call several times
 CUSTOM = {("sum", "float32"): "a + b", ("max", "float32"): "max(a, b)"}
 CARRIED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 IN_PLACE = ("all_reduce", "scan", "exscan", "all_to_all")
-GUARD, ROOM = 64, 1 << 16  # bytes around every array, of a communicator's memory that all ranks map
+ROOM = 1 << 16  # bytes of a communicator's memory that all ranks map
 
 
 def called(comm, calls):
@@ -52,75 +55,17 @@ def called(comm, calls):
                 MOVED[collective](comm, algorithm, name, count, root)
 
 
-def listed(x):
-    return x if isinstance(x, list) else [] if x is None else [x]
-
-
-class Spot:
-    """The array `x` somewhere in memory that is known: with gaps, backwards, turned, at an odd byte, read-only."""
-
-    def __init__(self, own, x, memory, plain, written, fixed):
-        self._x, self._written, self._step = x, written, 1 if plain else own.choice((1, 1, 1, 2, -1, -3))
-        self._turned = x.ndim == 2 and not plain and own.random() < 0.3
-        self._first = GUARD + (0 if plain else own.choice((0, 0, 8, 1)))
-        self._memory = memory(self._first + x.nbytes * abs(self._step) + GUARD)
-        self._array, self.given = self._in(self._memory), self._in(self._memory)
-        self.given.flags.writeable = not fixed
-
-    def _in(self, memory):
-        shape, wide = self._x.shape, abs(self._step)
-        row = memory[self._first:self._first + self._x.nbytes * wide].view(self._x.dtype)
-        if self._turned:
-            return row.reshape(shape[1] * wide, shape[0])[::self._step].T
-        return row.reshape(*shape[:-1], shape[-1] * wide)[..., ::self._step]
-
-    def fill(self, turn):
-        """In every other turn backwards: what is drawn here is done element by element, so its result is known."""
-        self._memory[:] = 0x5A
-        self._array[...] = self._x[..., ::1 - turn % 2 * 2]
-        self._before = self._memory.copy()
-
-    def check(self, *, ended=True):
-        if self._written and ended:
-            self._in(self._before)[...] = self._array
-        assert (self._before == self._memory).all(), "bytes have changed that nobody may write"
-
-
-class Call:
-    """The arrays of one call in spots of their own: those of `x`, and one like `out` unless it is `in_place`."""
-
-    def __init__(self, spot, name, x, out, in_place):
-        given = [spot(one, written=in_place) for one in listed(x)]
-        self._out = given[0] if in_place else None if out is None else spot(numpy.zeros_like(out), written=True)
-        self.spots = {*given, self._out} - {None}
-        self.x = [one.given for one in given] if isinstance(x, list) else given[0].given if given else None
-        self.out = {} if self._out is None or name == "broadcast" else {"out": self._out.given}
-
-    def fill(self, turn):
-        for spot in self.spots:
-            spot.fill(turn)
-
-    def ended(self, found, turn):
-        """What was found, as it is for the first data; nothing else was written."""
-        found = found.wait() if isinstance(found, gc.Work) else found
-        assert self._out is None or found is self._out.given
-        for spot in self.spots:
-            spot.check()
-        results = [one[..., ::1 - turn % 2 * 2].copy() for one in listed(found)]
-        return results if isinstance(found, list) else results[0] if results else None
-
-
 class Varied:
     """A communicator whose calls are made in any way: what `alike` draws is alike on all ranks."""
 
-    def __init__(self, comm, seed):
+    def __init__(self, comm):
         self._comm, self.rank, self.size, self.count = comm, comm.rank, comm.size, 0
-        self._alike, self._own = random.Random(str(seed)), random.Random(f"{seed}/{comm.rank}")
         self._room, self._used = comm.zeros(ROOM, "uint8"), 0
 
     def run(self, steps):
-        for number, (kind, *arguments) in enumerate(steps):
-            with naming(f"step {number} of {len(steps)}: {kind} {arguments}"):
+        for number, (kind, seed, *arguments) in enumerate(steps):
+            self._alike, self._own = random.Random(f"{seed}"), random.Random(f"{seed}/{self.rank}")  # not `step`'s
+            with naming(f"step {number} of {len(steps)}: {kind} {seed} {arguments}"):
                 getattr(self, f"_{kind}")(*arguments)
         return self.count
 
@@ -235,14 +180,29 @@ class Varied:
 
     def _split(self, steps):
         colors, keys = ([self._alike.choice(some) for _ in range(self.size)] for some in ((0, 0, 1, None), (-1, 0, 5)))
-        color, seed = colors[self.rank], self._alike.random()
+        color = colors[self.rank]
         part = self._comm.split(color, keys[self.rank])
         assert (part is None) == (color is None)
         if part is not None:
             members = sorted((rank for rank in range(self.size) if colors[rank] == color), key=keys.__getitem__)
             assert members[part.rank] == self.rank
             with part:
-                self.count += Varied(part, f"{seed}/{color}").run(steps)
+                self.count += Varied(part).run(steps)
+
+    def _sendrecv(self):
+        """A ring of any width, of messages whose lengths differ."""
+        shift, dtype, self._used, self.count = self._alike.randrange(self.size), "int32", 0, self.count + 1
+        counts = [self._alike.choice((0, 1, 50, 5000)) for _ in range(self.size)]
+        rows = [oracle.values("sum", dtype, rank, count) for rank, count in enumerate(counts)]
+        source = (self.rank - shift) % self.size
+        x, out = self._spot(False, rows[self.rank], False), self._spot(False, numpy.zeros_like(rows[source]), True)
+        for spot in x, out:
+            spot.fill(0)
+        found = self._comm.sendrecv(x.given, out.given, (self.rank + shift) % self.size, source, shift)
+        assert found is out.given
+        for spot in x, out:
+            spot.check()
+        check(out.given.copy(), rows[source])
 
     def _points(self):
         """Messages between any ranks: in their order, or all under way together and waited for in any order."""
@@ -290,8 +250,9 @@ def wrongs(row, size, x, options):
         yield from [("GC-SHAPE", {"x": numpy.zeros((size + 1, 2))})] * row.input.blocks
 
 
-def draw(chances, size, pairs=PAIRS, algorithms=None, steps=40):
-    """What `run` is told, alike on all ranks, before they begin; `algorithms` are those of a collective."""
+def step(seed, size, pairs=PAIRS, algorithms=None):
+    """What a number stands for, alike on all ranks; `algorithms` are those of a collective."""
+    chances = random.Random(seed)
     algorithms = algorithms or (lambda collective: [one for one in programs.algorithms(collective) if one != "native"])
 
     def call(*, whole=True):
@@ -304,15 +265,32 @@ def draw(chances, size, pairs=PAIRS, algorithms=None, steps=40):
         (count,) = chances.choices((0, 1, size, 37, 3000, 20011), (20, 20, 20, 40, 20, 1))
         return collective, name, *chances.choice(pairs), count, chances.random()
 
-    arguments = {"collective": call, "split": lambda: ([("collective", *call(whole=False)) for _ in range(5)],)}
-    kinds = chances.choices(list(KINDS), KINDS.values(), k=steps)
-    return [(kind, *arguments.get(kind, tuple)()) for kind in kinds], chances.random()
+    arguments = {"collective": call, "split": lambda: (
+        [("collective", chances.getrandbits(32), *call(whole=False)) for _ in range(5)],)}
+    (kind,) = chances.choices(list(KINDS), KINDS.values())
+    return kind, seed, *arguments.get(kind, tuple)()
 
 
-def run(comm, drawn):
+def draw(chances, size, pairs=PAIRS, algorithms=None, steps=40):
+    """A program: what `run` is told."""
+    return [step(chances.getrandbits(32), size, pairs, algorithms) for _ in range(steps)]
+
+
+def given(count, test, sizes, pairs=PAIRS, algorithms=None):
+    """`test(size, steps)` on so many programs that hypothesis draws, and of one that fails on the shortest it finds."""
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(max_examples=count, deadline=None, database=None, suppress_health_check=hypothesis.HealthCheck)
+    @hypothesis.given(strategies.sampled_from(sizes), strategies.lists(strategies.integers(0, 1 << 32), min_size=1,
+                                                                       max_size=8))
+    def every(size, seeds):
+        test(size, [step(seed, size, pairs, algorithms) for seed in seeds])
+
+    every()
+
+
+def run(comm, steps):
     """The steps without a barrier between them: nothing of one call is seen by another. Returns how many calls."""
-    steps, seed = drawn
-    return Varied(comm, seed).run(steps)
+    return Varied(comm).run(steps)
 
 
 # The command
@@ -333,13 +311,13 @@ def held():
 
 
 def once(name):
-    """How many calls the program SEED/EXECUTOR/RANKS/NUMBER has made, and what went wrong."""
+    """How many calls the program SEED/EXECUTOR/RANKS/NUMBER/STEPS has made, and what went wrong."""
     from multirank.test_executors import on_two_nodes
 
-    _, executor, size, _ = name.split("/")
+    _, executor, size, _, steps = name.split("/")
     os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in ("nccl", "peer") else ""
     names = {"native": lambda collective: ["native", "auto"], "any": programs.algorithms}.get(executor)
-    drawn = draw(random.Random(name), int(size), PEER if executor == "peer" else PAIRS, names, steps=100)
+    drawn = draw(random.Random(name), int(size), PEER if executor == "peer" else PAIRS, names, int(steps))
     options, count, wrong = {"executor": None if executor == "any" else executor, "timeout": seconds(30)}, 0, ""
     try:
         if SIZE == 1:
@@ -353,15 +331,15 @@ def once(name):
     return max(counts), "".join(wrongs)
 
 
-def many(executor, sizes, calls, seed):
-    """Programs until so many calls are made or ten went wrong; what went so, what came of it, whether that is bad."""
+def many(executor, sizes, programs, steps, seed):
+    """So many programs, unless ten go wrong; what went so, what came of it, whether that is bad."""
     number, count, failed, began, early = 0, 0, 0, time.monotonic(), None
-    while count < calls and failed < 10:
-        made, wrong = once(name := f"{seed}/{executor}/{sizes[number % len(sizes)]}/{number}")
+    while number < programs and failed < 10:
+        made, wrong = once(name := f"{seed}/{executor}/{sizes[number % len(sizes)]}/{number}/{steps}")
         number, count, failed = number + 1, count + made, failed + bool(wrong)
         if wrong:
             yield f"{name} went wrong:\n{wrong}", True
-        early = held() if early is None and (wrong or count >= calls / 10) else early
+        early = held() if early is None and (wrong or number >= programs / 10) else early
     grown = {key: late - early[key] for key, late in held().items()}
     grown = {key: max(one[key] for one in told(grown)) for key in grown}
     leaked = [key for key in grown if grown[key] > (64 if key == "MiB" else 0)]
@@ -372,11 +350,12 @@ def many(executor, sizes, calls, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--calls", type=int, default=20000, help="in all")
+    parser.add_argument("--programs", type=int, default=2000, help="in all")
+    parser.add_argument("--steps", type=int, default=5, help="of a program")
     parser.add_argument("--seed", default=str(time.time_ns() % 1000000))
     parser.add_argument("--executors", default="mpi,shared,nccl,peer", help="of processes native, any and hybrid too")
     parser.add_argument("--ranks", default="1,2,3,4,8", help="of threads")
-    parser.add_argument("--replay", metavar="SEED/EXECUTOR/RANKS/NUMBER", help="only this program")
+    parser.add_argument("--replay", metavar="SEED/EXECUTOR/RANKS/NUMBER/STEPS", help="only this program")
     options = parser.parse_args()
     if options.replay:
         sys.exit(once(options.replay)[1] or None)
@@ -388,7 +367,7 @@ def main():
     ctypes.CDLL(None).mallopt(-8, 1)  # one arena for all threads: what they free is given back
     bad = []
     for executor in executors:
-        for text, is_bad in many(executor, sizes, options.calls / len(executors), seed):
+        for text, is_bad in many(executor, sizes, options.programs // len(executors), options.steps, seed):
             if RANK == 0:
                 print(text, flush=True)
             bad += [executor] * is_bad

@@ -14,7 +14,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.closing import Closing
 from gpucoll.communicator.core import How
 from gpucoll.dtypes import row_of
-from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError
+from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
 
 News: TypeAlias = dict[str, Any]
 
@@ -54,7 +54,7 @@ class Headers(Closing):
             shows = self._host.shows_calls is not None
             allowed = "shared" if shows else self._host_executor()  # where the others look for it
             executor, task = self._resolve(COLLECTIVES[collective], call, How(algorithm), allowed, root=root)
-            task.detail = ", header"
+            task.detail = f", header of {name}"
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
             result = call.result
@@ -107,7 +107,9 @@ def _read(row: bytes) -> News:
 
 def check_alike(name: str, news: Sequence[News], key: str, code: str) -> None:
     """Raise MismatchError, on every rank alike, where ranks differ in `key` of what all of them have told."""
-    differ = tuple(rank for rank, one in enumerate(news) if one[key] != news[0][key])
-    if differ:
-        raise MismatchError(f"{name}: rank 0 has {key} {news[0][key]}, ranks {', '.join(map(str, differ))} have "
-                            f"{news[differ[0]][key]}; it must be the same on all ranks", code=code, ranks=differ)
+    values = [one[key] for one in news]
+    if any(value != values[0] for value in values):
+        differ = minority(values)
+        like = next(rank for rank in range(len(news)) if rank not in differ)
+        raise MismatchError(f"{name}: rank {like} has {key} {values[like]}, ranks {', '.join(map(str, differ))} have "
+                            f"{values[differ[0]]}; it must be the same on all ranks", code=code, ranks=differ)

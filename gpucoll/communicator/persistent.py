@@ -11,7 +11,7 @@ from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import cached_call, plan_of
 from gpucoll.communicator.collectives import Collectives
-from gpucoll.communicator.core import How, nothing
+from gpucoll.communicator.core import How, counted, nothing
 from gpucoll.errors import BackendError
 
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
@@ -59,6 +59,7 @@ class Persistent(Collectives):
             raise TypeError(f"plan: {row.name} has no option {sorted(foreign)[0]!r}")
         return self._planned(row, x, out, **options)
 
+    @counted
     def _planned(self, row: Collective, x: Any, out: Any, *, op: Any = "sum", root: Any = 0, dtype: Any = None,
                  algorithm: str = "auto", stream: Any = None) -> PersistentCall:
         who, space = self._sizes(row.name, root), self._space(row.name, x, stream=stream)

@@ -15,7 +15,7 @@ from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.headers import Headers
 from gpucoll.device import NO_CAPTURE, Part
 from gpucoll.device.messages import Counted
-from gpucoll.errors import ArgumentError, MismatchError, UsageError
+from gpucoll.errors import ArgumentError, MismatchError, RevokedError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, abandon
 from gpucoll.work import Operation, Pending, Work
 
@@ -211,9 +211,12 @@ class Points(Headers):
         finally:
             self._group = self._batch = None
         points = [self._waits.start(work) for work in works if work.name in POINTS]
-        for work in works:
-            if work.name not in POINTS:
-                self._waits.submit(work)
+        try:
+            for work in works:
+                if work.name not in POINTS:
+                    self._waits.submit(work)
+        except RevokedError as revoked:  # by one of them
+            raise next((work.error for work in works if work.error is not None), revoked) from None
         for work in (*points, *works):
             work.wait()
 

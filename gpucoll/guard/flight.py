@@ -92,7 +92,7 @@ def read(path: Path) -> Story:
         content = path.read_bytes()
         if not content.startswith(MAGIC) or len(content) != HEAD + CALLS * RECORD.itemsize:
             raise ValueError("it is no flight recorder's file")
-        facts = json.loads(content[FACTS:HEAD].partition(b"\0")[0])
+        facts = _kind(json.loads(content[FACTS:HEAD].partition(b"\0")[0]), dict)
         records = numpy.frombuffer(content, RECORD, offset=HEAD)
         chosen = {name: _kind(facts.get(name), kind) for name, kind in
                   (("group", str), ("rank", int), ("size", int), ("process", int), ("host", str), ("wall", int))}
@@ -105,7 +105,7 @@ def read(path: Path) -> Story:
 
 
 def _kind(value: Any, kind: type) -> Any:
-    if type(value) is not kind:
+    if type(value) is not kind or (isinstance(value, int) and value.bit_length() > 63):
         raise ValueError("its head is damaged")
     return value
 

@@ -22,7 +22,6 @@ import io
 import json
 import os
 import threading
-import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -115,6 +114,15 @@ class Saving:
                 old.unlink(missing_ok=True)
 
 
+def _check_kinds(manifest: Mapping[str, Any]) -> None:
+    """Raise ValueError where a manifest holds what no `Saving` writes, as names of files elsewhere."""
+    names = [manifest["optimizer"], *manifest["state"], *(file["name"] for file in manifest["files"])]
+    numbers = [manifest["steps"], *(side for one in manifest["parameters"].values() for side in one["shape"])]
+    if not all(isinstance(name, str) and Path(name).name == name for name in names) \
+            or not all(isinstance(number, int) and number >= 0 for number in numbers):
+        raise ValueError("it is not of a checkpoint's form")
+
+
 def _digest_of(text: str) -> str:
     """Return the last line of a manifest: the SHA-256 of all before it."""
     return f'"sha256": "{hashlib.sha256(text.encode()).hexdigest()}"'
@@ -164,10 +172,22 @@ class Checkpoint:
             found.update(json.loads(content))
             if found["format"] != FORMAT:
                 raise ValueError(f"format {found['format']} is not {FORMAT}")
+            _check_kinds(found)
             self.like = {name: Like(tuple(one["shape"]), numpy_dtype(one["dtype"]), False)
                          for name, one in found["parameters"].items()}
             self.steps, self.optimizer = found["steps"], (found["optimizer"], *found["state"])
             self._files, self._kept = found["files"], found["kept"]
+            missing = sum(one.size * one.dtype.itemsize for one in self.like.values())
+            for file in self._files:  # before anything is allocated
+                self._reading = file["name"]
+                held = sum((stop - start) * self.like[name].dtype.itemsize
+                           for name, (start, stop) in file["elements"].items())
+                if held > (folder / file["name"]).stat().st_size:
+                    raise ValueError("it is shorter than its elements")
+                missing -= held
+            self._reading = MANIFEST
+            if missing > 0:
+                raise ValueError("its files hold fewer elements than its parameters have")
 
         self._reading = MANIFEST
         self._together(read)
@@ -231,6 +251,6 @@ class Checkpoint:
         error: BackendError | None = None
         try:
             action()
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as reason:
-            error = BackendError(f"load: {self._folder / self._reading}: {reason}", code="GC-CHECKPOINT")
+        except Exception as reason:  # what damaged files make their readers raise has no common name
+            error = BackendError(f"load: {self._folder / self._reading}: {reason!r}", code="GC-CHECKPOINT")
         self._comm._told_by_all({} if error is None else {"error": str(error)}, "load", error)

@@ -56,12 +56,13 @@ def assert_clean(job):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_extension(environment, ranks):
-    assert_clean(sanitized(environment, ranks, "-c", ENGINE, "", "", PROGRAMS, "--calls", "6000", "--executors",
-                           "shared,any"))
+    assert_clean(sanitized(environment, ranks, "-c", ENGINE, "", "", PROGRAMS, "--programs", "24", "--steps", "100",
+                           "--executors", "shared,any"))
 
 
 def test_the_emulated_device(environment):
-    assert_clean(sanitized(environment, 0, PROGRAMS, "--calls", "3000", "--executors", "nccl,peer", "--ranks", "1,3,4"))
+    assert_clean(sanitized(environment, 0, PROGRAMS, "--programs", "12", "--steps", "100", "--executors", "nccl,peer",
+                           "--ranks", "1,3,4"))
 
 
 def test_plans_with_something_wrong(environment):
@@ -73,7 +74,7 @@ def test_plans_with_something_wrong(environment):
 @pytest.mark.parametrize(("old", "new", "said"), [("sum[BLOCK]", "sum[LINE]", "AddressSanitizer"), (
     "nbytes / sizeof(T)", "nbytes / (sizeof(T) - sizeof(T))", "division by zero")])
 def test_what_is_wrong_is_seen(environment, old, new, said):
-    job = sanitized(environment, 4, "-c", ENGINE, old, new, PROGRAMS, "--calls", "2000", "--executors", "shared",
-                    "--seed", "1")
+    job = sanitized(environment, 4, "-c", ENGINE, old, new, PROGRAMS, "--programs", "8", "--steps", "100",
+                    "--executors", "shared", "--seed", "1")
     assert job.returncode != 0
     assert said in job.stderr + job.stdout

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from unittest import mock
 
-import numpy
 import pytest
 
 import gpucoll as gc
@@ -101,17 +100,6 @@ def test_without_nccl_on_rank_0_every_rank_is_told(ranks):
     for _, error in ranks(no_id, 3, allow_errors=True):
         assert isinstance(error, gc.BackendError)
         assert "no NCCL here" in str(error)
-
-
-def many(mpi):
-    for _ in range(1200):
-        with gc.Communicator.from_mpi(mpi) as comm:
-            assert comm.all_reduce(numpy.array([1]), algorithm="ring")[0] == comm.size
-
-
-@pytest.mark.nightly
-def test_a_thousand_communicators_leak_nothing_that_mpi_would_run_out_of(ranks):
-    ranks(many, 2, timeout=1200)
 
 
 def no_communicator(mpi):

@@ -48,10 +48,13 @@ def test_every_collective(request, ranks, name):
 
 
 @pytest.mark.parametrize("executor", [None, "mpi"])
-def test_random_programs(ranks, executor):
+@pytest.mark.parametrize("count", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_programs(ranks, executor, count):
     """All of them together: what `auto` takes beside named algorithms, asynchronous calls, plans, messages."""
-    drawn = mixture.draw(generator(f"programs/{executor}"), 3, algorithms=None if executor else programs.algorithms)
-    ranks(mixed, 3, drawn, env={"GPUCOLL_EXECUTOR": executor}, timeout=seconds(100))
+    def test(size, steps):
+        ranks(mixed, size, steps, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
+
+    mixture.given(count, test, (2, 3), algorithms=None if executor else programs.algorithms)
 
 
 def test_native_collectives_on_all_ops_and_dtypes(ranks_anywhere):

@@ -1,6 +1,5 @@
 """Nobody waits for ever, and nothing is silent: who dies, leaves, stops or makes another call is told, and named."""
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -10,8 +9,9 @@ from pathlib import Path
 import numpy
 import pytest
 
+import disagreement
 import gpucoll as gc
-from gpucoll.guard.flight import CALLS, HEAD, MAGIC, Flight, read
+from gpucoll.guard.flight import CALLS, Flight
 from gpucoll.guard.observed import Fault
 from gpucoll.guard.report import main as report
 from gpucoll.guard.report import stories, summary
@@ -149,26 +149,6 @@ def test_a_crash_leaves_a_report(tmp_path, capsys):
     assert len(json.loads(trace.read_text())["traceEvents"]) == 2 * CALLS + 2
 
 
-def test_files_of_any_content_are_refused_or_read(tmp_path):
-    """Nothing in a file makes its reader fail otherwise than by a typed error."""
-    flight = Flight(tmp_path, "job", 0, 1)
-    flight.began("all_reduce")
-    path, = tmp_path.glob("*.flight")
-    whole, random = path.read_bytes(), numpy.random.default_rng(generator("flights").getrandbits(64))
-    for turn in range(300):
-        content = bytearray(whole)
-        for place in random.integers(0, HEAD if turn % 2 else len(content), 1 + turn % 7):
-            content[place] = random.integers(256)
-        if turn % 5 == 0:
-            content = content[:random.integers(len(content))]
-        path.write_bytes(content)
-        with contextlib.suppress(gc.ArgumentError):
-            assert len(read(path).calls) <= CALLS
-    path.write_bytes(MAGIC + b"[" * 5000 + whole[5000 + len(MAGIC):])
-    with pytest.raises(gc.ArgumentError):
-        read(path)
-
-
 class Wanted:
     """The arguments of `gpucoll report`."""
 
@@ -218,3 +198,13 @@ def test_every_executor_is_recorded(ranks, tmp_path):  # noqa: F811
 def test_faults_are_spelt_right(text):
     with pytest.raises(gc.ArgumentError):
         Fault.of(text)
+
+
+@pytest.mark.parametrize("executor", [None, "mpi"])
+@pytest.mark.parametrize("count", [8, pytest.param(150, marks=SLOW)])
+def test_random_disagreements(rank_pool, executor, count):
+    """One rank makes another call than the others, in any way: all are told, and who it is."""
+    def told(case):
+        return rank_pool.run(disagreement.run, case.size, case, env={"GPUCOLL_EXECUTOR": executor}, timeout=100)
+
+    disagreement.given(count, told, goes_on=True)

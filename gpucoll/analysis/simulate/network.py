@@ -46,7 +46,7 @@ MEDIA = {"switch": ("links",), "bus": (), "mesh": (), "torus": ("dimensions", "h
 CHECKS: dict[str, toml.Check] = {
     "name": toml.name, "medium": toml.one_of(*MEDIA),
     **dict.fromkeys(("alpha", "beta", "gamma", "hop", "gap"), toml.seconds),
-    **dict.fromkeys(("ranks", "groups", "links", "dimensions"), toml.count),
+    **dict.fromkeys(("ranks", "groups", "links"), toml.count), "dimensions": functools.partial(toml.count, most=64),
 }
 
 

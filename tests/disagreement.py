@@ -1,0 +1,275 @@
+"""Programs in which one rank makes another call than the others: all are told so, and who it is, by a typed error.
+
+    python tests/disagreement.py --programs 2000 --seed 7 [--executors mpi,shared,nccl] [--ranks 2,3,4]
+
+Ranks are threads, or those of a pool with --processes. It says what was silent, late, raw, or named the wrong rank.
+"""
+
+import argparse
+import collections
+import functools
+import os
+import random
+import time
+from typing import NamedTuple
+
+import hypothesis
+import numpy
+from hypothesis import strategies
+
+import mixture
+import oracle
+import programs
+from gpucoll.collectives import COLLECTIVES
+from grids import SEED
+from pace import seconds
+from programs import MOVEMENTS, REDUCTIONS, program
+from thread_ranks import on_threads
+
+KINDS = ("dtype", "op", "length", "root", "collective", "algorithm", "order", "refusal", "skipped")
+WAYS = ("now", "later", "plan", "group")
+UNEVEN = ("all_gather_v", "gather_v", "scatter_v", "all_to_all_v")  # whose lengths may differ
+ALL = (*REDUCTIONS, *MOVEMENTS)
+BLOCKS = ("reduce_scatter", "scatter", "all_to_all", "reduce_scatter_v")
+DTYPES = ("int32", "float32", "int64", "float64", "uint8", "float16", "complex64")
+SOON, DEADLINE = 1.0, 3.0  # seconds, of the reference, within which all are told, and of any wait
+TAIL = 3  # calls after it, in which all wait for all
+
+
+class Spec(NamedTuple):
+    """A call."""
+
+    collective: str
+    algorithm: str
+    dtype: str
+    count: int
+    op: str
+    root: int
+    wrong: tuple = ()  # what is wrong with it: the number of one of `mixture.wrongs`
+
+
+class Case(NamedTuple):
+    """What all make, `before` and then as `calls` say, but for the culprit, which makes `others`."""
+
+    kind: str
+    way: str
+    size: int
+    culprit: int
+    before: tuple
+    calls: tuple
+    others: tuple
+
+
+def names(collective):
+    return [name for name in programs.algorithms(collective) if name != "native"]
+
+
+def spec(chances, size, collective=None, auto=True):
+    collective = collective or chances.choice(ALL)
+    op = chances.choice(("sum", "max", "min", "prod")) if collective in REDUCTIONS else ""
+    root = chances.randrange(size) if COLLECTIVES[collective].rooted else 0
+    return Spec(collective, chances.choice(names(collective)[:None if auto else -1]), chances.choice(DTYPES[:-1]),
+                chances.choice((1, 3, 40, 5000)), op, root)
+
+
+def drawn(chances, size, kinds=KINDS):
+    """A case; every kind is as often as every other one."""
+    kind = chances.choice(kinds)
+    able = {"op": REDUCTIONS, "root": [one for one in MOVEMENTS if COLLECTIVES[one].rooted] + ["reduce"],
+            "length": [one for one in ALL if one not in UNEVEN and one != "scatter"],
+            "dtype": [one for one in ALL if not one.startswith("scatter")],  # of which the root tells
+            "algorithm": [one for one in ALL if len(names(one)) > 2]}.get(kind)
+    one = spec(chances, size, able and chances.choice(able), kind != "algorithm")
+    calls, others = (one,), (other(chances, size, one, kind),)
+    if kind == "order":
+        calls, others = (one, *others), (*others, one)
+    before = tuple(mixture.step(chances.getrandbits(32), size) for _ in range(chances.choice((0, 1, 3))))
+    return Case(kind, chances.choice(WAYS), size, chances.randrange(size), before, calls,
+                () if kind == "skipped" else others)
+
+
+def other(chances, size, one, kind):
+    while True:
+        match kind:
+            case "dtype":
+                found = one._replace(dtype=chances.choice(DTYPES[:-1]))
+            case "op":
+                found = one._replace(op=chances.choice(("sum", "max", "min", "prod")))
+            case "length":
+                found = one._replace(count=one.count + chances.choice((1, 7, 5000)))
+            case "root":
+                found = one._replace(root=chances.randrange(size))
+            case "algorithm":
+                found = one._replace(algorithm=spec(chances, size, one.collective).algorithm)
+            case "refusal":
+                found = one._replace(wrong=(chances.getrandbits(16),))
+            case _:
+                found = spec(chances, size)
+        apart = found.collective != one.collective if kind in ("collective", "order", "skipped") else found != one
+        if apart and (kind != "algorithm" or found.algorithm != "auto"):
+            return found
+
+
+def arguments(comm, one):
+    """The arrays and options of a call, on this rank."""
+    size, root = comm.size, one.root
+    row = oracle.values(one.op or "sum", one.dtype, comm.rank, one.count * (size if one.collective in BLOCKS else 1))
+    x = row.reshape(size, -1) if one.collective in BLOCKS else row
+    options = {"algorithm": one.algorithm} | ({"op": one.op} if one.op else {})
+    options |= {"root": root} if COLLECTIVES[one.collective].rooted else {}
+    if one.collective == "reduce_scatter_v":
+        options["counts"] = [1] * size
+    if one.collective in ("scatter_v", "all_to_all_v"):
+        x = [x[:len(x) // (target + 1)] for target in range(size)]
+    if one.collective.startswith("scatter") and comm.rank != root:
+        x = None
+    if one.wrong:
+        here = mixture.wrongs(COLLECTIVES[one.collective], size, row if x is None else x, options)
+        here = [wrong for _, wrong in here if x is not None or "x" not in wrong]
+        options |= here[one.wrong[0] % len(here)]
+        x = options.pop("x", x)
+    return x, options
+
+
+def call(comm, one, way):
+    x, options = arguments(comm, one)
+    if way == "plan":
+        comm.plan(one.collective, x, **options)()
+    elif way == "later":
+        getattr(comm, one.collective)(x, **options, async_op=True).wait()
+    else:
+        getattr(comm, one.collective)(x, **options)
+
+
+class Told(NamedTuple):
+    """What came of one rank: its first error, in which call from the first that was unlike, and what comes then."""
+
+    error: str
+    code: str
+    ranks: tuple
+    at: int
+    after: float  # seconds
+    then: tuple  # what came of the calls after that
+    words: str
+
+
+@program
+def run(comm, case):
+    """What came of the case on this rank."""
+    mixture.run(comm, case.before)
+    mine = case.others if comm.rank == case.culprit else case.calls
+    steps = [functools.partial(together, comm, mine) if case.way == "group" else None]
+    steps = steps if case.way == "group" else [functools.partial(call, comm, one, case.way) for one in mine]
+    steps = steps if mine else [functools.partial(tail, comm)]  # it comes to the next one, and is one ahead
+    began, found, then = time.monotonic(), None, []
+    for number, step in enumerate([*steps, *[functools.partial(tail, comm)] * TAIL]):
+        try:
+            came = step()
+        except Exception as error:
+            kind = type(error).__name__
+            if found is None:
+                found = Told(kind, getattr(error, "code", ""), getattr(error, "ranks", ()), number - len(steps),
+                             time.monotonic() - began, (), str(error)[:600])
+            came = kind
+        if number >= len(steps):
+            then.append(came)
+    lasted = time.monotonic() - began
+    return (found or Told("nothing", "", (), TAIL, lasted, (), ""))._replace(then=tuple(then))
+
+
+def together(comm, calls):
+    with comm.group():
+        for one in calls:
+            call(comm, one, "now")
+
+
+def tail(comm):
+    """All wait for all; whether the result is right."""
+    found = comm.all_reduce(numpy.full(3, comm.rank + 1), algorithm="one_shot")
+    return "right" if (found == sum(range(comm.size + 1))).all() else "wrong"
+
+
+def faults(case, told, *, goes_on):
+    """What is not as promised, in words; `goes_on` is whether ranks compare before anything moves."""
+    for rank, one in enumerate(told):
+        mine = case.kind == "refusal" and rank == case.culprit
+        if one.error == "nothing":
+            yield f"silent on {'the culprit' if rank == case.culprit else 'a rank'}"
+            continue
+        wanted = ("ArgumentError", "DtypeError") if mine else ("MismatchError", "PeerError")
+        if one.error == "RankFailedError" and one.ranks == (case.culprit,) and not goes_on:
+            continue  # the culprit had found it out, and closed, before this rank looked
+        if one.error not in wanted:
+            yield one.error
+        elif not mine and case.size > 2 and one.ranks != (case.culprit,):
+            yield f"names {'nobody' if not one.ranks else 'others'}"
+        if one.after > seconds(SOON):
+            yield "late"
+        if "wrong" in one.then:
+            yield "wrong data afterwards"
+        if goes_on and one.then != ("right",) * TAIL:
+            yield f"does not go on: {'/'.join(one.then)}"
+    if len({one.then[-1] == "right" for one in told}) > 1:
+        yield "some ranks go on"
+
+
+def given(count, test, *, goes_on, kinds=KINDS):
+    """`test(case)`, which returns what all ranks were told, on so many cases that hypothesis draws."""
+    @hypothesis.seed(SEED)
+    @hypothesis.settings(max_examples=count, deadline=None, database=None, suppress_health_check=hypothesis.HealthCheck)
+    @hypothesis.given(strategies.randoms(use_true_random=True), strategies.integers(3, 4))
+    def every(chances, size):
+        case = drawn(chances, size, kinds)
+        told = test(case)
+        assert not [*faults(case, told, goes_on=goes_on)], (case, told)
+
+    every()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=int, default=2000, help="of each executor")
+    parser.add_argument("--seed", default=str(time.time_ns() % 1000000))
+    parser.add_argument("--executors", default="mpi,shared")
+    parser.add_argument("--ranks", default="2,3,4")
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--processes", action="store_true")
+    parser.add_argument("--replay")
+    options = parser.parse_args()
+    if options.processes:
+        from ranks import RankPool
+
+        pool = RankPool(max(map(int, options.ranks.split(","))))
+    for executor in options.executors.split(","):
+        os.environ["GPUCOLL_DEVICE"] = "emulated" if executor in ("nccl", "peer") else ""
+        came, examples, errors = collections.Counter(), {}, 0
+        for number in range(options.programs):
+            name = options.replay or f"{options.seed}/{executor}/{number}"
+            chances = random.Random(name)
+            case = drawn(chances, int(chances.choice(options.ranks.split(","))), options.kinds.split(","))
+            goes_on = options.processes or executor == "shared"
+            try:
+                if options.processes:
+                    told = pool.run(run, case.size, case, env={
+                        "GPUCOLL_EXECUTOR": executor, "GPUCOLL_TIMEOUT": str(seconds(DEADLINE))}, timeout=100)
+                else:
+                    told = on_threads(case.size, run, case, executor=executor, timeout=seconds(DEADLINE))
+                wrong = sorted(set(faults(case, told, goes_on=goes_on)))
+            except Exception as error:
+                told, wrong = [str(error)[:3000]], [f"raised {type(error).__name__}"]
+            for one in wrong:
+                came[case.kind, one] += 1
+                examples.setdefault((case.kind, one), name)
+            errors += bool(wrong)
+            if options.replay:
+                print(case, *told, wrong, sep="\n")
+                return
+        print(f"{executor}: {options.programs} programs, {errors} not as promised")
+        for key, count in sorted(came.items()):
+            print(f"{count:6} {': '.join(key)}: e.g. {examples[key]}")
+
+
+if __name__ == "__main__":
+    from disagreement import main  # as ranks know it
+
+    main()

@@ -1,0 +1,73 @@
+"""Communicators that come and go leave nothing behind; random jobs in which something goes wrong do not either."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import mixture
+from thread_ranks import on_threads
+
+SOAK = Path(__file__).parents[1] / "soak.py"
+WARM_UP, ROOM = 0.1, 16  # of the communicators; MiB that the memory may grow by: allocators keep some
+
+
+def comes_and_goes(comm):
+    """Parts of all ranks and of one, and calls of each: by the engine, by a header, on symmetric memory."""
+    half, alone = comm.split(comm.rank % 2, -comm.rank), comm.split(0 if comm.rank == 0 else None)
+    for part in filter(None, (half, alone)):
+        with part:
+            room = part.zeros(100, "float32")
+            for algorithm in ("auto", "ring"):
+                assert (part.all_reduce(room + 1, algorithm=algorithm) == part.size).all()
+            part.all_gather_v(numpy.ones(part.rank))
+
+
+def by_mpi(mpi, count, executor):
+    """How much more this process holds after many than after some."""
+    for number in range(count):
+        with gc.Communicator.from_mpi(mpi, executor=executor) as comm:
+            assert comm.all_reduce(numpy.array([1]), algorithm="ring")[0] == comm.size
+            comes_and_goes(comm)
+        if number == int(count * WARM_UP):
+            before = mixture.held()
+    after = mixture.held()
+    return {key: after[key] - before[key] for key in after}
+
+
+def by_threads(count):
+    for number in range(count):
+        on_threads(2, comes_and_goes)
+        if number == int(count * WARM_UP):
+            before = mixture.held()
+    after = mixture.held()
+    return {key: after[key] - before[key] for key in after}
+
+
+def assert_nothing(grown):
+    assert max(grown.pop("MiB"), ROOM) == ROOM
+    assert max(grown.values()) <= 0, grown
+
+
+COUNTS = [pytest.param(60, marks=pytest.mark.slow), pytest.param(700, marks=pytest.mark.nightly)]  # of three each
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("executor", [None, "mpi"])
+def test_communicators_leave_nothing(ranks, count, executor):
+    for grown in ranks(by_mpi, 2, count, executor, timeout=10 * count):
+        assert_nothing(grown)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_communicators_of_threads_leave_nothing(count):
+    assert_nothing(by_threads(count))
+
+
+@pytest.mark.nightly
+def test_jobs_in_which_something_goes_wrong(launcher):
+    job = subprocess.run([sys.executable, SOAK, "--minutes", "5"], capture_output=True, text=True)
+    assert job.returncode == 0, job.stdout + job.stderr

@@ -1,0 +1,239 @@
+"""Whatever is in a file that was saved, its reader returns, or raises a typed error; nothing in it is ever executed."""
+
+import functools
+import hashlib
+import io
+import json
+import os
+import warnings
+import zipfile
+from pathlib import Path
+
+import numpy
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+import gpucoll as gc
+from gpucoll import training
+from gpucoll.analysis.simulate import network, simulate
+from gpucoll.device.store import Store
+from gpucoll.guard import report
+from gpucoll.guard.flight import HEAD, MAGIC, Flight
+from gpucoll.training import checkpoint
+from gpucoll.tuner import Tuner, table
+from grids import SEED
+
+pytest.importorskip("gpucoll.bench.records", reason="gpucoll runs from a checkout here and is not installed")
+
+from gpucoll.bench import report as page
+
+SAMPLES = Path(__file__).parents[1] / "samples"
+FEW, MANY = 25, 400
+NUMBERS = st.one_of(st.integers(-3, 70), st.sampled_from((1 << 31, 1 << 64, -(1 << 63), 10**400, 1e308, 5e-324)),
+                    st.floats())
+LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8),
+                   st.sampled_from(("../../x", "\0", "a" * 7000)))
+VALUES = st.recursive(LEAVES, lambda some: st.one_of(st.lists(some, max_size=4), st.dictionaries(
+    st.text(max_size=8), some, max_size=4)), max_leaves=8)
+DEEP = st.sampled_from((b"[" * 100000, b'{"a":' * 50000, b"a = " + b"[" * 5000, b"a" + b".a" * 5000 + b" = 1",
+                        b"[" + b"[1]," * 5000, b"1" * 10000, b"a = " + b"9" * 10000, b""))
+
+
+class Content(bytes):
+    """Of which an error shows the beginning."""
+
+    def __repr__(self):
+        return f"{len(self)} bytes: {bytes(self[:300])!r}"
+
+
+@st.composite
+def damaged(draw, whole):
+    """The bytes that `whole` returns, with some changed, lost, or repeated."""
+    found = bytearray(whole())
+    for _ in range(draw(st.integers(1, 6))):
+        place, length = draw(st.integers(0, len(found))), draw(st.sampled_from((0, 1, 1, 2, 8, 300)))
+        found[place:place + length] = draw(st.one_of(st.binary(max_size=8), st.sampled_from(
+            (b"", b"-1", b"1e999", b"nan", b"[]", b"{}", b'""', b"9" * 400, b"null", b"true"))))
+    return bytes(found)
+
+
+@st.composite
+def exchanged(draw, document):
+    """The document that `document` returns, in which some values are others, or missing."""
+    document = json.loads(json.dumps(document()))
+    for _ in range(draw(st.integers(1, 3))):
+        place = document
+        while True:
+            keys = list(place) if isinstance(place, dict) else range(len(place))
+            if not keys:
+                break
+            key = draw(st.sampled_from(keys))
+            if isinstance(place[key], dict | list) and place[key] and draw(st.integers(0, 4)):
+                place = place[key]
+                continue
+            if draw(st.integers(0, 5)):
+                place[key] = draw(NUMBERS | VALUES)
+            else:
+                del place[key]
+            break
+    return document
+
+
+def holds(content, body, count):
+    """`body(content)` raises nothing but typed errors."""
+    @seed(SEED)
+    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @given(content)
+    def every(drawn):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # of NumPy, for numbers that are too large
+                body(drawn)
+        except gc.GpucollError:
+            pass
+
+    every()
+
+
+@pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def count(request):
+    return request.param
+
+
+def any_content(*whole):
+    return st.one_of(st.binary(max_size=300), DEEP, *(damaged(functools.partial(bytes, one)) for one in whole))
+
+
+def toml_text(document):
+    """What a TOML file of such a document would say, or nearly."""
+    lines = []
+    for name, value in document.items():
+        for one in value if isinstance(value, list) and value and isinstance(value[0], dict) else ():
+            inner = one if isinstance(one, dict) else {"x": one}
+            lines += [f"[[{name}]]", *(toml_text({f"{name}.{key}": below}) if isinstance(below, list) and below and
+                      isinstance(below[0], dict) else f"{key} = {json.dumps(below)}" for key, below in inner.items())]
+        if not lines or not isinstance(value, list) or not value or not isinstance(value[0], dict):
+            lines.append(f"{name} = {json.dumps(value)}")
+    return "\n".join(lines)
+
+
+def any_toml(document):
+    text = toml_text(document).encode()
+    return any_content(text) | exchanged(lambda: document).map(lambda one: toml_text(one).encode(errors="replace"))
+
+
+SHAPE = {"ranks": 4, "nodes": 1, "device": "cpu", "measured": "2026-01-01",
+         "link": [{"executor": "mpi", "name": "node", "alpha": 1e-5, "beta": 1e-9, "gamma": 1e-10, "gap": 1e-6}],
+         "curve": [{"collective": "all_reduce", "executor": "mpi", "algorithm": "ring", "bytes": [8, 4096],
+                    "seconds": [1e-5, 4e-5]}]}
+
+
+def test_tables(count):
+    def body(content):
+        found = table.parse("mine", content)
+        for nodes in ((0,) * 4, (0, 0, 1)):
+            tuner = Tuner(nodes, found)
+            for collective in ("all_reduce", "scan"):
+                tuner.choose(collective, "auto", 1 << 20, ("mpi", "native"))
+
+    holds(any_toml({"format": 1, "shape": [SHAPE]}), body, 3 * count)
+
+
+def test_topologies(count):
+    def body(content):
+        simulate("all_reduce", "ring", 6, 1 << 20, network.parse("mine", content))
+
+    levels = [{"name": "inner", "alpha": 1e-6, "beta": 1e-9, "medium": "torus", "ranks": 2, "hop": 1e-9,
+               "dimensions": 2},
+              {"name": "outer", "alpha": 1e-6, "beta": 1e-9, "links": 2, "gap": 1e-9, "gamma": 1e-10}]
+    holds(any_toml({"level": levels}), body, 3 * count)
+
+
+def test_flight_records(tmp_path, count):
+    flight = Flight(tmp_path, "job", 0, 2)
+    for words in ("all_reduce", "broadcast"):
+        flight.began(words)
+        flight.ended()
+    path, = tmp_path.glob("*.flight")
+    whole = path.read_bytes()
+    facts = json.loads(whole[24:HEAD].partition(b"\0")[0])
+
+    def body(content):
+        path.write_bytes(content)
+        report.written(tmp_path, tmp_path / "trace.json", as_json=True)
+        report.written(tmp_path, None, as_json=False)
+
+    def headed(found):
+        text = json.dumps(found).encode()[:HEAD - 24]
+        return MAGIC.ljust(24, b"\2") + text.ljust(HEAD - 24, b"\0") + whole[HEAD:]
+
+    rows = st.binary(min_size=256, max_size=1024).map(lambda row: whole[:HEAD] + row + whole[HEAD + len(row):])
+    deep = DEEP.map(lambda text: MAGIC.ljust(24) + text.ljust(HEAD)[:HEAD - 24] + whole[HEAD:])
+    holds(st.one_of(any_content(whole), exchanged(lambda: facts).map(headed), rows, deep).map(Content), body, count)
+
+
+def test_checkpoints(tmp_path, count):
+    """With the sums that belong to their content: whoever damages one on purpose makes them anew."""
+    comm, = gc.init_local(1)
+    with comm:
+        training.ZeRO({"w": numpy.arange(6.0), "b": numpy.ones(2)}, comm, training.Adam(), 1).save(tmp_path)
+        path, manifest = next(tmp_path.glob("*.npz")), tmp_path / checkpoint.MANIFEST
+        packed, told = path.read_bytes(), json.loads(manifest.read_text())
+        del told["sha256"]
+
+        def body(drawn):
+            document, content = drawn
+            if isinstance(document, dict):
+                for file in document["files"] if isinstance(document.get("files"), list) else ():
+                    if isinstance(file, dict) and content is not None:
+                        file["sha256"] = hashlib.sha256(content).hexdigest()
+                text = json.dumps(document, indent=1)
+                document = f"{text[:-2]},\n {checkpoint._digest_of(text)}\n}}".encode(errors="replace")
+            manifest.write_bytes(document)
+            path.write_bytes(packed if content is None else content)
+            training.ZeRO.load(tmp_path, comm, training.Adam(), 1)
+
+        headers = st.sampled_from((
+            b"\x93NUMPY\1\0v\0{'descr': '|O', 'fortran_order': False, 'shape': (9,)}".ljust(127) + b"\n",
+            b"\x93NUMPY\1\0v\0{'descr': '<f8', 'fortran_order': False, 'shape': (1 << 50,)}".ljust(127) + b"\n",
+            b"\x93NUMPY\1\0\5\0((((\n", b"\x80\x04cos\nsystem\n"))
+        names = st.sampled_from(("parameter/w.npy", "mean/w.npy", "x"))
+        files = st.dictionaries(names, st.binary(max_size=99) | headers)
+        holds(st.one_of(st.tuples(exchanged(lambda: told), st.none()),
+                        st.tuples(any_content(manifest.read_bytes()), st.none()),
+                        st.tuples(st.just(told), any_content(packed) | st.builds(zipped, files, st.integers(0, 99)))),
+              body, count)
+
+
+def zipped(files, method):
+    room = io.BytesIO()
+    with zipfile.ZipFile(room, "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return room.getvalue().replace(b"\x14\0\0\0\0\0", b"\x14\0\0\0" + bytes([method, 0]))
+
+
+@pytest.mark.parametrize("name", ["bench.json", "nccl_tests.json"])
+def test_benchmarks(tmp_path, count, name):
+    path, whole = tmp_path / "bench.json", (SAMPLES / name).read_bytes()
+
+    def body(content):
+        path.write_bytes(content)
+        page.made([str(path)])
+
+    holds(st.one_of(any_content(whole), exchanged(lambda: json.loads(whole)).map(
+        lambda one: json.dumps(one).encode(errors="replace"))), body, count)
+
+
+def test_kernels(tmp_path, count):
+    """What is not whole is built again."""
+    whole = b"code" * 100
+    place = Store(tmp_path).path("source", ".so", lambda: whole)
+
+    def body(content):
+        place.write_bytes(content)
+        os.chmod(place, 0o600)
+        assert Store(tmp_path).path("source", ".so", lambda: whole).read_bytes() == whole
+
+    holds(any_content(whole), body, count)
