@@ -63,8 +63,6 @@ def _add_draw(verbs: Any) -> None:
     draw.add_argument("--ranks", type=int, default=8)
     draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
     draw.add_argument("--segments", type=int, default=1, help="pipelining")
-    draw.add_argument("--simulate", metavar="TOPOLOGY", help="predicted time in place of rounds, on this name or file")
-    draw.add_argument("--bytes", default="1M", metavar="1M", help="with --simulate: of the data")
     draw.add_argument("-o", "--output", required=True, metavar="F.html", help="a page to step through; .svg: a picture")
     draw.set_defaults(run=_draw)
 
@@ -171,15 +169,13 @@ def _draw(options: Any) -> int:
     from pathlib import Path
 
     from gpucoll.analysis.draw import draw
-    from gpucoll.analysis.sizes import byte_size
     from gpucoll.arguments import refuse
     from gpucoll.errors import ArgumentError
 
     path = Path(options.output)
     try:
         path.write_text(draw(options.algorithm, options.collective, size=options.ranks, root=options.root,
-                             segments=options.segments, form=path.suffix[1:], topology=options.simulate,
-                             nbytes=byte_size(options.bytes, "GC-DRAW")), encoding="utf-8")
+                             segments=options.segments, form=path.suffix[1:]), encoding="utf-8")
     except (ArgumentError, OSError) as error:
         refuse("gpucoll draw", f"cannot write {path}: {error.strerror}" if isinstance(error, OSError) else str(error))
     print(f"{path}: {options.collective} by {options.algorithm}, {options.ranks} rank{'s' * (options.ranks > 1)}")

@@ -90,8 +90,7 @@ def document(width: float, height: float, title: str, size: int, shapes: Sequenc
     """Return a whole SVG file, light, and dark where the reader prefers it; programs without style sheets see light."""
     light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
                            for role, colour in palette.items()) for palette in (LIGHT, DARK))
-    style = (f"{light}{ranks(size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
-             ".light{opacity:.5}rect.idle{opacity:.6}rect.axis{opacity:.7}")
+    style = f"{light}{ranks(size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
     inside = [f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>",
               rect(0, 0, width, height, "paper"), *shapes, ""]
     shown = "\n".join(inside)
