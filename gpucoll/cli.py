@@ -79,7 +79,6 @@ def _add_simulate(verbs: Any) -> None:
     simulate.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
     simulate.add_argument("--segments", type=int, help="the pipelining (what a call would use)")
     simulate.add_argument("--json", action="store_true", help="print one JSON object")
-    simulate.add_argument("--plot", metavar="F.svg", help="draw time against ranks and against size, with crossovers")
     simulate.set_defaults(run=_simulate)
 
 

@@ -80,15 +80,14 @@ class Clock:
             self.ended[2] += wave.gamma * self.chunk
             self.began = self.ended
         else:
-            if len(wave.src):
-                self._note(wave, self._moved(wave))
+            if len(wave.src):  # rounds of both ends last until the messages have ended, where they would not anyway
+                parts = self._moved(wave)
+                ends = total(parts)
+                last = wave.last(ends)
+                newer = ends[last] >= total(self.ended)[wave.ranks]
+                self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
             self.ended[2, wave.closing] += wave.gamma * self.chunk
             self.began[:, wave.closing] = self.ended[:, wave.closing]
-
-    def span(self, wave: Priced) -> tuple[Array, Array]:
-        """Return when each message of `wave` begins to move and when it has ended."""
-        began = total(self.began)
-        return numpy.maximum(began[wave.src], began[wave.dst]), total(self._moved(wave))
 
     def _moved(self, wave: Priced) -> Array:
         """Return the parts of the time at which each message ends."""
@@ -98,13 +97,6 @@ class Clock:
         parts[0] += wave.alpha
         parts[1] += wave.beta * self.chunk
         return parts
-
-    def _note(self, wave: Priced, parts: Array) -> None:
-        """Let the rounds of both ends last until the messages have ended, where they would not anyway."""
-        ends = total(parts)
-        last = wave.last(ends)
-        newer = ends[last] >= total(self.ended)[wave.ranks]
-        self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
 
     def parts(self) -> Parts:
         """Return what the time of the rank that ends last is made up of."""

@@ -7,6 +7,7 @@ made at once; for any other the schedules of all ranks are replayed one by one.
 
 from __future__ import annotations
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -132,11 +133,6 @@ def few_enough(case: Case) -> bool:
     return True
 
 
-def sample(size: int) -> Array:
-    """Return some ranks, in order, that stand for all of them: the first, the last and some between."""
-    return numpy.unique([*(size * part // 8 for part in range(8)), size - 1])
-
-
 def _posts(case: Case, rank: int) -> Iterator[int]:
     """Yield how many messages `rank` sends and receives in each of its rounds."""
     for steps in case.schedule(rank):
@@ -147,21 +143,12 @@ def one_by_one(case: Case) -> Iterator[Wave]:
     """Yield the waves of any algorithm; ArgumentError where there are more than ONE_BY_ONE messages."""
     if case.options.get("nodes") is not None and case.size > ON_NODES:
         raise ArgumentError(f"more than {ON_NODES} ranks, whose nodes it heeds", code="GC-SIMULATE")
-    totals = sorted(_total(case, rank) for rank in sample(case.size).tolist())
-    if totals[len(totals) // 2] * case.size > 2 * ONE_BY_ONE:
+    some = sorted({*range(0, case.size, -(-case.size // 8)), case.size - 1})  # which stand for all of them
+    if statistics.median_low(sum(_posts(case, rank)) for rank in some) * case.size > 2 * ONE_BY_ONE:
         raise too_many()
     log = _Log(case.size)
     replay([case.schedule(rank) for rank in range(case.size)], log)
     yield from log.waves()
-
-
-def _total(case: Case, rank: int) -> int:
-    total = 0
-    for posts in _posts(case, rank):
-        total += posts
-        if total * case.size > 2 * ONE_BY_ONE:
-            break
-    return total
 
 
 def too_many() -> ArgumentError:
