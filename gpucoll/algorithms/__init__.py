@@ -15,7 +15,7 @@ import inspect
 import numbers as numbers_abc
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,7 +26,7 @@ from gpucoll.collectives import collective as collective_row
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.ops import op_of
-from gpucoll.schedule import Copy, Round, Schedule, Slice
+from gpucoll.schedule import Copy, Rounds, Schedule, Slice
 from gpucoll.topology import hops, node_shape
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -74,14 +74,8 @@ class Cost(NamedTuple):
                 for field, formula in self._asdict().items()}
 
 
-Make: TypeAlias = Callable[..., Iterator[Round]]
-
-
+Make: TypeAlias = Callable[..., Rounds]
 Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
-
-
-def _fits(size: int, nodes: Nodes = None) -> str | None:
-    return None
 
 
 class Algorithm(NamedTuple):
@@ -102,7 +96,7 @@ class Algorithm(NamedTuple):
     alike: str = "0"
     bind: Callable[[Algorithm, str], Algorithm] | None = None
     variants: Callable[[str, int], Iterable[str]] | None = None
-    unfit: Callable[[int, Nodes], str | None] = _fits
+    unfit: Callable[[int, Nodes], str | None] = lambda size, nodes: None
     in_rank_order: bool = False
 
     def pieces(self, segments: int) -> int:
@@ -121,17 +115,21 @@ _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 _PHASES: dict[tuple[str, str], Make] = {}
 
 
-def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind: Any = None, variants: Any = None,
-              in_rank_order: str = "0", **cost: str) -> Callable[[Make], Make]:
+def algorithm(collective: str, *, rounds: str, path: str, sent: str, received: str = "", reduced: str = "0",
+              beside: str = "0", chunks: str = "P * S", alike: str = "0", bind: Any = None, variants: Any = None,
+              in_rank_order: str = "0") -> Callable[[Make], Make]:
     """Register the decorated generator for `collective` under its file's name; see `Algorithm` and `Cost`.
 
-    It is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes.
+    `received` is `sent` where nothing is said. The generator is called with `rank`, `size` >= 2 and those of `root`,
+    `segments` and `nodes` that it takes.
     """
+
+    cost = Cost(rounds, path, sent, received or sent, reduced, beside)
 
     def register(make: Make) -> Make:
         name = make.__module__.rpartition(".")[2]
         options = OPTIONS & inspect.signature(make).parameters.keys()
-        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, Cost(**cost), options, alike, bind,
+        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, cost, options, alike, bind,
                                                 variants, in_rank_order=in_rank_order == "1")
         return make
 
@@ -281,7 +279,7 @@ def _make(entry: Algorithm, rank: Any, size: int, root: int, segments: int, node
     return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: entry.make(rank, size, **options))
 
 
-def _alone(collective: str, chunks: int) -> Iterator[Round]:
+def _alone(collective: str, chunks: int) -> Rounds:
     """A lone rank's part in anything: its input is its output. No algorithm ever sees one rank."""
     if COLLECTIVES[collective].output.where != "nowhere":
         yield (Copy(Slice("input", 0, chunks), Slice("output", 0, chunks)),)
