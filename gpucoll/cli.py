@@ -125,26 +125,13 @@ def _main_of(module: str) -> Callable[[Any], int]:
     return lambda options: int(importlib.import_module(module).main(options))
 
 
-def _unknown(collective: str | None, algorithm: str) -> str:
-    """Return what is wrong with a collective and an algorithm, of which there is none."""
-    from gpucoll.algorithms import algorithms, find
-    from gpucoll.collectives import COLLECTIVES
-    from gpucoll.errors import GpucollError, nearest
-
-    if collective is None:
-        known = sorted({name for one in COLLECTIVES for name in algorithms(one)})
-        return f"no collective has an algorithm {algorithm!r}{nearest(algorithm, known)}"
-    try:
-        find(collective, algorithm)
-    except GpucollError as error:
-        return str(error.args[0])
-    return f"{algorithm!r}: name it without its parameters"
-
-
 def _verify(options: Any) -> int:
     """Prove what was asked for; print a line per algorithm and a last line with the total."""
+    from gpucoll.algorithms import registry
     from gpucoll.analysis.verify import prove_registry
     from gpucoll.arguments import refuse
+    from gpucoll.collectives import COLLECTIVES
+    from gpucoll.errors import nearest
 
     started, rows, faults = time.perf_counter(), [], 0
     for row in prove_registry(options.ranks, options.segments, options.collective, options.algorithm):
@@ -153,7 +140,9 @@ def _verify(options: Any) -> int:
         if not options.json:
             print(f"{row.collective:16} {row.algorithm:20} {row.schedules:6} schedules  {row.fault or 'proved'}")
     if not rows:
-        refuse("gpucoll verify", _unknown(options.collective, options.algorithm))
+        known = sorted({name for kind, name in registry() if options.collective in (None, kind)})
+        unknown = options.algorithm if known else options.collective
+        refuse("gpucoll verify", f"there is no {unknown!r}{nearest(unknown, known or COLLECTIVES)}")
     seconds = round(time.perf_counter() - started, 1)
     total = sum(row["schedules"] for row in rows)
     if options.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Rounds, Send, Slice, Step
@@ -72,15 +72,10 @@ def in_order_tree(rank: int, size: int) -> TreeNode:
     reach = rank & -rank
     parent = rank & ~reach | reach << 1
     parent = parent if parent < size else rank & ~reach
-    right = next((rank + step for step in _halves(reach) if rank + step < size), None)
+    nearer = (rank + (reach >> level) for level in range(1, reach.bit_length()))
+    right = next((child for child in nearer if child < size), None)
     children = tuple(child for child in (rank - reach // 2, right) if child is not None) if reach > 1 else ()
     return TreeNode(parent, children, in_order_tree(parent, size).depth + 1, height)
-
-
-def _halves(number: int) -> Iterator[int]:
-    while number > 1:
-        number //= 2
-        yield number
 
 
 def ascend(node: TreeNode, time: int, segments: int, sums: Buffer) -> Round:

@@ -33,9 +33,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "lg": lambda x: int(x).bit_length() - 1,
-    "two": lambda x: 1 << int(x).bit_length() - 1,  # the largest power of two that is not above x
-    "rest": lambda x: x - (1 << int(x).bit_length() - 1),  # what is left above it
-    "ones": lambda x: sum(number.bit_count() for number in range(x)),  # binary ones of all numbers below x
+    "two": lambda x: 1 << int(x).bit_length() - 1,
+    "rest": lambda x: x - (1 << int(x).bit_length() - 1),
+    "ones": lambda x: sum(number.bit_count() for number in range(x)),
     "hops": hops,
 }
 
@@ -209,7 +209,8 @@ def find(collective: str, name: str) -> Algorithm:
     'torus(4x2)'
     """
     collective_row(collective)
-    base, parameters = _split(name)
+    match = re.fullmatch(r"(\w+)\((.*)\)", name) if isinstance(name, str) else None
+    base, parameters = match.groups() if match else (name, None)
     try:
         entry = registry()[collective, base]
     except (KeyError, TypeError):
@@ -220,12 +221,6 @@ def find(collective: str, name: str) -> Algorithm:
     if entry.bind is None:
         raise ArgumentError(f"{collective}: {base} takes no parameters, {name!r} has some", code="GC-ALGO")
     return entry.bind(entry, parameters)._replace(name=name)
-
-
-def _split(name: Any) -> tuple[Any, str | None]:
-    """Return the name before the brackets and what is in them."""
-    match = re.fullmatch(r"(\w+)\((.*)\)", name) if isinstance(name, str) else None
-    return (name, None) if match is None else (match[1], match[2])
 
 
 def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int = 0, segments: int = 1,
@@ -243,7 +238,7 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
     Recv(dst=Slice(buffer='output', first=1, count=1), peer=1)
     """
     entry = find(collective, algorithm)
-    _check_numbers(rank=rank, size=size, root=root, segments=segments)
+    _check_numbers(rank, size, root, segments)
     return _make(entry, int(rank), size, root, segments, nodes)
 
 
@@ -257,7 +252,7 @@ def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) 
     array([1, 2, 0])
     """
     entry = find(collective, algorithm)
-    _check_numbers(rank=0, size=size, root=0, segments=segments)
+    _check_numbers(0, size, 0, segments)
     group, count = node_shape(size, None)
     if size == 1 or not evaluate(entry.alike, P=size, G=group, M=count):
         return None
@@ -285,14 +280,10 @@ def _alone(collective: str, chunks: int) -> Rounds:
         yield (Copy(Slice("input", 0, chunks), Slice("output", 0, chunks)),)
 
 
-def _check_numbers(**numbers: object) -> None:
-    for name, value in numbers.items():
+def _check_numbers(rank: int, size: int, root: int, segments: int) -> None:
+    for name, value in (("rank", rank), ("size", size), ("root", root), ("segments", segments)):
         if isinstance(value, bool) or not isinstance(value, numbers_abc.Integral):
             raise ArgumentError(f"{name} {value!r} is not a whole number", code="GC-ALGO")
-    _check_ranges(**numbers)  # type: ignore[arg-type] # they are integers
-
-
-def _check_ranges(*, rank: int, size: int, root: int, segments: int) -> None:
     if size < 1 or segments < 1:
         raise ArgumentError(f"size {size} and segments {segments} must be at least 1", code="GC-ALGO")
     for name, value in (("rank", rank), ("root", root)):

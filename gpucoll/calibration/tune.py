@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -52,7 +53,8 @@ def _sizes(text: str) -> list[int]:
 
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
     _check_ranks(comm, options.device)
-    started, say, path = time.perf_counter(), _speaker(comm), table_path(facts())
+    started, path = time.perf_counter(), table_path(facts())
+    say = functools.partial(_say, comm)
     by_first_rank(comm.mpi, lambda: _prepare(path.parent))
     with executors(comm, options.device) as comms:
         shape = _shape(comms, options, collectives, sizes, say)
@@ -75,14 +77,11 @@ def _check_ranks(comm: Communicator, device: str) -> None:
                            code="GC-NO-GPU")
 
 
-def _speaker(comm: Communicator) -> Any:
-    """Return what tells the user, on standard error: standard output is the result's."""
-    def say(line: str) -> None:
-        if comm.rank == 0:
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
-
-    return say
+def _say(comm: Communicator, line: str) -> None:
+    """Tell the user, on standard error: standard output is the result's."""
+    if comm.rank == 0:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 from gpucoll.device.compilers import SOURCE_NAME, CompileError
@@ -21,7 +18,6 @@ from gpucoll.errors import BackendError
 # into a sum, integers wrap, and what is written as words may be read as numbers. No -march=native: the objects may
 # lie in a home that unlike hosts share.
 PATIENCE = 600.0  # seconds for one run of the compiler
-FOLDER = "gpucoll-compile-"  # how names of folders with a compilation's files begin
 OPTIONS = ("-O1", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing")
 
 
@@ -30,23 +26,13 @@ def compile_shared(source: str, *options: str) -> bytes:
 
     Raises CompileError for a source that it refuses, BackendError where there is no compiler.
     """
-    _sweep()
-    with tempfile.TemporaryDirectory(prefix=FOLDER) as folder:
+    with tempfile.TemporaryDirectory(prefix="gpucoll-compile-") as folder:
         target = Path(folder) / "kernels.so"
         # By its standard input, so that no path gets into the object or into what it complains about.
         job = _run(*OPTIONS, *options, "-x", "c++", "-", "-o", str(target), text=f'#line 1 "{SOURCE_NAME}"\n{source}')
         if job.returncode != 0:
             raise CompileError.of(_compiler()[0], job.stderr)
         return target.read_bytes()
-
-
-def _sweep() -> None:
-    """Remove what compilations of this user have left that were killed: no other one runs for as long."""
-    for place in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-        with contextlib.suppress(OSError):
-            status = place.lstat()
-            if status.st_uid == os.geteuid() and time.time() - status.st_mtime > 2 * PATIENCE:
-                shutil.rmtree(place, ignore_errors=True)  # it follows no link
 
 
 def recipe() -> str:

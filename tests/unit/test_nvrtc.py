@@ -2,9 +2,7 @@
 
 import ctypes
 import importlib.machinery
-import os
 import pickle
-import time
 
 import pytest
 
@@ -26,15 +24,6 @@ KERNEL = EXTERN + "__global__ void kernel(float* x) { *x += 1; }"
     ("", "", "it failed and did not say why")])
 def test_first_error(log, place, line):
     assert compilers.first_error(log) == (place, line)
-
-
-def test_what_killed_compilations_have_left_is_swept(tmp_path, monkeypatch):
-    monkeypatch.setattr(gxx.tempfile, "tempdir", str(tmp_path))
-    for name, age in (("old", 1300), ("new", 10)):
-        (tmp_path / f"gpucoll-compile-{name}").mkdir()
-        os.utime(tmp_path / f"gpucoll-compile-{name}", (time.time() - age,) * 2)
-    gxx.compile_shared(ARITHMETIC)
-    assert [path.name for path in tmp_path.iterdir()] == ["gpucoll-compile-new"]
 
 
 def test_compile_error_survives_pickling():
