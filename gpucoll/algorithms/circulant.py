@@ -43,7 +43,6 @@ def circulant_reduce_scatter(rank: int, size: int) -> Rounds:
 
 @algorithm("all_gather", **ONCE)
 def circulant_all_gather(rank: int, size: int) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
     yield (Copy(Slice("input", 0), Slice("output", rank)),)
     yield from distribute(rank, size)
 

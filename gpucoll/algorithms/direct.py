@@ -26,7 +26,6 @@ def _others(rank: int, size: int) -> Iterable[int]:
 @algorithm("all_gather_v", **EXCHANGE)
 @algorithm("all_gather", **EXCHANGE)
 def direct_all_gather(rank: int, size: int) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
     own, others = Slice("input", 0), _others(rank, size)
     yield (Copy(own, Slice("output", rank)), *(Send(own, peer) for peer in others),
            *(Recv(Slice("output", peer), peer) for peer in others))
@@ -34,20 +33,17 @@ def direct_all_gather(rank: int, size: int) -> Rounds:
 
 @algorithm("gather_v", **(EXCHANGE | {"alike": "0", "sent": EXCHANGE["path"], "received": EXCHANGE["sent"]}))
 def direct_gather(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on `root`."""
     return part("gather", "linear")(rank, size, root)
 
 
 @algorithm("scatter_v", **(EXCHANGE | {"alike": "0", "received": EXCHANGE["path"]}))
 def direct_scatter(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave block `rank` of the root's input on every rank."""
     return part("scatter", "linear")(rank, size, root)
 
 
 @algorithm("all_to_all_v", **EXCHANGE)
 @algorithm("all_to_all", **EXCHANGE)
 def direct_all_to_all(rank: int, size: int) -> Rounds:
-    """Leave block `rank` of every rank's input, in rank order, on every rank."""
     others = _others(rank, size)
     yield (Copy(Slice("input", rank), Slice("output", rank)), *(Send(Slice("input", peer), peer) for peer in others),
            *(Recv(Slice("output", peer), peer) for peer in others))
@@ -63,13 +59,11 @@ def direct_reduce_scatter(rank: int, size: int) -> Rounds:
 
 @phase("reduce_scatter")
 def collect(rank: int, size: int) -> Rounds:
-    """Leave block `rank` of output reduced, in rank order."""
     yield (*(Send(Slice("input", peer), peer) for peer in _others(rank, size)),
            *in_rank_order(Slice("input", rank), Slice("output", rank), rank, size))
 
 
 @phase("all_gather")
 def distribute(rank: int, size: int) -> Rounds:
-    """Leave all blocks in output, of which block `rank` is there."""
     own, others = Slice("output", rank), _others(rank, size)
     yield (*(Send(own, peer) for peer in others), *(Recv(Slice("output", peer), peer) for peer in others))

@@ -47,7 +47,6 @@ def double_tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
            beside="1 * (P > 2)")
 def double_tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave the root's input on every rank."""
     return _both(down, rank, size, root, segments)
 
 

@@ -43,7 +43,6 @@ EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
 
 def _bind(entry: Algorithm, text: str) -> Algorithm:
-    """Return the algorithm with the two that `text` names."""
     names = names_of(text)
     if len(names) != 2:
         raise ArgumentError(f"hierarchical({text}): it takes two names, inside a node and across nodes, as in "
@@ -76,7 +75,6 @@ def _variants(collective: str, size: int) -> Iterator[str]:
 
 
 def _inside(collective: str, name: str) -> list[Algorithm]:
-    """Return what runs inside a node."""
     if collective == "all_reduce":
         kinds, table = (PHASES, HALVES) if name in HALVES else (("reduce", "broadcast"), WAYS)
         _check(name, {**HALVES, **WAYS})
@@ -85,7 +83,6 @@ def _inside(collective: str, name: str) -> list[Algorithm]:
 
 
 def _across(collective: str, name: str) -> Algorithm:
-    """Return what runs across nodes."""
     if name.startswith("hierarchical"):
         raise ArgumentError("hierarchical: it cannot be part of itself", code="GC-ALGO")
     if collective in PHASES:
@@ -154,7 +151,6 @@ def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int,
 
 
 def _in_node(make: Make, place: Grid, move: Move) -> Rounds:
-    """Yield what `make` makes for the ranks of this group."""
     if place.each > 1:
         yield from moved(make(place.local, place.each), move, lambda local: place.rank_of(place.node, local))
 

@@ -16,7 +16,6 @@ from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Rounds, Send, Slice
 @algorithm("broadcast", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="(P - 1) * N",
            received="min(1, P - 1) * N", beside="max(0, P - 2)")
 def linear_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the root's input on every rank."""
     own, result = Slice("input", 0), Slice("output", 0)
     if rank != root:
         yield (Recv(result, root),)
@@ -38,7 +37,6 @@ def linear_reduce(rank: int, size: int, root: int = 0) -> Rounds:
 @algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",
            received="(P - 1) * N / P", beside="max(0, P - 2)")
 def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on `root`."""
     own = Slice("input", 0, segments)
     if rank != root:
         yield (Send(own, root),)
@@ -50,7 +48,6 @@ def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Rou
 @algorithm("scatter", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="(P - 1) * N / P",
            received="min(1, P - 1) * N / P", beside="max(0, P - 2)")
 def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave block `rank` of the root's input on every rank."""
     own = Slice("output", 0, segments)
     if rank != root:
         yield (Recv(own, root),)

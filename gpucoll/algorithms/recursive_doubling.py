@@ -50,14 +50,12 @@ def recursive_doubling_all_reduce(rank: int, size: int) -> Rounds:
            path=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
            sent=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P - 1)) * N / P", received="(P - 1) * N / P")
 def recursive_doubling_all_gather(rank: int, size: int) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
     yield (Copy(Slice("input", 0), Slice("output", rank)),)
     yield from distribute(rank, size)
 
 
 @phase("all_gather")
 def distribute(rank: int, size: int) -> Rounds:
-    """Leave all blocks in output, of which block `rank` is there."""
     place = fold(rank, size)
     own = Slice("output", rank)
     if place.number is None:

@@ -35,7 +35,6 @@ def recursive_halving_reduce_scatter(rank: int, size: int) -> Rounds:
 
 @phase("reduce_scatter")
 def collect(rank: int, size: int) -> Rounds:
-    """Leave block `rank` of output reduced."""
     place = fold(rank, size)
     everything = Slice("output", 0, size)
     if place.number is None:

@@ -54,7 +54,6 @@ def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
 
 @algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P")
 def ring_all_gather(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
     own = Slice("input", 0, segments)
     rounds = _distribute(rank, size, segments, own)
     yield (Copy(own, Slice("output", rank * segments, segments)), *next(rounds))
@@ -121,7 +120,6 @@ def collect(rank: int, size: int, segments: int = 1) -> Rounds:
 
 @phase("all_gather")
 def distribute(rank: int, size: int, segments: int = 1) -> Rounds:
-    """Leave all blocks in output, of which block `rank` is there."""
     return _distribute(rank, size, segments, Slice("output", rank * segments, segments))
 
 

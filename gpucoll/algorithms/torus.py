@@ -24,7 +24,6 @@ from gpucoll.topology import factors
 
 
 def _bind(entry: Algorithm, text: str) -> Algorithm:
-    """Return the algorithm with the sides that `text` names."""
     if not re.fullmatch(r"[1-9]\d{0,9}(x[1-9]\d{0,9}){0,2}", text):
         raise ArgumentError(f"torus({text}): its sides are one to three whole numbers, as in torus(4x2) or "
                             "torus(2x2x2)", code="GC-ALGO")

@@ -44,6 +44,5 @@ def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Round
 @algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
            sent="min(2, P - 1) * N", received="(P > 1) * N", beside="1 * (P > 2)")
 def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave the root's input on every rank."""
     node = binary_tree((rank - root) % size, size)
     yield from moved(filter(None, down(node, segments)), peer=lambda peer: (peer + root) % size)

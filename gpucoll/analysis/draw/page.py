@@ -16,7 +16,6 @@ LANES = 1000.0  # units across; the page stretches them
 
 
 def page(view: View) -> str:
-    """Return the page."""
     body = asset(__package__, "page.html")
     for name, text in {**_words(view), **_lanes(view), "data": script_data(_data(view))}.items():
         body = body.replace(f"{{{{{name}}}}}", text)
@@ -81,7 +80,6 @@ def _spans(turns: Collection[int], rounds: int, top: float, height: float, kind:
 
 
 def _bars(values: Sequence[float], rounds: int, kind: str) -> Iterator[str]:
-    """Yield a bar for every round."""
     across, most = LANES / (rounds or 1), max(values, default=0)
     for turn, value in enumerate(values):
         if value:

@@ -59,14 +59,12 @@ def number(value: float) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, corner: float = 0) -> str:
-    """Return a rectangle of class `kind`."""
     round_off = f' rx="{number(corner)}"' if corner else ""
     return (f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"{round_off} '
             f'class="{kind}"/>')
 
 
 def path(points: str, kind: str) -> str:
-    """Return a path of class `kind`."""
     return f'<path d="{points}" class="{kind}"/>'
 
 
