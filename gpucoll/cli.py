@@ -7,9 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from gpucoll.arguments import Parser, size_range
+from gpucoll.arguments import Parser, refuse, size_range
+from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         return launch(given[1:])
     options = _parser().parse_args(given)
-    return options.run(options)
+    try:
+        return options.run(options)
+    except (ArgumentError, DtypeError, UsageError, BackendError) as error:  # the same on every rank
+        refuse(f"gpucoll {options.verb}", str(error.args[0]))
 
 
 def _parser() -> Parser:
@@ -129,9 +134,7 @@ def _verify(options: Any) -> int:
     """Prove what was asked for; print a line per algorithm and a last line with the total."""
     from gpucoll.algorithms import registry
     from gpucoll.analysis.verify import prove_registry
-    from gpucoll.arguments import refuse
     from gpucoll.collectives import COLLECTIVES
-    from gpucoll.errors import nearest
 
     started, rows, faults = time.perf_counter(), [], 0
     for row in prove_registry(options.ranks, options.segments, options.collective, options.algorithm):
@@ -142,7 +145,7 @@ def _verify(options: Any) -> int:
     if not rows:
         known = sorted({name for kind, name in registry() if options.collective in (None, kind)})
         unknown = options.algorithm if known else options.collective
-        refuse("gpucoll verify", f"there is no {unknown!r}{nearest(unknown, known or COLLECTIVES)}")
+        raise ArgumentError(f"there is no {unknown!r}{nearest(unknown, known or COLLECTIVES)}")
     seconds = round(time.perf_counter() - started, 1)
     total = sum(row["schedules"] for row in rows)
     if options.json:
@@ -154,18 +157,15 @@ def _verify(options: Any) -> int:
 
 def _draw(options: Any) -> int:
     """Write the file that was asked for, and say in a line what it shows."""
-    from pathlib import Path
-
     from gpucoll.analysis.draw import draw
-    from gpucoll.arguments import refuse
-    from gpucoll.errors import ArgumentError
 
     path = Path(options.output)
+    text = draw(options.algorithm, options.collective, size=options.ranks, root=options.root, segments=options.segments,
+                form=path.suffix[1:])
     try:
-        path.write_text(draw(options.algorithm, options.collective, size=options.ranks, root=options.root,
-                             segments=options.segments, form=path.suffix[1:]), encoding="utf-8")
-    except (ArgumentError, OSError) as error:
-        refuse("gpucoll draw", f"cannot write {path}: {error.strerror}" if isinstance(error, OSError) else str(error))
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
     print(f"{path}: {options.collective} by {options.algorithm}, {options.ranks} rank{'s' * (options.ranks > 1)}")
     return 0
 
@@ -173,12 +173,7 @@ def _draw(options: Any) -> int:
 def _simulate(options: Any) -> int:
     """Predict what was asked for; print a table or a JSON object."""
     from gpucoll.analysis.simulate.sweep import answer
-    from gpucoll.arguments import refuse
-    from gpucoll.errors import ArgumentError
     from gpucoll.tuner import segments
 
-    try:
-        print(answer(options, segments))
-    except ArgumentError as error:
-        refuse("gpucoll simulate", str(error.args[0]))
+    print(answer(options, segments))
     return 0
