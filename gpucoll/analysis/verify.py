@@ -53,10 +53,10 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
 
 def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Proof:
     """Prove given rounds, one iterable a rank, for collective `name`; raise ScheduleError."""
-    return Memory(collective(name), len(schedules), root, chunks).prove(schedules)
+    return SymbolicMemory(collective(name), len(schedules), root, chunks).prove(schedules)
 
 
-class Memory:
+class SymbolicMemory:
     """The observer of a replay: all ranks' buffers."""
 
     def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:

@@ -102,7 +102,7 @@ def _data(view: View) -> dict[str, Any]:
     return {
         "size": recording.size, "reduces": recording.row.reduces or not recording.moves_data,
         "barrier": not recording.moves_data, "last": recording.rounds,
-        "scratch": recording.scratch, "outputs": recording.outputs, "inputs": list(map(int, recording.inputs)),
+        "scratch": recording.scratch, "outputs": recording.outputs,
         "wanted": recording.wanted, "contents": [content.ranks for content in recording.contents],
         "changes": list(map(_runs, recording.changes)),
         "messages": [[message.sender, message.receiver, message.round, message.chunks, (*message.contents, -1)[0],

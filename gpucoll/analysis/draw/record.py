@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.analysis.verify import Memory, contributions
+from gpucoll.analysis.verify import SymbolicMemory, contributions
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.schedule import Round, Send
@@ -47,7 +47,6 @@ class Recording(NamedTuple):
     changes: tuple[Change, ...]  # by round: what is written until its end, before the first round as well
     contents: tuple[Content, ...]
     wanted: tuple[tuple[int, ...], ...]  # by rank: the content of each chunk of its output that the collective promises
-    inputs: tuple[bool, ...]  # by rank: whether it has an input
 
     @property
     def rounds(self) -> int:
@@ -79,11 +78,10 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
     wanted = tuple(map(recorder.wanted, range(len(schedules))))
     last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
     return Recording(row, len(schedules), chunks, _together(recorder.messages),
-                     tuple(recorder.changes[turn] for turn in range(last + 1)), tuple(recorder.numbers), wanted,
-                     tuple(row.input.exists(rank, root) for rank in range(len(schedules))))
+                     tuple(recorder.changes[turn] for turn in range(last + 1)), tuple(recorder.numbers), wanted)
 
 
-class _Recorder(Memory):
+class _Recorder(SymbolicMemory):
     """The observer of a replay: all ranks' buffers, and what has happened."""
 
     def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
