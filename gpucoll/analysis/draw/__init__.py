@@ -3,8 +3,7 @@
 ```
             draw()                       proves the schedule, then draws it
     page.py        still.py              the page; the picture
-    view.py   shapes.py                  words, and how busy links and ranks are; SVG, colours
-    layout.py   record.py                who stands where; what happens, and who has contributed to what
+    layout.py   record.py   shapes.py    who stands where; what happens, and how busy all is; SVG, colours
 ```
 Pure text, the same for the same call.
 """
@@ -14,9 +13,8 @@ from __future__ import annotations
 from gpucoll.algorithms import schedule
 from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.page import page
-from gpucoll.analysis.draw.record import record
+from gpucoll.analysis.draw.record import View, loads, record
 from gpucoll.analysis.draw.still import still
-from gpucoll.analysis.draw.view import View, loads
 from gpucoll.errors import ArgumentError
 
 __all__ = ["draw", "view"]

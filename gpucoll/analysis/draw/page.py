@@ -8,9 +8,8 @@ from typing import Any
 
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
 from gpucoll.analysis.draw.layout import SIDE
-from gpucoll.analysis.draw.record import Change, Recording
+from gpucoll.analysis.draw.record import Change, Recording, View
 from gpucoll.analysis.draw.shapes import DARK, LIGHT, ON_RANK, number, path, rank_colour, ranks, rect
-from gpucoll.analysis.draw.view import View, labels
 
 LANES = 1000.0  # units across; the page stretches them
 
@@ -106,7 +105,7 @@ def _data(view: View) -> dict[str, Any]:
         "wanted": recording.wanted, "contents": [content.ranks for content in recording.contents],
         "changes": list(map(_runs, recording.changes)),
         "messages": [[message.sender, message.receiver, message.round, message.chunks, (*message.contents, -1)[0],
-                      labels(recording, message.contents)] for message in recording.messages],
+                      _labels(recording, message.contents)] for message in recording.messages],
         "busiest": view.loads.busiest, "idle": [round(idle * recording.size) for idle in view.loads.idle],
         "layout": view.layout.name, "places": view.layout.places, "radius": view.layout.radius,
         "groups": view.layout.groups,
@@ -124,3 +123,19 @@ def _runs(changed: Change) -> list[list[Any]]:
         else:
             runs.append([*where, chunk, [content]])
     return runs
+
+
+def _labels(recording: Recording, contents: Sequence[int]) -> str:
+    """Return what the chunks of a message are called, nothing where none moves (in a barrier).
+
+    It is their number in the whole result, or where there is none in their rank's input.
+    """
+    if not recording.moves_data or not contents:
+        return ""
+    by_rank = recording.row.output.blocks and not recording.row.input.blocks
+    each = recording.chunks // recording.size if by_rank else 0
+    names = [content.ranks[0] * each + content.chunk for content in map(recording.contents.__getitem__, contents)]
+    if len(names) == 1:
+        return str(names[0])
+    in_a_row = names == list(range(names[0], names[0] + len(names)))
+    return f"{names[0]}\N{EN DASH}{names[-1]}" if in_a_row else f"{names[0]}…"

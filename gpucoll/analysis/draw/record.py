@@ -1,4 +1,4 @@
-"""What a drawing shows: every message with its round, what is written, and who has contributed to it.
+"""What a drawing shows: every message with its round, what is written, who has contributed to it; how busy all is.
 
 A message lasts one round, and is in the first in which both of its ends have begun theirs; a rank's round ends with its
 last message. Copies and reductions take no time.
@@ -6,10 +6,11 @@ last message. Copies and reductions take no time.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from gpucoll.analysis.draw.layout import GraphLayout
 from gpucoll.analysis.verify import SymbolicMemory, contributions
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
@@ -163,3 +164,45 @@ def _together(messages: Iterable[RecordedMessage]) -> tuple[RecordedMessage, ...
         joined[message[:3]] = before._replace(chunks=before.chunks + message.chunks,
                                               contents=(*before.contents, *message.contents))
     return tuple(joined[key] for key in sorted(joined))
+
+
+class Loads(NamedTuple):
+    """Loads in chunks; idle time as a share, a rank being idle in a round in which it neither sends nor receives."""
+
+    busiest: tuple[int, ...]  # by round: the most chunks on one link
+    idle: tuple[float, ...]  # by round: of the ranks
+    rank_idle: tuple[float, ...]  # by rank: of the rounds
+    sends: tuple[frozenset[int], ...]  # by rank: the rounds in which it sends
+    receives: tuple[frozenset[int], ...]
+    most_sent: int  # chunks that one rank sends
+
+
+def loads(recording: Recording) -> Loads:
+    """Return the loads of a recording."""
+    ranks, rounds, messages = range(recording.size), range(1, recording.rounds + 1), recording.messages
+    sends = [frozenset(message.round for message in messages if message.sender == rank) for rank in ranks]
+    receives = [frozenset(message.round for message in messages if message.receiver == rank) for rank in ranks]
+    busy = [one | other for one, other in zip(sends, receives, strict=True)]
+    sent = Counter[int]()
+    for message in messages:
+        sent[message.sender] += message.chunks
+    return Loads(tuple(max((message.chunks for message in messages if message.round == turn), default=0)
+                       for turn in rounds),
+                 tuple(sum(turn not in one for one in busy) / recording.size for turn in rounds),
+                 tuple(1 - len(one) / len(rounds) if rounds else 0.0 for one in busy),
+                 tuple(sends), tuple(receives), max(sent.values(), default=0))
+
+
+class View(NamedTuple):
+    """A recording with all that is known of it."""
+
+    algorithm: str
+    recording: Recording
+    loads: Loads
+    layout: GraphLayout
+
+    @property
+    def title(self) -> str:
+        """What is drawn, in one line."""
+        size = self.recording.size
+        return f"{self.algorithm} · {self.recording.row.name} · {size} rank{'s' * (size > 1)}"

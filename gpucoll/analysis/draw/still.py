@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpucoll.analysis.draw.record import RecordedMessage, Recording
+from gpucoll.analysis.draw.record import NOBODY, RecordedMessage, Recording, View
 from gpucoll.analysis.draw.shapes import document, heading, number, path, rect, words
-from gpucoll.analysis.draw.view import View, need
 
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 140.0, 12.0
 
@@ -68,7 +67,7 @@ class _Chunks:
 
     def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
         """Return the name of the picture of a chunk: it fills from below, a stripe of each contributor's colour."""
-        recording, wanted = self.recording, need(self.recording, rank, buffer, chunk)
+        recording, wanted = self.recording, _need(self.recording, rank, buffer, chunk)
         ranks = () if content is None else recording.contents[content].ranks
         key = f"{buffer[0]}{'.'.join(map(str, ranks))}-{wanted}"
         if key not in self.used:
@@ -108,3 +107,11 @@ def _key(recording: Recording) -> str:
     if not recording.moves_data:
         return "A cell fills with a stripe in the colour of every rank that is known to have come; solid: all have."
     return "A chunk has the colour of the rank that it comes from."
+
+
+def _need(recording: Recording, rank: int, buffer: str, chunk: int) -> int:
+    """Return how many contributions fill a chunk: those promised, or in scratch those of all ranks."""
+    if buffer == "scratch":
+        return recording.size if recording.row.reduces else 1
+    wanted = recording.wanted[rank][chunk]
+    return 1 if wanted == NOBODY else len(recording.contents[wanted].ranks)

@@ -29,13 +29,11 @@ where all levels have one gamma.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy
-
 from gpucoll.algorithms import find
-from gpucoll.analysis.simulate.clock import Clock, Parts, Priced
+from gpucoll.analysis.simulate.clock import Clock, Parts, priced
 from gpucoll.analysis.simulate.network import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together
@@ -116,26 +114,10 @@ def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
 
 def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     clocks = [Clock(case.size, chunk) for chunk in chunks]
-    for wave in _priced(waves, routes):
+    for wave in priced(waves, routes):
         for clock in clocks:
             clock.advance(wave)
     return [clock.parts() for clock in clocks]
-
-
-def _priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
-    """Yield the waves with their costs; one with the same messages as the last costs the same."""
-    last: Wave | None = None
-    for wave in waves:
-        if last is None or wave.lockstep != last.lockstep or not all(map(numpy.array_equal, wave[:-1], last[:-1])):
-            last, priced = wave, _price(wave, routes)
-        yield priced
-
-
-def _price(wave: Wave, routes: Routes) -> Priced:
-    alpha, beta = routes.fares(wave.src, wave.dst, wave.chunks)
-    seconds = routes.gamma(wave.source, wave.reducer) * wave.reduced
-    gamma = numpy.bincount(wave.reducer, seconds, routes.size)[wave.closing]
-    return Priced.of(wave.src, wave.dst, alpha, beta, wave.closing, gamma, lockstep=wave.lockstep)
 
 
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
