@@ -7,9 +7,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from gpucoll.arguments import Parser, size_range
+from gpucoll.arguments import Parser, refuse, size_range
+from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -24,7 +26,10 @@ def main(arguments: list[str] | None = None) -> int:
 
         return launch(given[1:])
     options = _parser().parse_args(given)
-    return options.run(options)
+    try:
+        return options.run(options)
+    except (ArgumentError, DtypeError, UsageError, BackendError) as error:  # the same on every rank
+        refuse(f"gpucoll {options.verb}", str(error.args[0]))
 
 
 def _parser() -> Parser:
@@ -63,8 +68,6 @@ def _add_draw(verbs: Any) -> None:
     draw.add_argument("--ranks", type=int, default=8)
     draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
     draw.add_argument("--segments", type=int, default=1, help="pipelining")
-    draw.add_argument("--simulate", metavar="TOPOLOGY", help="predicted time in place of rounds, on this name or file")
-    draw.add_argument("--bytes", default="1M", metavar="1M", help="with --simulate: of the data")
     draw.add_argument("-o", "--output", required=True, metavar="F.html", help="a page to step through; .svg: a picture")
     draw.set_defaults(run=_draw)
 
@@ -81,7 +84,6 @@ def _add_simulate(verbs: Any) -> None:
     simulate.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
     simulate.add_argument("--segments", type=int, help="the pipelining (what a call would use)")
     simulate.add_argument("--json", action="store_true", help="print one JSON object")
-    simulate.add_argument("--plot", metavar="F.svg", help="draw time against ranks and against size, with crossovers")
     simulate.set_defaults(run=_simulate)
 
 
@@ -128,26 +130,11 @@ def _main_of(module: str) -> Callable[[Any], int]:
     return lambda options: int(importlib.import_module(module).main(options))
 
 
-def _unknown(collective: str | None, algorithm: str) -> str:
-    """Return what is wrong with a collective and an algorithm, of which there is none."""
-    from gpucoll.algorithms import algorithms, find
-    from gpucoll.collectives import COLLECTIVES
-    from gpucoll.errors import GpucollError, nearest
-
-    if collective is None:
-        known = sorted({name for one in COLLECTIVES for name in algorithms(one)})
-        return f"no collective has an algorithm {algorithm!r}{nearest(algorithm, known)}"
-    try:
-        find(collective, algorithm)
-    except GpucollError as error:
-        return str(error.args[0])
-    return f"{algorithm!r}: name it without its parameters"
-
-
 def _verify(options: Any) -> int:
     """Prove what was asked for; print a line per algorithm and a last line with the total."""
+    from gpucoll.algorithms import registry
     from gpucoll.analysis.verify import prove_registry
-    from gpucoll.arguments import refuse
+    from gpucoll.collectives import COLLECTIVES
 
     started, rows, faults = time.perf_counter(), [], 0
     for row in prove_registry(options.ranks, options.segments, options.collective, options.algorithm):
@@ -156,7 +143,9 @@ def _verify(options: Any) -> int:
         if not options.json:
             print(f"{row.collective:16} {row.algorithm:20} {row.schedules:6} schedules  {row.fault or 'proved'}")
     if not rows:
-        refuse("gpucoll verify", _unknown(options.collective, options.algorithm))
+        known = sorted({name for kind, name in registry() if options.collective in (None, kind)})
+        unknown = options.algorithm if known else options.collective
+        raise ArgumentError(f"there is no {unknown!r}{nearest(unknown, known or COLLECTIVES)}")
     seconds = round(time.perf_counter() - started, 1)
     total = sum(row["schedules"] for row in rows)
     if options.json:
@@ -168,20 +157,15 @@ def _verify(options: Any) -> int:
 
 def _draw(options: Any) -> int:
     """Write the file that was asked for, and say in a line what it shows."""
-    from pathlib import Path
-
     from gpucoll.analysis.draw import draw
-    from gpucoll.analysis.sizes import byte_size
-    from gpucoll.arguments import refuse
-    from gpucoll.errors import ArgumentError
 
     path = Path(options.output)
+    text = draw(options.algorithm, options.collective, size=options.ranks, root=options.root, segments=options.segments,
+                form=path.suffix[1:])
     try:
-        path.write_text(draw(options.algorithm, options.collective, size=options.ranks, root=options.root,
-                             segments=options.segments, form=path.suffix[1:], topology=options.simulate,
-                             nbytes=byte_size(options.bytes, "GC-DRAW")), encoding="utf-8")
-    except (ArgumentError, OSError) as error:
-        refuse("gpucoll draw", f"cannot write {path}: {error.strerror}" if isinstance(error, OSError) else str(error))
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
     print(f"{path}: {options.collective} by {options.algorithm}, {options.ranks} rank{'s' * (options.ranks > 1)}")
     return 0
 
@@ -189,12 +173,7 @@ def _draw(options: Any) -> int:
 def _simulate(options: Any) -> int:
     """Predict what was asked for; print a table or a JSON object."""
     from gpucoll.analysis.simulate.sweep import answer
-    from gpucoll.arguments import refuse
-    from gpucoll.errors import ArgumentError
     from gpucoll.tuner import segments
 
-    try:
-        print(answer(options, segments))
-    except ArgumentError as error:
-        refuse("gpucoll simulate", str(error.args[0]))
+    print(answer(options, segments))
     return 0

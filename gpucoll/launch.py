@@ -18,18 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from gpucoll import launchers
 from gpucoll.arguments import Parser, refuse
-from gpucoll.launchers import (
-    PORT,
-    find_mpiexec,
-    free_port,
-    local_rank,
-    local_size,
-    mpiexec_options,
-    started,
-    torchrun_variables,
-    vendor_of,
-)
 
 PROGRAM = "gpucoll run"
 
@@ -46,7 +36,7 @@ class Job(NamedTuple):
 def main(arguments: Sequence[str]) -> int:
     """Become the mpiexec of a job: its exit code is the job's. Wrong arguments: one line, exit code 2."""
     job = _parsed(arguments)
-    mpiexec = find_mpiexec()
+    mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
         sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]'\n")
         return 1
@@ -84,7 +74,7 @@ def _hosts(text: str) -> tuple[str, ...]:
 def master(job: Job, environment: Mapping[str, str]) -> str:
     """Return address:port of the first rank, after the environment where that says one."""
     address = environment.get("MASTER_ADDR") or (job.hosts[0] if job.hosts else "127.0.0.1")
-    return f"{address}:{environment.get('MASTER_PORT') or (PORT if job.hosts else free_port())}"
+    return f"{address}:{environment.get('MASTER_PORT') or (launchers.PORT if job.hosts else launchers.free_port())}"
 
 
 def command(mpiexec: str, version: str, job: Job, first: str, *, root: bool) -> list[str]:
@@ -95,7 +85,7 @@ def command(mpiexec: str, version: str, job: Job, first: str, *, root: bool) -> 
     'mpiexec -n 4 -hosts a,b -ppn 2'
     """
     ranks = job.ranks * max(len(job.hosts), 1)
-    options = mpiexec_options(vendor_of(version), per_host=job.ranks, hosts=job.hosts, root=root)
+    options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=job.ranks, hosts=job.hosts, root=root)
     rank = [sys.executable, "-m", "gpucoll.launch", first, job.script, *job.arguments]
     return [mpiexec, "-n", str(ranks), *options, *rank]
 
@@ -107,11 +97,13 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
     >>> list(variables(environment, "a:29500").values())
     ['5', '8', '1', '4', 'a', '29500']
     """
-    process, place, count = started(environment), local_rank(environment), local_size(environment)
+    process = launchers.started(environment)
+    place, count = launchers.local_rank(environment), launchers.local_size(environment)
     if process is None or place is None or count is None:
         return {}
     address, _, port = first.rpartition(":")
-    return {**torchrun_variables(process.rank, process.size, place, count), "MASTER_ADDR": address, "MASTER_PORT": port}
+    own = launchers.torchrun_variables(process.rank, process.size, place, count)
+    return {**own, "MASTER_ADDR": address, "MASTER_PORT": port}
 
 
 def run_rank(arguments: Sequence[str]) -> None:

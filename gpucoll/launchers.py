@@ -22,15 +22,14 @@ class Vendor(NamedTuple):
     """
 
     name: str  # as packages are called
-    title: str  # as people say
     family: str
     marks: tuple[str, ...]
 
 
 VENDORS = (
-    Vendor("impi", "Intel MPI", "MPICH", ("Intel(R) MPI",)),
-    Vendor("openmpi", "Open MPI", "Open MPI", ("Open MPI", "OpenRTE", "PRRTE")),
-    Vendor("mpich", "MPICH", "MPICH", ("MPICH", "HYDRA", "MVAPICH")),
+    Vendor("impi", "MPICH", ("Intel(R) MPI",)),
+    Vendor("openmpi", "Open MPI", ("Open MPI", "OpenRTE", "PRRTE")),
+    Vendor("mpich", "MPICH", ("MPICH", "HYDRA", "MVAPICH")),
 )
 
 

@@ -222,16 +222,21 @@ class _Mail:
         self._lock = threading.Lock()
         self._waiting: dict[Any, collections.deque[_Message]] = {}
 
-    def post(self, mine: _Message, here: Any, there: Any) -> _Message | None:
-        """Return the other end if it waits already under the key `there`, else leave `mine` under `here`."""
+    def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
+        """Return `mine`: copied if the other end waits already, as much as both have room for; else it waits."""
         with self._lock:
-            if there not in self._waiting:
-                self._waiting.setdefault(here, collections.deque()).append(mine)
-                return None
-            other = self._waiting[there].popleft()
-            if not self._waiting[there]:
-                del self._waiting[there]
-            return other
+            others = self._waiting.get((key, not sends))
+            if others is None:
+                self._waiting.setdefault((key, sends), collections.deque()).append(mine)
+                return mine
+            other = others.popleft()
+            if not others:
+                del self._waiting[key, not sends]
+        sent, received = (mine, other) if sends else (other, mine)
+        count = min(len(sent.row), len(received.row))
+        numpy.copyto(received.row[:count], sent.row[:count])
+        received.length = sent.length = len(sent.row)  # which tells each whether that was all
+        return mine
 
 
 class _Endpoint:
@@ -242,20 +247,8 @@ class _Endpoint:
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> _Message:
         """Begin to send ``[bytes, "B"]`` to rank `dest`."""
-        mine, key = _Message(buffer[0]), (self._rank, dest, tag)
-        other = self._mail.post(mine, (*key, "send"), (*key, "receive"))
-        return _deliver(mine, other, mine) if other else mine
+        return self._mail.post(_Message(buffer[0]), (self._rank, dest, tag), sends=True)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> _Message:
         """Begin to receive from rank `source` into ``[bytes, "B"]``."""
-        mine, key = _Message(buffer[0]), (source, self._rank, tag)
-        other = self._mail.post(mine, (*key, "receive"), (*key, "send"))
-        return _deliver(other, mine, mine) if other else mine
-
-
-def _deliver(sent: _Message, received: _Message, mine: _Message) -> _Message:
-    """Copy what both have room for; the lengths tell each whether that was all."""
-    count = min(len(sent.row), len(received.row))
-    numpy.copyto(received.row[:count], sent.row[:count])
-    received.length, sent.length = len(sent.row), len(sent.row)
-    return mine
+        return self._mail.post(_Message(buffer[0]), (source, self._rank, tag), sends=False)

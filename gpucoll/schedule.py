@@ -60,6 +60,7 @@ class Reduce(NamedTuple):
 
 Step: TypeAlias = Send | Recv | RecvReduce | Copy | Reduce
 Round: TypeAlias = tuple[Step, ...]
+Rounds: TypeAlias = Iterator[Round]
 
 
 class Schedule:
@@ -79,7 +80,7 @@ class Schedule:
         self.chunks = chunks
         self._rounds = rounds
 
-    def __iter__(self) -> Iterator[Round]:
+    def __iter__(self) -> Rounds:
         return iter(self._rounds())
 
     def __repr__(self) -> str:
@@ -124,7 +125,7 @@ def in_rank_order(own: Slice, total: Slice, rank: int, size: int) -> list[Step]:
 
 
 def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice | None] = lambda part: part,
-          peer: Callable[[int], int] = lambda rank: rank) -> Iterator[Round]:
+          peer: Callable[[int], int] = lambda rank: rank) -> Rounds:
     """Yield the same rounds elsewhere: every slice at its `place`, every peer renamed, as from a node's to the world's.
 
     A step without a place is left out; where that is a message, it must be so at both of its ends. So is a copy onto
@@ -181,7 +182,7 @@ def spread(renamed: dict[str, Buffer], chunks: int, onto: int, offset: int = 0,
     return place
 
 
-def together(*parts: Iterable[Round]) -> Iterator[Round]:
+def together(*parts: Iterable[Round]) -> Rounds:
     """Yield the k-th rounds of all `parts` as one round, the shorter ones ending before."""
     for rounds in itertools.zip_longest(*parts, fillvalue=()):
         yield tuple(itertools.chain.from_iterable(rounds))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, Step
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Rounds, Send, Slice, Step
 
 
 class TreeNode(NamedTuple):
@@ -72,15 +72,10 @@ def in_order_tree(rank: int, size: int) -> TreeNode:
     reach = rank & -rank
     parent = rank & ~reach | reach << 1
     parent = parent if parent < size else rank & ~reach
-    right = next((rank + step for step in _halves(reach) if rank + step < size), None)
+    nearer = (rank + (reach >> level) for level in range(1, reach.bit_length()))
+    right = next((child for child in nearer if child < size), None)
     children = tuple(child for child in (rank - reach // 2, right) if child is not None) if reach > 1 else ()
     return TreeNode(parent, children, in_order_tree(parent, size).depth + 1, height)
-
-
-def _halves(number: int) -> Iterator[int]:
-    while number > 1:
-        number //= 2
-        yield number
 
 
 def ascend(node: TreeNode, time: int, segments: int, sums: Buffer) -> Round:
@@ -109,19 +104,19 @@ def descend(node: TreeNode, time: int, segments: int) -> Round:
     return tuple(steps)
 
 
-def up_and_down(node: TreeNode, segments: int) -> Iterator[Round]:
+def up_and_down(node: TreeNode, segments: int) -> Rounds:
     """Yield an all-reduce, a round for every time of the clock, empty ones included."""
     for time in range(2 * node.height + segments - 1):
         yield (*ascend(node, time, segments, "output"), *descend(node, time - node.height, segments))
 
 
-def up(node: TreeNode, segments: int) -> Iterator[Round]:
+def up(node: TreeNode, segments: int) -> Rounds:
     """Yield a reduction to the tree's root, a round for every time; inner nodes add up in scratch."""
     sums: Buffer = "output" if node.parent is None else "scratch"
     return (ascend(node, time, segments, sums) for time in range(node.height + segments - 1))
 
 
-def down(node: TreeNode, segments: int) -> Iterator[Round]:
+def down(node: TreeNode, segments: int) -> Rounds:
     """Yield a broadcast from the tree's root, which has copied its input first, a round for every time."""
     if node.parent is None:
         yield (Copy(Slice("input", 0, segments), Slice("output", 0, segments)),)
@@ -207,7 +202,7 @@ def fold(rank: int, size: int) -> Fold:
     return Fold(core, extra, rank // 2, rank - 1) if rank % 2 else Fold(core, extra, None, rank + 1)
 
 
-def folded(place: Fold, sums: Slice, core: Callable[[int, Slice], Iterable[Round]]) -> Iterator[Round]:
+def folded(place: Fold, sums: Slice, core: Callable[[int, Slice], Iterable[Round]]) -> Rounds:
     """Yield an all-reduce: partners hand over, the others run ``core(number, source)`` and hand back the result.
 
     A pair adds up in `sums`, which is as long as the data; it is then the source.
@@ -226,7 +221,7 @@ def folded(place: Fold, sums: Slice, core: Callable[[int, Slice], Iterable[Round
 Part: TypeAlias = Callable[[Buffer, int, int], Slice]
 
 
-def halving(position: int, partners: Sequence[int], source: Buffer, part: Part = Slice) -> Iterator[Round]:
+def halving(position: int, partners: Sequence[int], source: Buffer, part: Part = Slice) -> Rounds:
     """Yield a reduce-scatter of 2 ** len(partners) blocks to which every partner in turn contributes one half.
 
     It leaves block `position` of output reduced. What is left is halved each time: one half goes to the partner,
@@ -240,7 +235,7 @@ def halving(position: int, partners: Sequence[int], source: Buffer, part: Part =
         yield (Send(given, partner), *begun, RecvReduce(kept, partner))
 
 
-def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Iterator[Round]:
+def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Rounds:
     """Yield the all-gather that undoes `halving` of the same partners: block `position` of output is there before."""
     for step, partner in reversed(list(enumerate(partners))):
         count = 1 << len(partners) - 1 - step

@@ -15,7 +15,7 @@ import inspect
 import numbers as numbers_abc
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,16 +26,16 @@ from gpucoll.collectives import collective as collective_row
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.ops import op_of
-from gpucoll.schedule import Copy, Round, Schedule, Slice
+from gpucoll.schedule import Copy, Rounds, Schedule, Slice
 from gpucoll.topology import hops, node_shape
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
     "max": max,
     "lg": lambda x: int(x).bit_length() - 1,
-    "two": lambda x: 1 << int(x).bit_length() - 1,  # the largest power of two that is not above x
-    "rest": lambda x: x - (1 << int(x).bit_length() - 1),  # what is left above it
-    "ones": lambda x: sum(number.bit_count() for number in range(x)),  # binary ones of all numbers below x
+    "two": lambda x: 1 << int(x).bit_length() - 1,
+    "rest": lambda x: x - (1 << int(x).bit_length() - 1),
+    "ones": lambda x: sum(number.bit_count() for number in range(x)),
     "hops": hops,
 }
 
@@ -74,14 +74,8 @@ class Cost(NamedTuple):
                 for field, formula in self._asdict().items()}
 
 
-Make: TypeAlias = Callable[..., Iterator[Round]]
-
-
+Make: TypeAlias = Callable[..., Rounds]
 Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
-
-
-def _fits(size: int, nodes: Nodes = None) -> str | None:
-    return None
 
 
 class Algorithm(NamedTuple):
@@ -102,7 +96,7 @@ class Algorithm(NamedTuple):
     alike: str = "0"
     bind: Callable[[Algorithm, str], Algorithm] | None = None
     variants: Callable[[str, int], Iterable[str]] | None = None
-    unfit: Callable[[int, Nodes], str | None] = _fits
+    unfit: Callable[[int, Nodes], str | None] = lambda size, nodes: None
     in_rank_order: bool = False
 
     def pieces(self, segments: int) -> int:
@@ -121,17 +115,21 @@ _REGISTRY: dict[tuple[str, str], Algorithm] = {}
 _PHASES: dict[tuple[str, str], Make] = {}
 
 
-def algorithm(collective: str, *, chunks: str = "P * S", alike: str = "0", bind: Any = None, variants: Any = None,
-              in_rank_order: str = "0", **cost: str) -> Callable[[Make], Make]:
+def algorithm(collective: str, *, rounds: str, path: str, sent: str, received: str = "", reduced: str = "0",
+              beside: str = "0", chunks: str = "P * S", alike: str = "0", bind: Any = None, variants: Any = None,
+              in_rank_order: str = "0") -> Callable[[Make], Make]:
     """Register the decorated generator for `collective` under its file's name; see `Algorithm` and `Cost`.
 
-    It is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes.
+    `received` is `sent` where nothing is said. The generator is called with `rank`, `size` >= 2 and those of `root`,
+    `segments` and `nodes` that it takes.
     """
+
+    cost = Cost(rounds, path, sent, received or sent, reduced, beside)
 
     def register(make: Make) -> Make:
         name = make.__module__.rpartition(".")[2]
         options = OPTIONS & inspect.signature(make).parameters.keys()
-        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, Cost(**cost), options, alike, bind,
+        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, cost, options, alike, bind,
                                                 variants, in_rank_order=in_rank_order == "1")
         return make
 
@@ -211,7 +209,8 @@ def find(collective: str, name: str) -> Algorithm:
     'torus(4x2)'
     """
     collective_row(collective)
-    base, parameters = _split(name)
+    match = re.fullmatch(r"(\w+)\((.*)\)", name) if isinstance(name, str) else None
+    base, parameters = match.groups() if match else (name, None)
     try:
         entry = registry()[collective, base]
     except (KeyError, TypeError):
@@ -222,12 +221,6 @@ def find(collective: str, name: str) -> Algorithm:
     if entry.bind is None:
         raise ArgumentError(f"{collective}: {base} takes no parameters, {name!r} has some", code="GC-ALGO")
     return entry.bind(entry, parameters)._replace(name=name)
-
-
-def _split(name: Any) -> tuple[Any, str | None]:
-    """Return the name before the brackets and what is in them."""
-    match = re.fullmatch(r"(\w+)\((.*)\)", name) if isinstance(name, str) else None
-    return (name, None) if match is None else (match[1], match[2])
 
 
 def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int = 0, segments: int = 1,
@@ -245,7 +238,7 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
     Recv(dst=Slice(buffer='output', first=1, count=1), peer=1)
     """
     entry = find(collective, algorithm)
-    _check_numbers(rank=rank, size=size, root=root, segments=segments)
+    _check_numbers(rank, size, root, segments)
     return _make(entry, int(rank), size, root, segments, nodes)
 
 
@@ -259,7 +252,7 @@ def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) 
     array([1, 2, 0])
     """
     entry = find(collective, algorithm)
-    _check_numbers(rank=0, size=size, root=0, segments=segments)
+    _check_numbers(0, size, 0, segments)
     group, count = node_shape(size, None)
     if size == 1 or not evaluate(entry.alike, P=size, G=group, M=count):
         return None
@@ -281,20 +274,16 @@ def _make(entry: Algorithm, rank: Any, size: int, root: int, segments: int, node
     return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: entry.make(rank, size, **options))
 
 
-def _alone(collective: str, chunks: int) -> Iterator[Round]:
+def _alone(collective: str, chunks: int) -> Rounds:
     """A lone rank's part in anything: its input is its output. No algorithm ever sees one rank."""
     if COLLECTIVES[collective].output.where != "nowhere":
         yield (Copy(Slice("input", 0, chunks), Slice("output", 0, chunks)),)
 
 
-def _check_numbers(**numbers: object) -> None:
-    for name, value in numbers.items():
+def _check_numbers(rank: int, size: int, root: int, segments: int) -> None:
+    for name, value in (("rank", rank), ("size", size), ("root", root), ("segments", segments)):
         if isinstance(value, bool) or not isinstance(value, numbers_abc.Integral):
             raise ArgumentError(f"{name} {value!r} is not a whole number", code="GC-ALGO")
-    _check_ranges(**numbers)  # type: ignore[arg-type] # they are integers
-
-
-def _check_ranges(*, rank: int, size: int, root: int, segments: int) -> None:
     if size < 1 or segments < 1:
         raise ArgumentError(f"size {size} and segments {segments} must be at least 1", code="GC-ALGO")
     for name, value in (("rank", rank), ("root", root)):

@@ -8,18 +8,13 @@ A link that carries both ways at full speed is used both ways: half the time of 
     └────────────────────────┘
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, part
-from gpucoll.schedule import Round, moved, together, within
+from gpucoll.schedule import Rounds, moved, together, within
 
 
-@algorithm("all_reduce", chunks="2 * P * S", alike="1", rounds="2 * (P - 1)",
-           path="(1 + (P == 2)) * (P - 1) * N / P", sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P",
-           reduced="(P - 1) * N / P", beside="2 * (P > 2) * (P - 1)")
-def bidirectional_ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+@algorithm("all_reduce", chunks="2 * P * S", alike="1", rounds="2 * (P - 1)", path="(1 + (P == 2)) * (P - 1) * N / P",
+           sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P", beside="2 * (P > 2) * (P - 1)")
+def bidirectional_ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank; the way back is the ring of the ranks in reverse.
 
     >>> [step.peer for step in next(bidirectional_ring_all_reduce(rank=0, size=4)) if hasattr(step, "peer")]

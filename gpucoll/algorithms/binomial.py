@@ -11,23 +11,20 @@ A reduction or a gather goes the same ways back. A scatter sends a rank only wha
 interval: (P - 1) / P N bytes on the longest path, the fewest that are possible, as are the rounds.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice
 from gpucoll.topology import splits
 
 ROUNDS = "lg(2 * P - 1)"
 WHOLE = {"chunks": "1", "rounds": ROUNDS, "path": f"{ROUNDS} * N"}
-BLOCKS = {"chunks": "P", "rounds": ROUNDS, "path": "(P - 1) * N / P", "reduced": "0"}
+BLOCKS = {"chunks": "P", "rounds": ROUNDS, "path": "(P - 1) * N / P"}
 LESS, MORE = "P // 2 * N / P", "(P - 1) * N / P"  # the half of all blocks, all but the root's own
 
 
-@algorithm("broadcast", **WHOLE, sent=f"{ROUNDS} * N", received="(P > 1) * N", reduced="0")
-def binomial_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+@algorithm("broadcast", **WHOLE, sent=f"{ROUNDS} * N", received="(P > 1) * N")
+def binomial_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the root's input on every rank.
 
     >>> [steps[-1].peer for steps in binomial_broadcast(rank=0, size=8)]
@@ -44,7 +41,7 @@ def binomial_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("reduce", **WHOLE, sent="(P > 1) * N", received=f"{ROUNDS} * N", reduced=f"{ROUNDS} * N")
-def binomial_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+def binomial_reduce(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the reduction of all inputs on `root`; the other ranks that add up do so in scratch."""
     place, own = splits((rank - root) % size, size), Slice("input", 0)
     total = Slice("output" if rank == root else "scratch", 0)
@@ -57,7 +54,7 @@ def binomial_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("scatter", **BLOCKS, sent=MORE, received=LESS)
-def binomial_scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+def binomial_scatter(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave block `rank` of the root's input on every rank; others' blocks pass through scratch."""
     place, mine = (rank - root) % size, Slice("output", 0)
     split = splits(place, size)
@@ -73,7 +70,7 @@ def binomial_scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("gather", **BLOCKS, sent=LESS, received=MORE)
-def binomial_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+def binomial_gather(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on `root`; others' blocks pass through scratch."""
     place, mine = (rank - root) % size, Slice("input", 0)
     split = splits(place, size)

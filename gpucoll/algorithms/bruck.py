@@ -12,17 +12,12 @@ An all-gather moves the fewest bytes there are. An all-to-all moves each about l
 for short blocks, whose rounds cost more than their bytes.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, Round, Send, Slice, wrapped
+from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, wrapped
 
 
-@algorithm("all_gather", chunks="P", alike="1", rounds="lg(2 * P - 1)", path="(P - 1) * N / P",
-           sent="(P - 1) * N / P", received="(P - 1) * N / P", reduced="0")
-def bruck_all_gather(rank: int, size: int) -> Iterator[Round]:
+@algorithm("all_gather", chunks="P", alike="1", rounds="lg(2 * P - 1)", path="(P - 1) * N / P", sent="(P - 1) * N / P")
+def bruck_all_gather(rank: int, size: int) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on every rank; scratch block i is rank + i's.
 
     >>> [steps[-1].dst for steps in bruck_all_gather(rank=0, size=5)][1:3]
@@ -39,9 +34,8 @@ def bruck_all_gather(rank: int, size: int) -> Iterator[Round]:
            *(Copy(Slice("scratch", head.count, part.count), part) for part in tail))
 
 
-@algorithm("all_to_all", chunks="P", alike="1", rounds="lg(2 * P - 1)", path="ones(P) * N / P",
-           sent="ones(P) * N / P", received="ones(P) * N / P", reduced="0")
-def bruck_all_to_all(rank: int, size: int) -> Iterator[Round]:
+@algorithm("all_to_all", chunks="P", alike="1", rounds="lg(2 * P - 1)", path="ones(P) * N / P", sent="ones(P) * N / P")
+def bruck_all_to_all(rank: int, size: int) -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.
 
     Block i is for the rank i places on. In each round those that move are packed into one message.

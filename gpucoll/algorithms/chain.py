@@ -9,20 +9,16 @@ travels over the next one: P - 2 + S rounds of N / S bytes.
 The best S is sqrt((P - 2) beta N / alpha): long arrays in many segments, short ones in one.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, moved
+from gpucoll.schedule import Rounds, moved
 from gpucoll.topology import chain, down, up
 
 COST = {"chunks": "S", "rounds": "(P > 1) * (P + S - 2)", "path": "(P > 1) * (P + S - 2) * N / S",
-        "sent": "(P > 1) * N", "received": "(P > 1) * N"}
+        "sent": "(P > 1) * N"}
 
 
-@algorithm("broadcast", **COST, reduced="0")
-def chain_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+@algorithm("broadcast", **COST)
+def chain_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     """Leave the root's input on every rank.
 
     >>> for steps in chain_broadcast(rank=1, size=3, segments=2):
@@ -36,7 +32,7 @@ def chain_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> I
 
 
 @algorithm("reduce", **COST, reduced="(P > 1) * N")
-def chain_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+def chain_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on `root`; the ranks between add up in scratch."""
     node = chain((rank - root) % size, size)
     yield from moved(filter(None, up(node, segments)), peer=lambda peer: (peer + root) % size)

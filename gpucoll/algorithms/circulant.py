@@ -13,22 +13,18 @@ and combined. An all-gather goes the same ways back. Blocks keep their places: a
 wraps is two slices. `rank` stands in arithmetic only, and may be an array of ranks.
 """
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Iterator
 
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Send, Slice, Step, moved, within, wrapped
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, Step, moved, within, wrapped
 
-ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P",
-        "received": "(P - 1) * N / P"}
+ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
 TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P",
-         "sent": "2 * (P - 1) * N / P", "received": "2 * (P - 1) * N / P"}
+         "sent": "2 * (P - 1) * N / P"}
 
 
 @algorithm("all_reduce", **TWICE, reduced="(P - 1) * N / P")
-def circulant_all_reduce(rank: int, size: int) -> Iterator[Round]:
+def circulant_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
 
     >>> [steps[0].peer for steps in circulant_all_reduce(rank=0, size=5)]
@@ -39,21 +35,20 @@ def circulant_all_reduce(rank: int, size: int) -> Iterator[Round]:
 
 
 @algorithm("reduce_scatter", **ONCE, reduced="(P - 1) * N / P")
-def circulant_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+def circulant_reduce_scatter(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; sums are formed in scratch."""
     yield from moved(collect(rank, size), within({"output": "scratch"}))
     yield (Copy(Slice("scratch", rank), Slice("output", 0)),)
 
 
-@algorithm("all_gather", **ONCE, reduced="0")
-def circulant_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
+@algorithm("all_gather", **ONCE)
+def circulant_all_gather(rank: int, size: int) -> Rounds:
     yield (Copy(Slice("input", 0), Slice("output", rank)),)
     yield from distribute(rank, size)
 
 
 @phase("reduce_scatter")
-def collect(rank: int, size: int) -> Iterator[Round]:
+def collect(rank: int, size: int) -> Rounds:
     """Leave block `rank` of output reduced. Before each round this rank has the sums of `above` blocks from its own."""
     source: Buffer = "input"
     for above, skip in _skips(size):
@@ -68,7 +63,7 @@ def collect(rank: int, size: int) -> Iterator[Round]:
 
 
 @phase("all_gather")
-def distribute(rank: int, size: int) -> Iterator[Round]:
+def distribute(rank: int, size: int) -> Rounds:
     """Leave all blocks in output, of which block `rank` is there: the rounds of `collect` in reverse."""
     for above, skip in reversed(_skips(size)):
         sent = wrapped("output", rank, above - skip, size)

@@ -8,16 +8,14 @@ Blocks need not be alike, so that the v-variants run on it.
     rank 2 ⇄ rank 3
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from gpucoll.algorithms import algorithm, part, phase
-from gpucoll.schedule import Copy, Recv, Round, Send, Slice, in_rank_order
+from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
 
 # One round of P - 1 messages of N / P bytes each way.
 EXCHANGE = {"chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
-            "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P", "reduced": "0", "beside": "max(0, P - 2)"}
+            "sent": "(P - 1) * N / P", "beside": "max(0, P - 2)"}
 
 
 def _others(rank: int, size: int) -> Iterable[int]:
@@ -27,51 +25,45 @@ def _others(rank: int, size: int) -> Iterable[int]:
 
 @algorithm("all_gather_v", **EXCHANGE)
 @algorithm("all_gather", **EXCHANGE)
-def direct_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
+def direct_all_gather(rank: int, size: int) -> Rounds:
     own, others = Slice("input", 0), _others(rank, size)
     yield (Copy(own, Slice("output", rank)), *(Send(own, peer) for peer in others),
            *(Recv(Slice("output", peer), peer) for peer in others))
 
 
-@algorithm("gather_v", **(EXCHANGE | {"alike": "0", "sent": EXCHANGE["path"]}))
-def direct_gather(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Leave the inputs of all ranks, in rank order, on `root`."""
+@algorithm("gather_v", **(EXCHANGE | {"alike": "0", "sent": EXCHANGE["path"], "received": EXCHANGE["sent"]}))
+def direct_gather(rank: int, size: int, root: int = 0) -> Rounds:
     return part("gather", "linear")(rank, size, root)
 
 
 @algorithm("scatter_v", **(EXCHANGE | {"alike": "0", "received": EXCHANGE["path"]}))
-def direct_scatter(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Leave block `rank` of the root's input on every rank."""
+def direct_scatter(rank: int, size: int, root: int = 0) -> Rounds:
     return part("scatter", "linear")(rank, size, root)
 
 
 @algorithm("all_to_all_v", **EXCHANGE)
 @algorithm("all_to_all", **EXCHANGE)
-def direct_all_to_all(rank: int, size: int) -> Iterator[Round]:
-    """Leave block `rank` of every rank's input, in rank order, on every rank."""
+def direct_all_to_all(rank: int, size: int) -> Rounds:
     others = _others(rank, size)
     yield (Copy(Slice("input", rank), Slice("output", rank)), *(Send(Slice("input", peer), peer) for peer in others),
            *(Recv(Slice("output", peer), peer) for peer in others))
 
 
-@algorithm("reduce_scatter_v", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
-@algorithm("reduce_scatter", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["received"]}))
-def direct_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+@algorithm("reduce_scatter_v", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["sent"]}))
+@algorithm("reduce_scatter", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["sent"]}))
+def direct_reduce_scatter(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs in rank order, on every rank."""
     yield (*(Send(Slice("input", peer), peer) for peer in _others(rank, size)),
            *in_rank_order(Slice("input", rank), Slice("output", 0), rank, size))
 
 
 @phase("reduce_scatter")
-def collect(rank: int, size: int) -> Iterator[Round]:
-    """Leave block `rank` of output reduced, in rank order."""
+def collect(rank: int, size: int) -> Rounds:
     yield (*(Send(Slice("input", peer), peer) for peer in _others(rank, size)),
            *in_rank_order(Slice("input", rank), Slice("output", rank), rank, size))
 
 
 @phase("all_gather")
-def distribute(rank: int, size: int) -> Iterator[Round]:
-    """Leave all blocks in output, of which block `rank` is there."""
+def distribute(rank: int, size: int) -> Rounds:
     own, others = Slice("output", rank), _others(rank, size)
     yield (*(Send(own, peer) for peer in others), *(Recv(Slice("output", peer), peer) for peer in others))

@@ -13,23 +13,20 @@ as can be, in a number of rounds that is logarithmic in P. Both trees hang on ra
                                     (for odd P the others in reverse)
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, moved, together, within
+from gpucoll.schedule import Rounds, moved, together, within
 from gpucoll.topology import TreeNode, down, in_order_tree, up, up_and_down
 
-Traffic: TypeAlias = Callable[[TreeNode, int], Iterator[Round]]
+Traffic: TypeAlias = Callable[[TreeNode, int], Rounds]
 
 
 @algorithm("all_reduce", chunks="2 * S", rounds="(P > 1) * (2 * lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (2 * lg(2 * P - 1) + S - 1 + (2 < P < 5) * max(S - 3, 0)) * N / (2 * S) * (1 + (P == 2))",
-           sent="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2", received="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2",
-           reduced="(P > 1) * N", beside="2 * (P > 2)")
-def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+           sent="(2 * (P > 1) + (P > 2) + (P > 3)) * N / 2", reduced="(P > 1) * N", beside="2 * (P > 2)")
+def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: up to rank 0 in both trees, and down again.
 
     >>> [sum(step.peer == 0 for step in steps) for steps in double_tree_all_reduce(rank=1, size=2)]
@@ -40,21 +37,20 @@ def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[
 
 @algorithm("reduce", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
-           received="(P > 1) * N", reduced="(P > 1) * N", beside="1 * (P > 2)")
-def double_tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+           reduced="(P > 1) * N", beside="1 * (P > 2)")
+def double_tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
     return _both(up, rank, size, root, segments)
 
 
 @algorithm("broadcast", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
-           received="(P > 1) * N", reduced="0", beside="1 * (P > 2)")
-def double_tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
-    """Leave the root's input on every rank."""
+           beside="1 * (P > 2)")
+def double_tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     return _both(down, rank, size, root, segments)
 
 
-def _both(traffic: Traffic, rank: int, size: int, root: int, segments: int) -> Iterator[Round]:
+def _both(traffic: Traffic, rank: int, size: int, root: int, segments: int) -> Rounds:
     """Yield the rounds of both trees, at the same times."""
     place = (rank - root) % size
     first = moved(traffic(in_order_tree(place, size), segments), within({}), lambda peer: (peer + root) % size)

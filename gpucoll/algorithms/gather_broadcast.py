@@ -6,17 +6,13 @@
 2 log2 P rounds, for every P; ((P - 1) / P + log2 P) N bytes, since all of it is broadcast.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, part
-from gpucoll.schedule import Round, moved, within
+from gpucoll.schedule import Rounds, moved, within
 
 
 @algorithm("all_gather", chunks="P", rounds="2 * lg(2 * P - 1)", path="((P - 1) + lg(2 * P - 1) * P) * N / P",
-           sent="lg(2 * P - 1) * N", received="(P > 1) * (P + P // 2 - 1) * N / P", reduced="0")
-def gather_broadcast_all_gather(rank: int, size: int) -> Iterator[Round]:
+           sent="lg(2 * P - 1) * N", received="(P > 1) * (P + P // 2 - 1) * N / P")
+def gather_broadcast_all_gather(rank: int, size: int) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on every rank.
 
     >>> [len(steps) for steps in gather_broadcast_all_gather(rank=0, size=4)]

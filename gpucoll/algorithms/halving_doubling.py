@@ -11,12 +11,8 @@ of P / 2, P / 4, ..., 1 exchange halves of what they still have; then all the sa
 beyond the power of two first hands its data to its neighbour, and gets the result in the end.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, Slice
+from gpucoll.schedule import Rounds, Slice
 from gpucoll.topology import doubling, fold, folded, halving
 
 HALVES = "2 * (two(P) - 1) * N / two(P)"
@@ -24,9 +20,9 @@ FOLDED = "(rest(P) > 0) * N"
 
 
 @algorithm("all_reduce", chunks="two(P)", alike="not rest(P)", rounds="2 * lg(P) + 2 * (rest(P) > 0)",
-           path=f"{HALVES} + 2 * {FOLDED}", sent=f"{HALVES} + {FOLDED}", received=f"{HALVES} + {FOLDED}",
+           path=f"{HALVES} + 2 * {FOLDED}", sent=f"{HALVES} + {FOLDED}",
            reduced=f"(two(P) - 1) * N / two(P) + {FOLDED}")
-def halving_doubling_all_reduce(rank: int, size: int) -> Iterator[Round]:
+def halving_doubling_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
     >>> [(steps[0].peer, steps[0].src.count) for steps in halving_doubling_all_reduce(rank=0, size=8)]
@@ -34,7 +30,7 @@ def halving_doubling_all_reduce(rank: int, size: int) -> Iterator[Round]:
     """
     place = fold(rank, size)
 
-    def core(number: int, source: Slice) -> Iterator[Round]:
+    def core(number: int, source: Slice) -> Rounds:
         distances = [place.core >> step for step in range(1, place.core.bit_length())]
         partners = [place.rank_of(number ^ distance) for distance in distances]
         yield from halving(number, partners, source.buffer)

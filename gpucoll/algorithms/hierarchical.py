@@ -15,8 +15,6 @@ largest divisor of P not above its square root. The most bytes of a rank are at 
 both algorithms together, which not always are the same rank's.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +22,7 @@ from typing import TypeAlias
 
 from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, algorithms, find, names_of, phases
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Buffer, Copy, Round, Slice, moved, spread, within
+from gpucoll.schedule import Buffer, Copy, Rounds, Slice, moved, spread, within
 from gpucoll.topology import Grid, grid, group, members_of, node_shape
 
 Move: TypeAlias = Callable[[Slice], Slice]
@@ -40,12 +38,11 @@ ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")  # in place of halve
 
 SHARE = "(P - 1) * N / P"
 ROUNDS = "lg(2 * G - 1) + lg(2 * M - 1)"
-ONCE = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE, "received": SHARE}
+ONCE = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE}
 EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
 
 def _bind(entry: Algorithm, text: str) -> Algorithm:
-    """Return the algorithm with the two that `text` names."""
     names = names_of(text)
     if len(names) != 2:
         raise ArgumentError(f"hierarchical({text}): it takes two names, inside a node and across nodes, as in "
@@ -78,7 +75,6 @@ def _variants(collective: str, size: int) -> Iterator[str]:
 
 
 def _inside(collective: str, name: str) -> list[Algorithm]:
-    """Return what runs inside a node."""
     if collective == "all_reduce":
         kinds, table = (PHASES, HALVES) if name in HALVES else (("reduce", "broadcast"), WAYS)
         _check(name, {**HALVES, **WAYS})
@@ -87,7 +83,6 @@ def _inside(collective: str, name: str) -> list[Algorithm]:
 
 
 def _across(collective: str, name: str) -> Algorithm:
-    """Return what runs across nodes."""
     if name.startswith("hierarchical"):
         raise ArgumentError("hierarchical: it cannot be part of itself", code="GC-ALGO")
     if collective in PHASES:
@@ -110,10 +105,10 @@ def _named(formula: str, ranks: str, nbytes: str) -> str:
     return re.sub(r"\bN\b", nbytes, re.sub(r"\bP\b", ranks, formula))
 
 
-@algorithm("all_reduce", chunks="G * M", alike="1", bind=_bind, variants=_variants,
-           rounds=f"2 * ({ROUNDS})", path=f"2 * {SHARE}", sent=f"2 * {SHARE}", received=f"2 * {SHARE}", reduced=SHARE)
+@algorithm("all_reduce", chunks="G * M", alike="1", bind=_bind, variants=_variants, rounds=f"2 * ({ROUNDS})",
+           path=f"2 * {SHARE}", sent=f"2 * {SHARE}", reduced=SHARE)
 def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
-                            outer: str = "circulant") -> Iterator[Round]:
+                            outer: str = "circulant") -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
     >>> [steps[0].peer for steps in hierarchical_all_reduce(rank=0, size=4, nodes=(0, 0, 1, 1))]
@@ -123,7 +118,7 @@ def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, inner: st
     return (_by_shares if even and inner in HALVES else _by_first_ranks)(rank, size, nodes, inner, outer)
 
 
-def _by_shares(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Iterator[Round]:
+def _by_shares(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Rounds:
     place, across = grid(rank, size, nodes), find("all_reduce", outer)
     share = across.count_chunks(place.nodes, 1)
     scatter, gather = (phases(kind)[one] for kind, one in zip(PHASES, HALVES[inner], strict=True))
@@ -133,7 +128,7 @@ def _by_shares(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> It
     yield from _in_node(gather, place, within({}, 0, share))
 
 
-def _by_first_ranks(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Iterator[Round]:
+def _by_first_ranks(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Rounds:
     """Yield an all-reduce that reduces to the first rank of each node, and broadcasts from it."""
     ranks = members_of(nodes or [one // group(size) for one in range(size)])
     node, mine = next((number, one) for number, one in enumerate(ranks) if rank in one)
@@ -148,20 +143,19 @@ def _by_first_ranks(rank: int, size: int, nodes: Nodes, inner: str, outer: str) 
 
 
 def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int,
-            renamed: dict[str, Buffer]) -> Iterator[Round]:
+            renamed: dict[str, Buffer]) -> Rounds:
     """Yield what goes to the first of `ranks`, or from it."""
     if len(ranks) > 1:
         place = spread(renamed, way.count_chunks(len(ranks), 1), onto)
         yield from moved(way.make(ranks.index(rank), len(ranks), root=0), place, lambda peer: ranks[peer])
 
 
-def _in_node(make: Make, place: Grid, move: Move) -> Iterator[Round]:
-    """Yield what `make` makes for the ranks of this group."""
+def _in_node(make: Make, place: Grid, move: Move) -> Rounds:
     if place.each > 1:
         yield from moved(make(place.local, place.each), move, lambda local: place.rank_of(place.node, local))
 
 
-def _across_nodes(make: Make, place: Grid, move: Move) -> Iterator[Round]:
+def _across_nodes(make: Make, place: Grid, move: Move) -> Rounds:
     """Yield what `make` makes for the ranks with this one's number in all groups."""
     if place.nodes > 1:
         yield from moved(make(place.node, place.nodes), move, lambda node: place.rank_of(node, place.local))
@@ -169,7 +163,7 @@ def _across_nodes(make: Make, place: Grid, move: Move) -> Iterator[Round]:
 
 @algorithm("reduce_scatter", **ONCE, bind=_bind, variants=_variants, reduced=SHARE)
 def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
-                                outer: str = "circulant") -> Iterator[Round]:
+                                outer: str = "circulant") -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; scratch has the blocks by number, then group."""
     place = grid(rank, size, nodes)
     first = place.local * place.nodes
@@ -179,9 +173,9 @@ def hierarchical_reduce_scatter(rank: int, size: int, nodes: Nodes = None, inner
     yield (Copy(Slice("scratch", first + place.node), Slice("output", 0)),)
 
 
-@algorithm("all_gather", **ONCE, bind=_bind, variants=_variants, reduced="0")
+@algorithm("all_gather", **ONCE, bind=_bind, variants=_variants)
 def hierarchical_all_gather(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
-                            outer: str = "circulant") -> Iterator[Round]:
+                            outer: str = "circulant") -> Rounds:
     """Leave the inputs of all ranks, in rank order, on every rank; scratch has them by number, then group."""
     place = grid(rank, size, nodes)
     first = place.local * place.nodes
@@ -197,10 +191,9 @@ def _by_number(place: Grid) -> list[int]:
 
 
 @algorithm("all_to_all", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="min(1, G - 1) + min(1, M - 1)",
-           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, received=EXCHANGED, reduced="0",
-           beside="max(0, G - 2) + max(0, M - 2)")
+           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, beside="max(0, G - 2) + max(0, M - 2)")
 def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: str = "direct",
-                            outer: str = "direct") -> Iterator[Round]:
+                            outer: str = "direct") -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.
 
     A rank first gives number k of its group what is for number k of any group; that one then sends each group what

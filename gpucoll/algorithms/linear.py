@@ -9,18 +9,13 @@ The yardstick for the rooted collectives: one round, and all bytes through the r
 A scan is pipelined: a rank passes segment k on while it takes segment k + 1.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, in_rank_order
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Rounds, Send, Slice, Step, in_rank_order
 
 
 @algorithm("broadcast", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="(P - 1) * N",
-           received="min(1, P - 1) * N", reduced="0", beside="max(0, P - 2)")
-def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
-    """Leave the root's input on every rank."""
+           received="min(1, P - 1) * N", beside="max(0, P - 2)")
+def linear_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
     own, result = Slice("input", 0), Slice("output", 0)
     if rank != root:
         yield (Recv(result, root),)
@@ -28,10 +23,9 @@ def linear_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
         yield (Copy(own, result), *(Send(own, peer) for peer in range(size) if peer != root))
 
 
-@algorithm("reduce", in_rank_order="1", chunks="1",
-           rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent="min(1, P - 1) * N",
-           received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)")
-def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+@algorithm("reduce", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N",
+           sent="min(1, P - 1) * N", received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)")
+def linear_reduce(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on `root`."""
     own, result = Slice("input", 0), Slice("output", 0)
     if rank != root:
@@ -41,9 +35,8 @@ def linear_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",
-           received="(P - 1) * N / P", reduced="0", beside="max(0, P - 2)")
-def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
-    """Leave the inputs of all ranks, in rank order, on `root`."""
+           received="(P - 1) * N / P", beside="max(0, P - 2)")
+def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     own = Slice("input", 0, segments)
     if rank != root:
         yield (Send(own, root),)
@@ -53,9 +46,8 @@ def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Ite
 
 
 @algorithm("scatter", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="(P - 1) * N / P",
-           received="min(1, P - 1) * N / P", reduced="0", beside="max(0, P - 2)")
-def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
-    """Leave block `rank` of the root's input on every rank."""
+           received="min(1, P - 1) * N / P", beside="max(0, P - 2)")
+def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     own = Slice("output", 0, segments)
     if rank != root:
         yield (Recv(own, root),)
@@ -64,10 +56,9 @@ def linear_scatter(rank: int, size: int, root: int = 0, segments: int = 1) -> It
                *(Send(Slice("input", peer * segments, segments), peer) for peer in range(size) if peer != root))
 
 
-@algorithm("scan", in_rank_order="1", chunks="S",
-           rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N",
-           received="(P > 1) * N", reduced="(P > 1) * N")
-def linear_scan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+@algorithm("scan", in_rank_order="1", chunks="S", rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",
+           sent="(P > 1) * N", reduced="(P > 1) * N")
+def linear_scan(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank` on every rank."""
     for time in range(segments + 1):
         steps: list[Step] = []
@@ -80,10 +71,9 @@ def linear_scan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
             yield tuple(steps)
 
 
-@algorithm("exscan", in_rank_order="1", chunks="S",
-           rounds="(P > 1) * (P + S - 2)", path="(P > 1) * (P + S - 2) * N / S",
-           sent="(P > 1) * N", received="(P > 1) * N", reduced="(P > 2) * N")
-def linear_exscan(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+@algorithm("exscan", in_rank_order="1", chunks="S", rounds="(P > 1) * (P + S - 2)",
+           path="(P > 1) * (P + S - 2) * N / S", sent="(P > 1) * N", reduced="(P > 2) * N")
+def linear_exscan(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of the inputs of ranks 0 to `rank` - 1 on every rank but the first, whose output stays.
 
     What is passed on is formed in scratch: what came from the left, and this rank's own.

@@ -8,20 +8,15 @@ The quickest for short arrays where links join all pairs: nothing waits for anyt
 All add in rank order, so that all form the same bits.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, Send, Slice, in_rank_order
+from gpucoll.schedule import Rounds, Send, Slice, in_rank_order
 
 ALL = "(P - 1) * N"
 
 
-@algorithm("all_reduce", in_rank_order="1", chunks="1", alike="1",
-           rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
-           received=ALL, reduced=ALL, beside="max(0, P - 2)")
-def one_shot_all_reduce(rank: int, size: int) -> Iterator[Round]:
+@algorithm("all_reduce", in_rank_order="1", chunks="1", alike="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N",
+           sent=ALL, reduced=ALL, beside="max(0, P - 2)")
+def one_shot_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on every rank.
 
     >>> [steps] = one_shot_all_reduce(rank=1, size=3)

@@ -7,17 +7,12 @@ back: no byte moves twice, and no rank is flooded as it may be in `direct`.
     round 3   0 ──► 3 ──► 2 ──► 1 ──► 0
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, Round, Send, Slice
+from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice
 
 
-@algorithm("all_to_all", chunks="P", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
-           received="(P - 1) * N / P", reduced="0")
-def pairwise_all_to_all(rank: int, size: int) -> Iterator[Round]:
+@algorithm("all_to_all", chunks="P", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P")
+def pairwise_all_to_all(rank: int, size: int) -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.
 
     >>> [steps[-2].peer for steps in pairwise_all_to_all(rank=1, size=4)]

@@ -10,12 +10,8 @@ Ranks beyond a power of two hand over to a neighbour, and get the result in the 
 see Hillis and Steele, "Data parallel algorithms" (1986): every P, no folding.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.schedule import Copy, Recv, Reduce, Round, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, Reduce, Rounds, Send, Slice, Step
 from gpucoll.topology import doubling, fold, folded
 
 FOLDED = "(rest(P) > 0)"
@@ -24,9 +20,8 @@ TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
 
 
 @algorithm("all_reduce", chunks="1", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
-           path=f"(lg(P) + 2 * {FOLDED}) * N", sent=f"(lg(P) + {FOLDED}) * N", received=f"(lg(P) + {FOLDED}) * N",
-           reduced=f"(lg(P) + {FOLDED}) * N")
-def recursive_doubling_all_reduce(rank: int, size: int) -> Iterator[Round]:
+           path=f"(lg(P) + 2 * {FOLDED}) * N", sent=f"(lg(P) + {FOLDED}) * N", reduced=f"(lg(P) + {FOLDED}) * N")
+def recursive_doubling_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
     Both partners combine in the same order, the lower one's first, so that all form the same bits even where the op
@@ -38,7 +33,7 @@ def recursive_doubling_all_reduce(rank: int, size: int) -> Iterator[Round]:
     place = fold(rank, size)
     last = place.core.bit_length() - 2
 
-    def core(number: int, source: Slice) -> Iterator[Round]:
+    def core(number: int, source: Slice) -> Rounds:
         begun = [Copy(source, Slice("scratch", number % 2))]
         for step in range(last + 1):
             bit, partner, pair = number >> step & 1, place.rank_of(number ^ 1 << step), step % 2 * 2
@@ -53,16 +48,14 @@ def recursive_doubling_all_reduce(rank: int, size: int) -> Iterator[Round]:
 
 @algorithm("all_gather", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
            path=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
-           sent=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P - 1)) * N / P", received="(P - 1) * N / P", reduced="0")
-def recursive_doubling_all_gather(rank: int, size: int) -> Iterator[Round]:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
+           sent=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P - 1)) * N / P", received="(P - 1) * N / P")
+def recursive_doubling_all_gather(rank: int, size: int) -> Rounds:
     yield (Copy(Slice("input", 0), Slice("output", rank)),)
     yield from distribute(rank, size)
 
 
 @phase("all_gather")
-def distribute(rank: int, size: int) -> Iterator[Round]:
-    """Leave all blocks in output, of which block `rank` is there."""
+def distribute(rank: int, size: int) -> Rounds:
     place = fold(rank, size)
     own = Slice("output", rank)
     if place.number is None:
@@ -84,8 +77,8 @@ def _all_but(block: int, size: int) -> list[Slice]:
 
 
 @algorithm("scan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",
-           received="lg(2 * P - 1) * N", reduced="lg(2 * P - 1) * N")
-def recursive_doubling_scan(rank: int, size: int) -> Iterator[Round]:
+           reduced="lg(2 * P - 1) * N")
+def recursive_doubling_scan(rank: int, size: int) -> Rounds:
     """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` on every rank."""
     total, distance = Slice("input", 0), 1
     left = rank.bit_length()  # so often something comes; the last time it is added up in output
@@ -104,9 +97,8 @@ def recursive_doubling_scan(rank: int, size: int) -> Iterator[Round]:
 
 
 @algorithm("exscan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",
-           received="lg(2 * P - 1) * N", reduced="max(lg(2 * P - 1) - 1, 2 * lg(2 * P - 1) - 4 + "
-           "(P - 1 >= 3 * 2 ** (lg(2 * P - 1) - 2)), 0) * N")
-def recursive_doubling_exscan(rank: int, size: int) -> Iterator[Round]:
+           reduced="max(lg(2 * P - 1) - 1, 2 * lg(2 * P - 1) - 4 + (P - 1 >= 3 * 2 ** (lg(2 * P - 1) - 2)), 0) * N")
+def recursive_doubling_exscan(rank: int, size: int) -> Rounds:
     """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` - 1 on every rank but the first.
 
     What is passed on is what has come, and this rank's own: formed in scratch, when it is needed.

@@ -10,12 +10,8 @@ Both are optimal for a power of two. Otherwise each rank beyond it first hands i
 neighbour, which stands for two blocks, and hands the finished one back.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, moved, within
+from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, moved, within
 from gpucoll.topology import fold, halving
 
 FOLDED = "(rest(P) > 0)"
@@ -24,10 +20,10 @@ TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
 
 
 @algorithm("reduce_scatter", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
-           path=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P + 1)) * N / P",
-           sent=f"(P - 1 + {FOLDED}) * N / P", received=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
+           path=f"(two(P) - 1 + {TWICE} + {FOLDED} * (P + 1)) * N / P", sent=f"(P - 1 + {FOLDED}) * N / P",
+           received=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P",
            reduced=f"(two(P) - 1 + {TWICE} + {FOLDED} * P) * N / P")
-def recursive_halving_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
+def recursive_halving_reduce_scatter(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; sums are formed in scratch.
 
     >>> [(steps[0].peer, steps[0].src.count) for steps in collect(rank=0, size=4)]
@@ -38,8 +34,7 @@ def recursive_halving_reduce_scatter(rank: int, size: int) -> Iterator[Round]:
 
 
 @phase("reduce_scatter")
-def collect(rank: int, size: int) -> Iterator[Round]:
-    """Leave block `rank` of output reduced."""
+def collect(rank: int, size: int) -> Rounds:
     place = fold(rank, size)
     everything = Slice("output", 0, size)
     if place.number is None:

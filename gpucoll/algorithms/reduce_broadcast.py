@@ -6,17 +6,13 @@
 2 log2 P rounds of N bytes, for every P.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, part
-from gpucoll.schedule import Round, moved, within
+from gpucoll.schedule import Rounds, moved, within
 
 
 @algorithm("all_reduce", chunks="1", rounds="2 * lg(2 * P - 1)", path="2 * lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",
-           received="lg(2 * P - 1) * N", reduced="lg(2 * P - 1) * N")
-def reduce_broadcast_all_reduce(rank: int, size: int) -> Iterator[Round]:
+           reduced="lg(2 * P - 1) * N")
+def reduce_broadcast_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
     >>> [type(steps[-1]).__name__ for steps in reduce_broadcast_all_reduce(rank=0, size=4)]

@@ -9,18 +9,14 @@ reduce-scatter, so that it is for every P.
 2 log2 P rounds, rounded up, 2 (P - 1) / P N bytes, (P - 1) / P N combined. Ranks count from the root.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Recv, Round, Send, Slice, moved, within
+from gpucoll.schedule import Recv, Rounds, Send, Slice, moved, within
 from gpucoll.topology import splits
 
 
 @algorithm("reduce", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
            sent="(P - 1 + P // 2) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
-def reduce_scatter_gather_reduce(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+def reduce_scatter_gather_reduce(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the reduction of all inputs on `root`; the others form their sums in scratch.
 
     >>> [type(steps[-1]).__name__ for steps in reduce_scatter_gather_reduce(rank=1, size=4)]
@@ -32,7 +28,7 @@ def reduce_scatter_gather_reduce(rank: int, size: int, root: int = 0) -> Iterato
     yield from moved(_gather(place, size), sums, lambda peer: (peer + root) % size)
 
 
-def _gather(place: int, size: int) -> Iterator[Round]:
+def _gather(place: int, size: int) -> Rounds:
     split = splits(place, size)
     for child, count in reversed(split.children):
         yield (Recv(Slice("output", child, count), child),)

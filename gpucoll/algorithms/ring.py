@@ -18,20 +18,18 @@ they go straight to their rank, those for the right neighbour first, one distanc
 `rank` stands in arithmetic only: it may be a NumPy array, and all ranks are made at once.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from gpucoll.algorithms import algorithm, part, phase
-from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
 # Once round the ring with every block but one; where blocks are not alike, with blocks of N / P on average.
-ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P", "received": "(P - 1) * N / P",
-         "reduced": "0"}
+ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
+
 
 @algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P",
-           received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
-def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+           reduced="(P - 1) * N / P")
+def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
 
     >>> for steps in ring_all_reduce(rank=0, size=2):
@@ -44,8 +42,8 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 
 
 @algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
-           received="(P - 1) * N / P", reduced="(P - 1) * N / P")
-def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+           reduced="(P - 1) * N / P")
+def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; sums on their way use two scratch blocks in turn."""
     def formed(hop: int, segment: int) -> Slice:
         last = hop == size - 1
@@ -54,10 +52,8 @@ def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Iterator[Rou
     yield from _collect(rank, size, segments, formed)
 
 
-@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
-           received="(P - 1) * N / P", reduced="0")
-def ring_all_gather(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
-    """Leave the inputs of all ranks, in rank order, on every rank."""
+@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P")
+def ring_all_gather(rank: int, size: int, segments: int = 1) -> Rounds:
     own = Slice("input", 0, segments)
     rounds = _distribute(rank, size, segments, own)
     yield (Copy(own, Slice("output", rank * segments, segments)), *next(rounds))
@@ -65,19 +61,19 @@ def ring_all_gather(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 
 
 @algorithm("all_gather_v", chunks="P", alike="1", **ROUND)
-def ring_all_gather_v(rank: int, size: int) -> Iterator[Round]:
+def ring_all_gather_v(rank: int, size: int) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on every rank; no two need be equally long."""
     return ring_all_gather(rank, size)
 
 
 @algorithm("all_to_all_v", chunks="P", alike="1", **ROUND)
-def ring_all_to_all_v(rank: int, size: int) -> Iterator[Round]:
+def ring_all_to_all_v(rank: int, size: int) -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank; one distance after another."""
     return part("all_to_all", "pairwise")(rank, size)
 
 
 @algorithm("reduce_scatter_v", chunks="P", alike="1", **(ROUND | {"reduced": ROUND["sent"]}))
-def ring_reduce_scatter_v(rank: int, size: int) -> Iterator[Round]:
+def ring_reduce_scatter_v(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; contributions come one distance after another."""
     own = Slice("output", 0)
     begun = [Copy(Slice("input", rank), own)]
@@ -87,8 +83,8 @@ def ring_reduce_scatter_v(rank: int, size: int) -> Iterator[Round]:
         begun = []
 
 
-@algorithm("gather_v", chunks="P", **(ROUND | {"sent": "min(1, P - 1) * N / P"}))
-def ring_gather_v(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+@algorithm("gather_v", chunks="P", **(ROUND | {"sent": "min(1, P - 1) * N / P", "received": ROUND["sent"]}))
+def ring_gather_v(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the inputs of all ranks, in rank order, on `root`, which takes them one after another, its left's first."""
     own = Slice("input", 0)
     if rank != root:
@@ -101,7 +97,7 @@ def ring_gather_v(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @algorithm("scatter_v", chunks="P", **(ROUND | {"received": "min(1, P - 1) * N / P"}))
-def ring_scatter_v(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+def ring_scatter_v(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave block `rank` of the root's input on every rank; the root deals them out one by one, to its right first."""
     own = Slice("output", 0)
     if rank != root:
@@ -114,7 +110,7 @@ def ring_scatter_v(rank: int, size: int, root: int = 0) -> Iterator[Round]:
 
 
 @phase("reduce_scatter")
-def collect(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+def collect(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave block `rank` of output reduced; sums on their way are formed where they belong."""
     def formed(hop: int, segment: int) -> Slice:
         return Slice("output", (rank - hop - 1) % size * segments + segment)
@@ -123,12 +119,11 @@ def collect(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 
 
 @phase("all_gather")
-def distribute(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
-    """Leave all blocks in output, of which block `rank` is there."""
+def distribute(rank: int, size: int, segments: int = 1) -> Rounds:
     return _distribute(rank, size, segments, Slice("output", rank * segments, segments))
 
 
-def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], Slice]) -> Iterator[Round]:
+def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], Slice]) -> Rounds:
     """Yield the hops of the reduce-scatter; `formed(hop, segment)` is where the sum that came in `hop` is made."""
     left, right = (rank - 1) % size, (rank + 1) % size
     for hop in range(1, size):
@@ -142,7 +137,7 @@ def _collect(rank: int, size: int, segments: int, formed: Callable[[int, int], S
         yield tuple(steps)
 
 
-def _distribute(rank: int, size: int, segments: int, own: Slice) -> Iterator[Round]:
+def _distribute(rank: int, size: int, segments: int, own: Slice) -> Rounds:
     """Yield the hops of the all-gather: `own` goes first, then each rank passes on what came last."""
     left, right = (rank - 1) % size, (rank + 1) % size
     sent = own

@@ -9,18 +9,14 @@ theory, practice, and experience" (2007), with Träff's circulant all-gather.
 2 log2 P rounds, rounded up, and 2 (P - 1) / P N bytes. Ranks count from the root.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Copy, Recv, Round, Send, Slice, moved
+from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, moved
 from gpucoll.topology import splits
 
 
-@algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
-           sent="2 * (P - 1) * N / P", received="(P - 1 + P // 2) * N / P", reduced="0")
-def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Iterator[Round]:
+@algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P",
+           received="(P - 1 + P // 2) * N / P")
+def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the root's input on every rank.
 
     >>> [type(steps[-1]).__name__ for steps in scatter_all_gather_broadcast(rank=1, size=4)]
@@ -31,7 +27,7 @@ def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Iterato
     yield from moved(phases("all_gather")["circulant"](place, size), peer=lambda peer: (peer + root) % size)
 
 
-def _scatter(place: int, size: int) -> Iterator[Round]:
+def _scatter(place: int, size: int) -> Rounds:
     """Yield the scatter after which every place has its own block of output, and others that it has passed on."""
     split = splits(place, size)
     if split.parent is None:

@@ -8,20 +8,15 @@ into and as many out of one rank, so that it wins for few ranks and small arrays
         3 ──►┘                     └──► 3
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, RecvReduce, Round, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
 MASTER = 0
 
 
-@algorithm("all_reduce", in_rank_order="1", chunks="S",
-           rounds="(P > 1) * (S + 1)", path="(P > 1) * (S + 1) * N / S",
-           sent="(P - 1) * N", received="(P - 1) * N", reduced="(P - 1) * N", beside="2 * max(0, P - 2)")
-def star_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+@algorithm("all_reduce", in_rank_order="1", chunks="S", rounds="(P > 1) * (S + 1)", path="(P > 1) * (S + 1) * N / S",
+           sent="(P - 1) * N", reduced="(P - 1) * N", beside="2 * max(0, P - 2)")
+def star_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on every rank; a segment comes in while the last goes out.
 
     >>> for steps in star_all_reduce(rank=2, size=3):

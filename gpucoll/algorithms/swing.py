@@ -11,12 +11,8 @@ the one as far back: 1, -1, 3, -5, 11, ... instead of 1, 2, 4, 8, 16, so that me
 Rounds and bytes are those of halving_doubling; ranks beyond a power of two are folded as there.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, Slice
+from gpucoll.schedule import Rounds, Slice
 from gpucoll.topology import doubling, fold, folded, halving
 
 HALVES = "2 * (two(P) - 1) * N / two(P)"
@@ -24,9 +20,9 @@ FOLDED = "(rest(P) > 0) * N"
 
 
 @algorithm("all_reduce", chunks="two(P)", alike="not rest(P)", rounds="2 * lg(P) + 2 * (rest(P) > 0)",
-           path=f"{HALVES} + 2 * {FOLDED}", sent=f"{HALVES} + {FOLDED}", received=f"{HALVES} + {FOLDED}",
+           path=f"{HALVES} + 2 * {FOLDED}", sent=f"{HALVES} + {FOLDED}",
            reduced=f"(two(P) - 1) * N / two(P) + {FOLDED}")
-def swing_all_reduce(rank: int, size: int) -> Iterator[Round]:
+def swing_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
     >>> [(steps[0].peer, steps[0].src.count) for steps in swing_all_reduce(rank=0, size=8)]
@@ -34,7 +30,7 @@ def swing_all_reduce(rank: int, size: int) -> Iterator[Round]:
     """
     place = fold(rank, size)
 
-    def core(number: int, source: Slice) -> Iterator[Round]:
+    def core(number: int, source: Slice) -> Rounds:
         steps = range(place.core.bit_length() - 1)
         partners = [place.rank_of(_met(number, step, place.core)) for step in steps]
         yield from halving(_position(number, place.core), partners, source.buffer)

@@ -12,8 +12,6 @@ all-gathers go the same ways back. ``torus(4x2)``: 4 rows of 2; ``torus(2x2x2)``
 Without parameters the sides are those with the fewest hops, of two or three; a prime P is a ring.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import re
@@ -21,12 +19,11 @@ from collections.abc import Iterator
 
 from gpucoll.algorithms import Algorithm, Nodes, algorithm, phases
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Buffer, Round, moved, within
+from gpucoll.schedule import Buffer, Rounds, moved, within
 from gpucoll.topology import factors
 
 
 def _bind(entry: Algorithm, text: str) -> Algorithm:
-    """Return the algorithm with the sides that `text` names."""
     if not re.fullmatch(r"[1-9]\d{0,9}(x[1-9]\d{0,9}){0,2}", text):
         raise ArgumentError(f"torus({text}): its sides are one to three whole numbers, as in torus(4x2) or "
                             "torus(2x2x2)", code="GC-ALGO")
@@ -49,9 +46,8 @@ def _variants(collective: str, size: int) -> Iterator[str]:
 
 
 @algorithm("all_reduce", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="2 * hops(P)",
-           path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P",
-           reduced="(P - 1) * N / P")
-def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Iterator[Round]:
+           path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
     >>> [steps[0].peer for steps in torus_all_reduce(rank=0, size=8, sides=(4, 2))]
@@ -64,7 +60,7 @@ def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Itera
         yield from line("all_gather", "output")
 
 
-def _lines(rank: int, size: int, sides: tuple[int, ...]) -> Iterator[functools.partial[Iterator[Round]]]:
+def _lines(rank: int, size: int, sides: tuple[int, ...]) -> Iterator[functools.partial[Rounds]]:
     """Yield for each side, the last one first, the phases along it on the share that the sides before have left."""
     stride, offset, share = 1, 0, size
     for side in reversed(sides):
@@ -75,7 +71,7 @@ def _lines(rank: int, size: int, sides: tuple[int, ...]) -> Iterator[functools.p
 
 
 def _along(place: int, side: int, first: int, stride: int, offset: int, share: int, kind: str,
-           source: Buffer) -> Iterator[Round]:
+           source: Buffer) -> Rounds:
     """Yield a ring's phase among `side` ranks, `stride` apart from rank `first` on, on as many shares."""
     return moved(phases(kind)["ring"](place, side), within({"input": source}, offset, share),
                  lambda peer: first + peer * stride)

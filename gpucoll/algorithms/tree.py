@@ -12,20 +12,15 @@ its children and passes t - (H - d) to its parent, H being the tree's height.
 The clock is the same for both ends of every message, so that no order of waiting can lock.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Round, moved
+from gpucoll.schedule import Rounds, moved
 from gpucoll.topology import binary_tree, down, up, up_and_down
 
 
 @algorithm("all_reduce", chunks="S", rounds="(P > 1) * (2 * lg(P) + S - 1)",
            path="(P > 1) * (2 * lg(P) + S - 1) * N / S", sent="((P > 1) + (P > 2) + (P > 5)) * N",
-           received="((P > 1) + (P > 2) + (P > 5)) * N", reduced="min(2, P - 1) * N",
-           beside="2 * (P > 2)")
-def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
+           reduced="min(2, P - 1) * N", beside="2 * (P > 2)")
+def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: up to rank 0, and down again.
 
     >>> for steps in tree_all_reduce(rank=1, size=4):
@@ -39,18 +34,15 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Iterator[Round]:
 
 
 @algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
-           sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N",
-           beside="1 * (P > 2)")
-def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
+           sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N", beside="1 * (P > 2)")
+def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
     node = binary_tree((rank - root) % size, size)
     yield from moved(filter(None, up(node, segments)), peer=lambda peer: (peer + root) % size)
 
 
 @algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
-           sent="min(2, P - 1) * N", received="(P > 1) * N", reduced="0",
-           beside="1 * (P > 2)")
-def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Iterator[Round]:
-    """Leave the root's input on every rank."""
+           sent="min(2, P - 1) * N", received="(P > 1) * N", beside="1 * (P > 2)")
+def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     node = binary_tree((rank - root) % size, size)
     yield from moved(filter(None, down(node, segments)), peer=lambda peer: (peer + root) % size)

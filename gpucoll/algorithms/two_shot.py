@@ -7,19 +7,14 @@ no round waits for more than one other.
     round 2   0 ──► block 0, complete, to 1, 2, 3
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Round
+from gpucoll.schedule import Rounds
 
 
-@algorithm("all_reduce", in_rank_order="1", chunks="P", alike="1",
-           rounds="2 * min(1, P - 1)", path="2 * min(1, P - 1) * N / P",
-           sent="2 * (P - 1) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
+@algorithm("all_reduce", in_rank_order="1", chunks="P", alike="1", rounds="2 * min(1, P - 1)",
+           path="2 * min(1, P - 1) * N / P", sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
            beside="2 * max(0, P - 2)")
-def two_shot_all_reduce(rank: int, size: int) -> Iterator[Round]:
+def two_shot_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
     >>> len(list(two_shot_all_reduce(rank=0, size=8)))

@@ -8,13 +8,14 @@ every transport. Ranks that wait for each other, or for a step that never comes,
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Iterable
+from typing import Any, Protocol, TypeAlias
 
 from gpucoll.errors import GpucollError
 from gpucoll.schedule import Copy, Reduce, Round, Send
 
 Post: TypeAlias = tuple[int, int]  # rank, index of the step in its round
+Key: TypeAlias = tuple[int, int, str]  # sender, receiver, and which end
 LOCAL = (Copy, Reduce)
 
 
@@ -39,69 +40,44 @@ class Observer(Protocol):
 
 def replay(schedules: Iterable[Iterable[Round]], observer: Observer) -> int:
     """Run all ranks to their end and return how many messages met; raise ScheduleError where some wait for ever."""
-    wire = _Wire([iter(rounds) for rounds in schedules], observer)
-    ready = deque(range(len(wire.rounds)))
+    rounds = [iter(one) for one in schedules]
+    steps: list[Round] = [()] * len(rounds)
+    number, left = [0] * len(rounds), [0] * len(rounds)  # of each rank's round, and of its messages that have not met
+    waiting: dict[Key, deque[Post]] = defaultdict(deque)
+    messages, ready = 0, deque(range(len(rounds)))
     while ready:
-        ready.extend(wire.advance(ready.popleft()))
-    wire.check_idle()
-    return wire.messages
-
-
-class _Wire:
-    """Every rank's place in its schedule, and the ends of messages that wait for the other end."""
-
-    def __init__(self, rounds: Sequence[Iterator[Round]], observer: Observer) -> None:
-        self.rounds = rounds
-        self.messages = 0
-        self._observer = observer
-        self._steps: list[Round] = [()] * len(rounds)
-        self._number = [0] * len(rounds)
-        self._open = [0] * len(rounds)
-        self._sends: dict[tuple[int, int], deque[Post]] = defaultdict(deque)
-        self._receives: dict[tuple[int, int], deque[Post]] = defaultdict(deque)
-
-    def advance(self, rank: int) -> list[int]:
-        """Begin the next round of `rank`; return the ranks whose rounds ended by it."""
-        steps = next(self.rounds[rank], None)
-        if steps is None:
-            return []
-        self._steps[rank] = steps
-        self._number[rank] += 1
-        self._observer.begin(rank, steps)
-        pairs = self._post(rank, steps)
-        ended = [] if self._open[rank] else [rank]
-        for pair in pairs:
-            ended += self._match(pair)
+        rank = ready.popleft()
+        begun = next(rounds[rank], None)
+        if begun is None:
+            continue
+        observer.begin(rank, begun)
+        steps[rank], number[rank] = begun, number[rank] + 1
+        posts = [index for index, step in enumerate(begun) if not isinstance(step, LOCAL)]
+        left[rank], ended = len(posts), [] if posts else [rank]
+        for index in posts:
+            (key, partner), post = _ends(rank, begun[index]), (rank, index)
+            if not waiting[partner]:
+                waiting[key].append(post)
+                continue
+            other, messages = waiting[partner].popleft(), messages + 1
+            if isinstance(begun[index], Send):
+                observer.meet(*post, *other)
+            else:
+                observer.meet(*other, *post)
+            for end in (rank, other[0]):
+                left[end] -= 1
+                ended += [end] * (not left[end])
         for done in ended:
-            self._observer.finish(done)
-        return ended
+            observer.finish(done)
+        ready += ended
+    for rank, index in (post for posts in waiting.values() for post in posts):
+        raise ScheduleError(f"rank {rank}, round {number[rank]}: {steps[rank][index]} waits for ever: its partner has "
+                            "no such step, or waits as well", ranks=(rank,))
+    return messages
 
-    def _post(self, rank: int, steps: Round) -> set[tuple[int, int]]:
-        pairs = set()
-        for index, step in enumerate(steps):
-            if not isinstance(step, LOCAL):
-                sends = isinstance(step, Send)
-                pair = (rank, step.peer) if sends else (step.peer, rank)
-                (self._sends if sends else self._receives)[pair].append((rank, index))
-                self._open[rank] += 1
-                pairs.add(pair)
-        return pairs
 
-    def _match(self, pair: tuple[int, int]) -> list[int]:
-        sends, receives, ended = self._sends[pair], self._receives[pair], []
-        while sends and receives:
-            (sender, sent), (receiver, received) = sends.popleft(), receives.popleft()
-            self._observer.meet(sender, sent, receiver, received)
-            self.messages += 1
-            for rank in (sender, receiver):
-                self._open[rank] -= 1
-                if not self._open[rank]:
-                    ended.append(rank)
-        return ended
-
-    def check_idle(self) -> None:
-        """Raise where an end of a message is left over."""
-        for waiting in (*self._receives.values(), *self._sends.values()):
-            for rank, index in waiting:
-                raise ScheduleError(f"rank {rank}, round {self._number[rank]}: {self._steps[rank][index]} waits for "
-                                    "ever: its partner has no such step, or waits as well", ranks=(rank,))
+def _ends(rank: int, step: Any) -> tuple[Key, Key]:
+    """Return where a message's end waits for the other one, and where that would wait."""
+    way = (rank, step.peer) if isinstance(step, Send) else (step.peer, rank)
+    kinds = ("send", "receive") if isinstance(step, Send) else ("receive", "send")
+    return (*way, kinds[0]), (*way, kinds[1])

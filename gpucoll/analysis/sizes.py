@@ -11,8 +11,8 @@ MOST = 1 << 50  # bytes that are still a size; digits are bounded so that no tex
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def byte_size(text: str, code: str = "GC-SIZE") -> int:
-    """Return the bytes that `text` says, exactly, a fraction of a byte dropped; raise ArgumentError with `code`.
+def byte_size(text: str) -> int:
+    """Return the bytes that `text` says, exactly, a fraction of a byte dropped; raise ArgumentError.
 
     >>> byte_size("8"), byte_size("64K"), byte_size("1.5MiB")
     (8, 65536, 1572864)
@@ -20,7 +20,7 @@ def byte_size(text: str, code: str = "GC-SIZE") -> int:
     match = re.fullmatch(r"(\d{1,16}(?:\.\d{1,16})?)\s*(B|[KMGT](?:I?B)?)?", text.strip(), re.ASCII | re.IGNORECASE)
     nbytes = match and Fraction(match[1]) * 1024 ** "BKMGT".index((match[2] or "B")[0].upper())
     if nbytes is None or nbytes > MOST:
-        raise ArgumentError(f"{text!r} is no number of bytes such as 8, 64K, 1.5M or 2G, up to 1024T", code=code)
+        raise ArgumentError(f"{text!r} is no number of bytes such as 8, 64K, 1.5M or 2G, up to 1024T", code="GC-SIZE")
     return int(nbytes)
 
 

@@ -53,21 +53,23 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
 
 def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Proof:
     """Prove given rounds, one iterable a rank, for collective `name`; raise ScheduleError."""
-    row, size = collective(name), len(schedules)
-    if row.blocks and chunks % size:
-        raise ScheduleError(f"{name}: {chunks} chunks are no multiple of {size} blocks")
-    memory = _Memory([_Rank(row, rank, size, root, chunks) for rank in range(size)])
-    messages = replay(schedules, memory)
-    for rank in memory.ranks:
-        rank.check_result()
-    return Proof(max(rank.round for rank in memory.ranks), messages)
+    return SymbolicMemory(collective(name), len(schedules), root, chunks).prove(schedules)
 
 
-class _Memory:
+class SymbolicMemory:
     """The observer of a replay: all ranks' buffers."""
 
-    def __init__(self, ranks: list[_Rank]) -> None:
-        self.ranks = ranks
+    def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
+        if row.blocks and chunks % size:
+            raise ScheduleError(f"{row.name}: {chunks} chunks are no multiple of {size} blocks")
+        self.ranks = [_Rank(row, rank, size, root, chunks) for rank in range(size)]
+
+    def prove(self, schedules: Sequence[Iterable[Round]]) -> Proof:
+        """Run them; raise ScheduleError where they are wrong."""
+        messages = replay(schedules, self)
+        for rank in self.ranks:
+            rank.check_result()
+        return Proof(max(rank.round for rank in self.ranks), messages)
 
     def begin(self, rank: int, steps: Round) -> None:
         self.ranks[rank].begin(steps)
@@ -176,13 +178,17 @@ class _Rank:
 
     def check_result(self) -> None:
         """Raise where the output is not what the collective promises."""
-        for index in range(self.limits["output"]):
-            piece = self.row.result(self.rank, self.size, self.root, self.per_block, index)
-            wanted = (piece.chunk, _once(piece.ranks))
+        for index, wanted in enumerate(self.wanted()):
             held = self.content["output"].get(index)
-            if piece.ranks and held != wanted:
+            if wanted[1] and held != wanted:
                 raise self.error(None, f"at the end output chunk {index} holds {_words(held, self.size)}, "
                                        f"not {_words(wanted, self.size)}")
+
+    def wanted(self) -> list[Content]:
+        """Return what every chunk of output has to hold; no contributions where nothing is promised."""
+        pieces = (self.row.result(self.rank, self.size, self.root, self.per_block, index)
+                  for index in range(self.limits["output"]))
+        return [(piece.chunk, _once(piece.ranks)) for piece in pieces]
 
 
 @functools.lru_cache(maxsize=256)
@@ -197,8 +203,12 @@ def _chunks(part: Slice) -> range:
 def _words(content: Content | None, size: int) -> str:
     if content is None:
         return "nothing"
-    counts = [content[1] >> DIGIT * rank & (1 << DIGIT) - 1 for rank in range(size)]
-    return f"chunk {content[0]} with contributions {counts}"
+    return f"chunk {content[0]} with contributions {contributions(content, size)}"
+
+
+def contributions(content: Content, size: int) -> list[int]:
+    """Return how often each rank has contributed to a content."""
+    return [content[1] >> DIGIT * rank & (1 << DIGIT) - 1 for rank in range(size)]
 
 
 class Row(NamedTuple):

@@ -20,11 +20,11 @@ SEVERAL = 8
 
 
 class Meter:
-    """Times calls of one communicator's ranks; `settle` waits on the host for what a call has enqueued."""
+    """Times calls of one communicator's ranks."""
 
     def __init__(self, comm: Communicator, device: str = "cpu") -> None:
         self._comm = comm
-        self._settle = _settle_of(device)
+        self._module = _module(device)
 
     def samples(self, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
         """Return of each call the seconds that it took the slowest rank, again and again for about `seconds` in all.
@@ -51,20 +51,13 @@ class Meter:
         started = time.perf_counter()
         for _ in range(several):
             call()
-        self._settle()
+        if self._module is not numpy:  # the call has only been enqueued
+            self._module.cuda.get_current_stream().synchronize()
         return (time.perf_counter() - started) / several
 
 
 def _rotated(count: int, turn: int) -> list[int]:
     return [(row + turn) % count for row in range(count)]
-
-
-def _settle_of(device: str) -> Callable[[], Any]:
-    if device != "cuda":
-        return lambda: None
-    import cupy
-
-    return lambda: cupy.cuda.get_current_stream().synchronize()
 
 
 SWEPT = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "scan",

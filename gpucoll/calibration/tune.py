@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -15,32 +16,27 @@ from typing import Any
 
 import gpucoll
 from gpucoll.analysis.sizes import byte_size
-from gpucoll.arguments import refuse
 from gpucoll.calibration import probes
 from gpucoll.calibration.meter import SWEPT
 from gpucoll.calibration.sweep import NATIVE_SIZES, SIZES, sweep
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
-from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.links import MpiLink
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner.table import Shape, Table, as_toml, facts, read, table_path
 
-PROGRAM = "gpucoll tune"
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
 HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. Without it built-in defaults serve."
 
 
 def main(options: Any) -> int:
-    """Measure, and write the table; return 0. A collective call; wrong arguments end every rank with exit code 2."""
-    try:
-        names = options.collective.split(",") if options.collective else SWEPT
-        collectives = [collective_row(name.strip()).name for name in names]
-        sizes = _sizes(options.max_bytes)
-        with gpucoll.init() as comm:
-            return _tune(comm, options, collectives, sizes)
-    except (ArgumentError, UsageError, BackendError) as error:
-        refuse(PROGRAM, str(error.args[0]))
+    """Measure, and write the table; return 0. A collective call."""
+    names = options.collective.split(",") if options.collective else SWEPT
+    collectives = [collective_row(name.strip()).name for name in names]
+    sizes = _sizes(options.max_bytes)
+    with gpucoll.init() as comm:
+        return _tune(comm, options, collectives, sizes)
 
 
 def _sizes(text: str) -> list[int]:
@@ -52,7 +48,8 @@ def _sizes(text: str) -> list[int]:
 
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
     _check_ranks(comm, options.device)
-    started, say, path = time.perf_counter(), _speaker(comm), table_path(facts())
+    started, path = time.perf_counter(), table_path(facts())
+    say = functools.partial(_say, comm)
     by_first_rank(comm.mpi, lambda: _prepare(path.parent))
     with executors(comm, options.device) as comms:
         shape = _shape(comms, options, collectives, sizes, say)
@@ -75,14 +72,11 @@ def _check_ranks(comm: Communicator, device: str) -> None:
                            code="GC-NO-GPU")
 
 
-def _speaker(comm: Communicator) -> Any:
-    """Return what tells the user, on standard error: standard output is the result's."""
-    def say(line: str) -> None:
-        if comm.rank == 0:
-            sys.stderr.write(f"{line}\n")
-            sys.stderr.flush()
-
-    return say
+def _say(comm: Communicator, line: str) -> None:
+    """Tell the user, on standard error: standard output is the result's."""
+    if comm.rank == 0:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 @contextlib.contextmanager

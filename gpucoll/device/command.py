@@ -9,25 +9,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from gpucoll.arguments import refuse
 from gpucoll.device import nvrtc
 from gpucoll.device.precompile import Compiled, CompileJob, compile_all, instances
 from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError
 
-PROGRAM = "gpucoll kernels"
 HEADING = ("arch", "kernels", "count", "cached", "CPU s", "registers", "spills")
 COLUMNS = ("<8", "<9", ">6", ">7", ">8", ">10", ">7")
 
 
 def main(options: Any) -> int:
     """Compile what was asked for; print a table or a JSON object; return 0, or 1 where a kernel cannot be compiled."""
-    try:
-        jobs = _jobs(options.jobs)
-        major, library = _nvrtc(options.nvrtc)
-        archs = _archs(options.arch, major)
-    except (ArgumentError, BackendError) as error:
-        refuse(PROGRAM, str(error.args[0]))
+    jobs = _jobs(options.jobs)
+    major, library = _nvrtc(options.nvrtc)
+    archs = _archs(options.arch, major)
     by_kind = instances(everything=options.all)
     tasks = [CompileJob(kind, instance, arch, major) for kind, some in by_kind.items() for arch in archs
              for instance in some]
@@ -35,7 +30,7 @@ def main(options: Any) -> int:
     try:
         made = list(compile_all(tasks, jobs, library))
     except BackendError as error:
-        sys.stderr.write(f"{PROGRAM}: {error.args[0]}\n")
+        sys.stderr.write(f"gpucoll kernels: {error.args[0]}\n")
         return 1
     seconds = time.perf_counter() - started
     if options.json:

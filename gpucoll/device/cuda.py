@@ -107,7 +107,7 @@ class CudaDevice(Device):
         """Return the kernel, compiled for this GPU at its first use."""
         source = text(instance)
         build = functools.partial(_cubin, source, self._arch)
-        path = user_store().loadable(source, ".cubin", build, flags=recipe(self._arch, major=_major()))
+        path = str(user_store().path(source, ".cubin", build, flags=recipe(self._arch, major=_major())))
         try:
             with self.current, _loading:  # CuPy lets threads load a module side by side, and unloads all but one
                 key = self.ordinal, path, instance.entry

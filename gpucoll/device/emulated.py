@@ -212,7 +212,7 @@ class EmulatedGraph:
 def compiled(instance: Instance) -> str:
     """Return the path of the shared object that holds the kernel and its family, made where there is none."""
     source = text(*family(instance))
-    return user_store().loadable(source, ".so", functools.partial(compile_shared, source), flags=recipe())
+    return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
 
 
 def _load(instance: Instance) -> Launch:

@@ -108,13 +108,10 @@ class Kernels:
 
     def ready(self, instance: Instance) -> None:
         """Compile and load `instance`, so that its first launch takes no longer than the next."""
-        self._keep(instance)
+        self.launcher(instance)
 
     def launcher(self, instance: Instance) -> Launch:
         """Return the kernel, for whoever knows its grid and arguments."""
-        return self._keep(instance)
-
-    def _keep(self, instance: Instance) -> Launch:
         launch = self._loaded.get(instance)
         if launch is None:
             launch = self._loaded[instance] = self._load(instance)
@@ -124,7 +121,7 @@ class Kernels:
         """Return the kernel that `key` stands for; it is quicker to find than an instance is to write down."""
         launch = self._loaded.get(key)
         if launch is None:
-            launch = self._loaded[key] = self._keep(make(*arguments))
+            launch = self._loaded[key] = self.launcher(make(*arguments))
         return launch
 
     def _run(self, launch: Launch, nbytes: int, arguments: Arguments, stream: Any) -> None:

@@ -11,7 +11,6 @@ import glob
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from gpucoll.device.compilers import SOURCE_NAME, CompileError
 from gpucoll.errors import BackendError
@@ -25,20 +24,7 @@ MAJORS = (13, 12)  # the CUDA versions that gpucoll has an extra for, newest fir
 WHEELS = {13: "cu13/lib", 12: "cuda_nvrtc/lib"}  # where NVIDIA's wheels keep the library, below `nvidia`
 SUCCESS, COMPILATION = 0, 6  # nvrtcResult
 
-_int, _size, _text, _program = ctypes.c_int, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_void_p
-_ints, _sizes, _texts = ctypes.POINTER(_int), ctypes.POINTER(_size), ctypes.POINTER(_text)
-PROTOTYPES: dict[str, tuple[Any, ...]] = {
-    "nvrtcVersion": (_ints, _ints),
-    "nvrtcGetNumSupportedArchs": (_ints,),
-    "nvrtcGetSupportedArchs": (_ints,),
-    "nvrtcCreateProgram": (ctypes.POINTER(_program), _text, _text, _int, _texts, _texts),
-    "nvrtcCompileProgram": (_program, _int, _texts),
-    "nvrtcGetProgramLogSize": (_program, _sizes),
-    "nvrtcGetProgramLog": (_program, _text),
-    "nvrtcGetCUBINSize": (_program, _sizes),
-    "nvrtcGetCUBIN": (_program, _text),
-    "nvrtcDestroyProgram": (ctypes.POINTER(_program),),
-}
+_int = ctypes.c_int
 
 
 def compile_cubin(source: str, arch: str, major: int | None = None) -> tuple[bytes, str]:
@@ -48,11 +34,11 @@ def compile_cubin(source: str, arch: str, major: int | None = None) -> tuple[byt
     Raises CompileError for a source that NVRTC refuses, BackendError where NVRTC is missing or does not know `arch`.
     """
     check_arch(arch, major)
-    library, program = _library(major), _program()
+    library, program = _library(major), ctypes.c_void_p()
     options = [option.encode() for option in (*OPTIONS, f"-arch={arch}")]
     _call(library, "nvrtcCreateProgram", ctypes.byref(program), source.encode(), SOURCE_NAME.encode(), 0, None, None)
     try:
-        result = library.nvrtcCompileProgram(program, len(options), (_text * len(options))(*options))
+        result = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
         log = _read(library, "ProgramLog", program).rstrip(b"\0").decode(errors="replace")
         if result == COMPILATION:
             raise CompileError.of("NVRTC", log)
@@ -102,7 +88,7 @@ def check_arch(arch: str, major: int | None) -> None:
 
 def _read(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
     """Return one of the program's results, its log or its cubin."""
-    size = _size()
+    size = ctypes.c_size_t()
     _call(library, f"nvrtcGet{what}Size", program, ctypes.byref(size))
     room = ctypes.create_string_buffer(size.value)
     _call(library, f"nvrtcGet{what}", program, room)
@@ -165,7 +151,9 @@ def _load(path: str) -> ctypes.CDLL:
     folder = os.path.dirname(path)
     for builtins in glob.glob(f"{glob.escape(folder)}/libnvrtc-builtins.so.*") if folder else ():
         ctypes.CDLL(builtins)
-    return _with_prototypes(ctypes.CDLL(path))
+    library = ctypes.CDLL(path)
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
 
 
 def _places(majors: tuple[int, ...], environment: Mapping[str, str]) -> Iterator[str]:
@@ -182,10 +170,3 @@ def _places(majors: tuple[int, ...], environment: Mapping[str, str]) -> Iterator
 def _file(major: int) -> str:
     return f"libnvrtc.so.{major}"
 
-
-def _with_prototypes(library: ctypes.CDLL) -> ctypes.CDLL:
-    for name, arguments in PROTOTYPES.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = arguments, _int
-    library.nvrtcGetErrorString.argtypes, library.nvrtcGetErrorString.restype = (_int,), _text
-    return library

@@ -6,7 +6,6 @@ NVRTC compiles one program at a time in a process, and needs no GPU: this is wha
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import itertools
 import multiprocessing
 import re
@@ -110,10 +109,6 @@ def _begin(library: str) -> None:
         nvrtc.use(library)
 
 
-class _NotKept(Exception):
-    """The cache has a kernel without the compiler's report."""
-
-
 def compile_one(task: CompileJob) -> Compiled:
     """The cache has the kernel, under the key by which a GPU's device asks for it, and beside it ptxas' report."""
     store, started = user_store(), time.process_time()
@@ -125,19 +120,13 @@ def compile_one(task: CompileJob) -> Compiled:
         cubin, log = nvrtc.compile_cubin(source, task.arch, task.major)
         return cubin
 
-    def report() -> bytes:
-        if log is None:
-            raise _NotKept
-        return log.encode()
-
     made = Compiled(task.kind, task.instance.entry, task.arch, cached=False, seconds=0.0)
     try:
         store.path(source, ".cubin", build, flags=flags)
         made = made._replace(cached=log is None)
-        with contextlib.suppress(_NotKept):
-            registers, spills = usage(store.path(source, ".log", report, flags=flags).read_text())
-            made = made._replace(registers=registers, spills=spills)
-        made = made._replace(error=store.trouble)
+        report = store.path(source, ".log", lambda: (log or "").encode(), flags=flags).read_text()
+        registers, spills = usage(report)
+        made = made._replace(registers=registers, spills=spills, error=store.trouble)
     except CompileError as error:
         made = made._replace(error=str(error.args[0]), line=_line(source, str(error.args[0])))
     except BackendError as error:

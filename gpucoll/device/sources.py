@@ -19,7 +19,7 @@ from gpucoll.ops import OPS, Op
 Scale = Literal["divide", "multiply", "truth"]
 
 UNITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "Word"}  # by how many bytes they have
-_SCALES: dict[Scale, str] = {"divide": "Divide", "multiply": "Multiply", "truth": "Truth"}
+COMPRESSING = ("shorten", "quantise", "dequantise")  # in one file
 SHORT = ("float16", "bfloat16")  # what gradients are shortened to
 MOMENTS = {row.name: row for row in (Dtype("mean16", "float", 2, "Mean16", None, None, "float32"),
                                      Dtype("square16", "float", 2, "Square16", None, None, "float32"))}
@@ -46,43 +46,49 @@ def reduce(op: Op, dtype: Dtype) -> Instance:
 
 def copy(width: int) -> Instance:
     """The kernel that copies elements of 1, 2, 4, 8 or 16 bytes."""
-    return _instance(f"copy_{width}", "copy", UNITS[width])
+    return _instance("copy", str(width), UNITS[width])
 
 
 def pack(width: int) -> Instance:
     """The kernel that makes strided units of 1, 2, 4, 8 or 16 bytes contiguous."""
-    return _instance(f"pack_{width}", "pack", UNITS[width])
+    return _instance("pack", str(width), UNITS[width])
 
 
 def unpack(width: int) -> Instance:
     """The kernel that puts contiguous units where the strides say."""
-    return _instance(f"unpack_{width}", "unpack", UNITS[width], file="pack.cu")
+    return _instance("unpack", str(width), UNITS[width])
 
 
 def scale(what: Scale, dtype: Dtype) -> Instance:
     """The kernel that divides or multiplies every element by a factor, or makes it 0 or 1."""
-    return _instance(f"scale_{what}_{dtype.name}", "scale", f"{dtype.cuda}, {_SCALES[what]}")
+    return _instance("scale", f"{what}_{dtype.name}", f"{dtype.cuda}, {what.title()}")
 
 
 def cast(source: Dtype, target: Dtype) -> Instance:
     """The kernel that converts every element; neither dtype is complex."""
-    return _instance(f"cast_{source.name}_{target.name}", "cast", f"{source.cuda}, {target.cuda}")
+    return _instance("cast", f"{source.name}_{target.name}", f"{source.cuda}, {target.cuda}")
 
 
 def shorten(source: Dtype, target: Dtype) -> Instance:
     """The kernel that adds what was lost, rounds to a shorter dtype, and keeps what is lost."""
-    return _instance(f"shorten_{source.name}_{target.name}", "shorten", f"{source.cuda}, {target.cuda}",
-                     file="compress.cu")
+    return _instance("shorten", f"{source.name}_{target.name}", f"{source.cuda}, {target.cuda}")
 
 
 def quantise(dtype: Dtype) -> Instance:
     """The kernel that makes bytes and scales of elements, and keeps what is lost."""
-    return _instance(f"quantise_{dtype.name}", "quantise", dtype.cuda, file="compress.cu")
+    return _instance("quantise", dtype.name, dtype.cuda)
 
 
 def dequantise(dtype: Dtype) -> Instance:
     """The kernel that makes elements of bytes and scales, or the mean of several rows of them."""
-    return _instance(f"dequantise_{dtype.name}", "dequantise", dtype.cuda, file="compress.cu")
+    return _instance("dequantise", dtype.name, dtype.cuda)
+
+
+def _instance(kernel: str, name: str, parameters: str) -> Instance:
+    file = "pack" if kernel == "unpack" else "compress" if kernel in COMPRESSING else kernel
+    arguments = "Pack" if kernel == "unpack" else kernel.title()
+    entry = f"{kernel}_{name}"
+    return Instance(entry, f"{file}.cu", f"GC_ENTRY({entry}, {arguments}Arguments, {kernel}<{parameters}>)\n")
 
 
 def packets(op: Op, dtype: Dtype) -> Instance:
@@ -127,11 +133,6 @@ def _name(op: Op) -> str:
     """Return the first op of the table with the same CUDA text; ops of the user's own are named by a digest."""
     alike = next((row.name for row in OPS.values() if row.cuda == op.cuda), None)
     return alike or hashlib.sha256(op.cuda.encode()).hexdigest()[:16]
-
-
-def _instance(entry: str, kernel: str, parameters: str, lines: str = "", file: str = "") -> Instance:
-    arguments = f"{'pack' if kernel == 'unpack' else kernel}".title() + "Arguments"
-    return Instance(entry, file or f"{kernel}.cu", f"{lines}GC_ENTRY({entry}, {arguments}, {kernel}<{parameters}>)\n")
 
 
 def family(instance: Instance) -> tuple[Instance, ...]:

@@ -1,9 +1,8 @@
-"""A store of what compilers made: built once for all processes and sessions, and verified before it is used.
+"""A store of what compilers made: built once for all processes and sessions, in a folder of the user's own.
 
-An artifact's name has the hash of everything that it depends on, and the digest of that and of its content. Only files
-of the user's own are read, in a folder that nobody else may write to, nor exchange, from the root of the file system
-on: a shared object is code that will run. What is loaded is the very file that was verified, by its descriptor. What is
-lost or broken is built again, so that the folder may be deleted at any time.
+An artifact's name has the hash of everything that it depends on, and the digest of that and of its content. Only a
+folder is used that nobody else may write to, nor exchange, from the root of the file system on: a shared object is
+code that will run. What is lost or broken is built again, so that the folder may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import TypeVar
 
 PATIENCE = 120.0  # seconds to wait for another process that builds the same; a hung one must not stop everybody
 READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
 PRIVATE = "gpucoll-private-"  # how names of folders in the temporary directory begin that end with their process
 YOUNG = 60.0  # seconds in which one may not have been locked yet
 T = TypeVar("T")
@@ -63,9 +61,7 @@ class Store:
         self.trouble = ""
         self.folder = folder / f"kernels-{os.geteuid()}"
         self._missing = threading.Lock()  # the threads of a process must not retreat into several folders
-        self._verified: dict[str, Path] = {}  # by key; what this process has seen to be good
-        self._opening = threading.Lock()
-        self._opened: dict[Path, int] = {}  # and has opened to load it, until it ends
+        self._found: dict[str, Path] = {}  # by key
         self._or_retreat(self._prepare)
 
     def path(self, source: str, suffix: str, build: Callable[[], bytes], *, flags: str = "") -> Path:
@@ -75,33 +71,17 @@ class Store:
         `recipe`). What `build` raises is passed on, and nothing is kept of it.
         """
         key = _digest(*(_digest(part.encode()).encode() for part in (source, flags, suffix)))
-        if key not in self._verified:
+        if key not in self._found:
             with self._missing:
-                self._verified[key] = self._find(key, suffix) or self._make(key, suffix, build)
-        return self._verified[key]
-
-    def loadable(self, source: str, suffix: str, build: Callable[[], bytes], *, flags: str = "") -> str:
-        """Return a path for a loader of code: it leads to the content that was verified, whatever the name does.
-
-        The descriptor stays open: a loader that meets the same path again takes it for the same file.
-        """
-        path = self.path(source, suffix, build, flags=flags)
-        with self._opening:
-            if path not in self._opened:
-                descriptor = os.open(path, READ)
-                content = _read(path, descriptor)
-                if content is None or path.name != _name(path.name.partition("-")[0], suffix, content):
-                    os.close(descriptor)
-                    raise OSError(f"{path} has changed since it was verified")
-                self._opened[path] = descriptor
-        return f"/proc/self/fd/{self._opened[path]}"
+                self._found[key] = self._find(key, suffix) or self._make(key, suffix, build)
+        return self._found[key]
 
     def _find(self, key: str, suffix: str) -> Path | None:
-        """Return the artifact of `key` if it is there, whole and the user's own."""
+        """Return the artifact of `key` if it is there, and whole."""
         for artifact in self.folder.glob(f"{key}-*{suffix}"):
-            content = _read(artifact)
-            if content is not None and artifact.name == _name(key, suffix, content):
-                return artifact
+            with contextlib.suppress(OSError):
+                if artifact.name == _name(key, suffix, artifact.read_bytes()):
+                    return artifact
         return None
 
     def _make(self, key: str, suffix: str, build: Callable[[], bytes]) -> Path:
@@ -121,7 +101,7 @@ class Store:
         """Make the folder; raise PermissionError if anybody else may write to it, or choose what it is."""
         make_private(self.folder)
         status = self.folder.lstat()
-        if not stat.S_ISDIR(status.st_mode) or not _is_own(status):
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise PermissionError(f"{self.folder} is not a folder that only this user may write to")
         check_way(self.folder)
 
@@ -183,7 +163,7 @@ def check_way(place: Path) -> None:
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode):
             raise NotADirectoryError(f"{folder} is no folder")
-        others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+        others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
         if others or status.st_uid not in (0, os.geteuid()):
             raise PermissionError(f"others than this user may change what is in {folder}")
 
@@ -191,9 +171,9 @@ def check_way(place: Path) -> None:
 def read_trusted(place: Path) -> bytes:
     """Return the content of a file that nobody but this user and root can have written; else PermissionError."""
     check_way(place)
-    with open(os.open(place, READ), "rb") as file:
+    with place.open("rb") as file:
         status = os.fstat(file.fileno())
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
             raise PermissionError(f"others than this user may write to {place}")
         return file.read()
 
@@ -207,23 +187,9 @@ def _digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-def _is_own(status: os.stat_result) -> bool:
-    return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-
-
-def _read(path: Path, descriptor: int | None = None) -> bytes | None:
-    """Return the content of a file of the user's own; None for anything else, and where there is none."""
-    with contextlib.suppress(OSError), open(os.open(path, READ) if descriptor is None else descriptor, "rb",
-                                            closefd=descriptor is None) as file:
-        status = os.fstat(file.fileno())  # of what was opened: a name may be exchanged meanwhile
-        return file.read() if stat.S_ISREG(status.st_mode) and _is_own(status) else None
-    return None
-
-
 def _written(path: Path, content: bytes) -> Path:
     """Let `path` hold `content`, in one step: no reader ever sees half of it."""
     draft = path.with_suffix(".new")
-    with open(os.open(draft, WRITE, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(draft, path)
+    draft.write_bytes(content)
+    draft.replace(path)
     return path

@@ -8,19 +8,8 @@ from typing import Any, TypeVar
 
 from gpucoll import ops
 from gpucoll.arrays import Array, module_of
+from gpucoll.distributed import shapes
 from gpucoll.distributed.groups import ProcessGroup, member
-from gpucoll.distributed.shapes import (
-    alike,
-    apart,
-    check_blocks,
-    check_shape,
-    fill,
-    inputs,
-    output_view,
-    outputs,
-    splits_of,
-    view,
-)
 from gpucoll.distributed.work import conclude
 from gpucoll.errors import ArgumentError
 
@@ -99,12 +88,12 @@ def all_gather(tensor_list: Any, tensor: Any, group: Any = None, async_op: bool 
     name, pg = "all_gather", member("all_gather", group, tensor)
     if pg is None:
         return None
-    x = view(name, "tensor", tensor)
-    outs = outputs(name, "tensor_list", tensor_list, pg.size(), x.dtype)
-    check_shape(name, f"tensor_list[{pg.rank()}]", outs[pg.rank()], "tensor", x.shape)
-    gathering = pg.communicator.all_gather if alike(outs) else pg.communicator.all_gather_v
+    x = shapes.view(name, "tensor", tensor)
+    outs = shapes.outputs(name, "tensor_list", tensor_list, pg.size(), x.dtype)
+    shapes.check_shape(name, f"tensor_list[{pg.rank()}]", outs[pg.rank()], "tensor", x.shape)
+    gathering = pg.communicator.all_gather if shapes.alike(outs) else pg.communicator.all_gather_v
     done = gathering(x.reshape(-1), async_op=async_op)
-    return conclude(done, tensor_list, async_op, lambda blocks: fill(name, "tensor_list", outs, blocks))
+    return conclude(done, tensor_list, async_op, lambda blocks: shapes.fill(name, "tensor_list", outs, blocks))
 
 
 @_also_named(output_tensor="output", input_tensor="input")
@@ -116,10 +105,10 @@ def all_gather_into_tensor(output: Any, input: Any, group: Any = None, async_op:
     name, pg = "all_gather_into_tensor", member("all_gather_into_tensor", group, input)
     if pg is None:
         return None
-    x = view(name, "input", input)
-    out = output_view(name, "output", output, x.dtype)
-    check_blocks(name, "output", out, "an input", x, pg.size())
-    done = pg.communicator.all_gather(apart(x, out), _reshaped(out, pg.size(), x.shape), async_op=async_op)
+    x = shapes.view(name, "input", input)
+    out = shapes.output_view(name, "output", output, x.dtype)
+    shapes.check_blocks(name, "output", out, "an input", x, pg.size())
+    done = pg.communicator.all_gather(shapes.apart(x, out), _reshaped(out, pg.size(), x.shape), async_op=async_op)
     return conclude(done, [output], async_op, _delivery(out))
 
 
@@ -149,20 +138,20 @@ def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any
     if pg is None:
         return None
     root = pg.number_of(name, "dst", dst, group_dst)
-    x = view(name, "tensor", tensor)
+    x = shapes.view(name, "tensor", tensor)
     outs = _gather_outputs(pg, x, gather_list, root)
     done = pg.communicator.gather(x, root=root, async_op=async_op)
     return conclude(done, gather_list or [], async_op,
-                    lambda blocks: fill(name, "gather_list", outs, blocks if outs else []))
+                    lambda blocks: shapes.fill(name, "gather_list", outs, blocks if outs else []))
 
 
 def _gather_outputs(pg: ProcessGroup, x: Array, gather_list: Any, root: int) -> list[Array]:
     if pg.rank() != root:
         _check_absent("gather", "gather_list", "dst", gather_list)
         return []
-    outs = outputs("gather", "gather_list", gather_list, pg.size(), x.dtype)
+    outs = shapes.outputs("gather", "gather_list", gather_list, pg.size(), x.dtype)
     for index, out in enumerate(outs):
-        check_shape("gather", f"gather_list[{index}]", out, "tensor", x.shape)
+        shapes.check_shape("gather", f"gather_list[{index}]", out, "tensor", x.shape)
     return outs
 
 
@@ -195,10 +184,10 @@ def _scatter_blocks(pg: ProcessGroup, tensor: Any, scatter_list: Any) -> Array:
     """Return the blocks of the root in one array; what is wrong with them is raised, and the others raise PeerError."""
     name = "scatter"
     with pg.refusing(name):
-        blocks = inputs(name, "scatter_list", scatter_list, pg.size())
-        out = output_view(name, "tensor", tensor, blocks[0].dtype)
+        blocks = shapes.inputs(name, "scatter_list", scatter_list, pg.size())
+        out = shapes.output_view(name, "tensor", tensor, blocks[0].dtype)
         for index, block in enumerate(blocks):
-            check_shape(name, f"scatter_list[{index}]", block, "tensor", out.shape)
+            shapes.check_shape(name, f"scatter_list[{index}]", block, "tensor", out.shape)
     return module_of(blocks[0]).stack(blocks)
 
 
@@ -208,10 +197,10 @@ def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: 
     name, pg = "reduce_scatter", member("reduce_scatter", group, output)
     if pg is None:
         return None
-    blocks = inputs(name, "input_list", input_list, pg.size())
-    out = output_view(name, "output", output, blocks[0].dtype)
-    check_shape(name, "output", out, f"input_list[{pg.rank()}]", blocks[pg.rank()].shape)
-    if alike(blocks):
+    blocks = shapes.inputs(name, "input_list", input_list, pg.size())
+    out = shapes.output_view(name, "output", output, blocks[0].dtype)
+    shapes.check_shape(name, "output", out, f"input_list[{pg.rank()}]", blocks[pg.rank()].shape)
+    if shapes.alike(blocks):
         done = pg.communicator.reduce_scatter(module_of(out).stack(blocks), out, op, async_op=async_op)
         return conclude(done, [output], async_op)
     row = module_of(out).concatenate([block.reshape(-1) for block in blocks])
@@ -228,10 +217,10 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
     name, pg = "reduce_scatter_tensor", member("reduce_scatter_tensor", group, output)
     if pg is None:
         return None
-    x = view(name, "input", input)
-    out = output_view(name, "output", output, x.dtype)
-    check_blocks(name, "input", x, "an output", out, pg.size())
-    blocks = apart(x, out).reshape(pg.size(), *out.shape)
+    x = shapes.view(name, "input", input)
+    out = shapes.output_view(name, "output", output, x.dtype)
+    shapes.check_blocks(name, "input", x, "an output", out, pg.size())
+    blocks = shapes.apart(x, out).reshape(pg.size(), *out.shape)
     return conclude(pg.communicator.reduce_scatter(blocks, out, op, async_op=async_op), [output], async_op)
 
 
@@ -245,11 +234,11 @@ def all_to_all(output_list: Any, input_list: Any, group: Any = None, async_op: b
     name, pg = "all_to_all", member("all_to_all", group, *(input_list if isinstance(input_list, list) else ()))
     if pg is None:
         return None
-    blocks = inputs(name, "input_list", input_list, pg.size())
-    outs = outputs(name, "output_list", output_list, pg.size(), blocks[0].dtype)
+    blocks = shapes.inputs(name, "input_list", input_list, pg.size())
+    outs = shapes.outputs(name, "output_list", output_list, pg.size(), blocks[0].dtype)
     # The ranks cannot know whether all blocks of all ranks are alike: lengths are always exchanged.
     done = pg.communicator.all_to_all_v([block.reshape(-1) for block in blocks], async_op=async_op)
-    return conclude(done, output_list, async_op, lambda came: fill(name, "output_list", outs, came))
+    return conclude(done, output_list, async_op, lambda came: shapes.fill(name, "output_list", outs, came))
 
 
 def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, input_split_sizes: Any = None,
@@ -262,14 +251,14 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
     name, pg = "all_to_all_single", member("all_to_all_single", group, input)
     if pg is None:
         return None
-    x = view(name, "input", input)
-    out = output_view(name, "output", output, x.dtype)
-    given = splits_of(name, "input_split_sizes", input_split_sizes, x, pg.size())
-    taken = splits_of(name, "output_split_sizes", output_split_sizes, out, pg.size())
+    x = shapes.view(name, "input", input)
+    out = shapes.output_view(name, "output", output, x.dtype)
+    given = shapes.splits_of(name, "input_split_sizes", input_split_sizes, x, pg.size())
+    taken = shapes.splits_of(name, "output_split_sizes", output_split_sizes, out, pg.size())
     if input_split_sizes is None and output_split_sizes is None:
-        return _all_to_all_alike(pg, output, out, apart(x, out), async_op)
+        return _all_to_all_alike(pg, output, out, shapes.apart(x, out), async_op)
     done = pg.communicator.all_to_all_v([part.reshape(-1) for part in given], async_op=async_op)
-    return conclude(done, [output], async_op, lambda came: fill(name, "output part ", taken, came))
+    return conclude(done, [output], async_op, lambda came: shapes.fill(name, "output part ", taken, came))
 
 
 def _all_to_all_alike(pg: ProcessGroup, output: Any, out: Array, x: Array, async_op: bool) -> Any:

@@ -49,7 +49,6 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
 
 
 def _init_from(communicator: Communicator) -> None:
-    """Make `communicator` the default group."""
     state.groups.append(ProcessGroup(communicator, range(communicator.size)))
     try:
         set_variables(communicator)
@@ -155,7 +154,6 @@ def _check_ranks(ranks: Any, size: int, sort: bool) -> list[int]:
 
 
 def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
-    """Raise MismatchError, on every rank, where ranks were told of different members."""
     mark = zlib.crc32(repr(members).encode())
     least, most = -world.communicator.all_reduce(numpy.array([-mark, mark]), op="max") * [1, -1]
     if least != most:
@@ -164,7 +162,6 @@ def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
 
 
 def _with_options(part: Communicator, options: dict[str, float]) -> Communicator:
-    """Return a communicator of the same ranks with other options."""
     if not options or options["timeout"] == part.timeout:
         return part
     other = Communicator.from_mpi(part.mpi, check=part.check, executor=part.executor, **options)

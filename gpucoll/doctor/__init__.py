@@ -20,13 +20,11 @@ from typing import Any
 import numpy
 
 import gpucoll
-from gpucoll.arguments import refuse
 from gpucoll.doctor import facts, probes, report
 from gpucoll.doctor.report import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launchers import launched
 
-PROGRAM = "gpucoll doctor"
 TIMEOUT = 60.0  # seconds, where GPUCOLL_TIMEOUT says nothing
 SILENCE = 5.0  # seconds that ranks which cannot reach each other leave the one that speaks
 SECONDS = 2.0  # of self-test
@@ -47,10 +45,10 @@ def main(options: Any) -> int:
     except UsageError as error:  # a launcher that mpi4py's MPI does not understand
         mpi.facts.update(mismatch=" ".join(error.args[0].split()), match=False)
         return _alone(mpi, as_json=options.json)
-    except ArgumentError as error:
-        refuse(PROGRAM, str(error))
+    except ArgumentError:
+        raise
     except GpucollError as error:
-        sys.stderr.write(f"{PROGRAM}: {facts.reason(error)}\n")
+        sys.stderr.write(f"gpucoll doctor: {facts.reason(error)}\n")
         sys.stderr.flush()
         world = facts.mpi_module().COMM_WORLD
         if world.size > 1:  # the others wait for this rank, or for the one that it waits for

@@ -108,7 +108,6 @@ def short(library: str) -> str:
 
 
 def _mpiexec() -> str:
-    """Return whose the mpiexec is that a job would be launched with, and its version."""
     path = find_mpiexec()
     if path is None:
         raise LookupError("no mpiexec beside this Python or on the PATH; pip install 'gpucoll[mpich]'")
@@ -129,7 +128,6 @@ def mpi_module() -> Any:
 
 
 def start_mpi() -> None:
-    """MPI is started."""
     mpi = mpi_module()
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
@@ -152,7 +150,6 @@ def _engine() -> str:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """Return what NVML knows of each GPU, in its order."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -166,9 +166,9 @@ def _on_host() -> Kernels | None:
     """Return the kernels as one thread runs them, None where there is no compiler."""
     source = text(*compressing())
     try:
-        path = user_store().loadable(source, ".so", functools.partial(compile_shared, source, *OPTIONS),
-                                     flags="\n".join([recipe(), *OPTIONS, _processor()]))
-        library = ctypes.CDLL(path)
+        path = user_store().path(source, ".so", functools.partial(compile_shared, source, *OPTIONS),
+                                 flags="\n".join([recipe(), *OPTIONS, _processor()]))
+        library = ctypes.CDLL(str(path))
     except (BackendError, OSError):
         return None
 

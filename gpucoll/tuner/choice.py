@@ -187,7 +187,6 @@ class Tuner:
         return next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
 
     def _names(self, collective: str, executors: Sequence[str]) -> list[str]:
-        """Return the algorithms to choose from."""
         schedules = scheduled(collective, len(self._nodes), len(set(self._nodes)))
         names = [NATIVE] * (NATIVE in executors) + (schedules if set(executors) - {NATIVE} else [])
         if self._deterministic:

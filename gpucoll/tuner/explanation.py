@@ -108,7 +108,6 @@ def _name(candidate: Candidate) -> str:
 
 
 def _most(candidate: Candidate) -> str:
-    """Say what the time goes into."""
     parts = {name: getattr(candidate, name) for name in PARTS}
     if not any(parts.values()):
         return "a native collective, of which the whole time is known only"

@@ -105,7 +105,6 @@ class Model:
             ways(collective, candidate.algorithm, self.world.nodes)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
-        """Return the candidate, or nothing where it cannot be predicted."""
         curve = self._curve(collective, executor, name)
         if executor == "native":
             return self._native(collective, nbytes, curve)

@@ -97,6 +97,6 @@ def test_the_first_rank_of_other_hosts_and_launchers_that_say_nothing(monkeypatc
         launch.run_rank(["a:1", "x.py"])
     assert left.value.code == 1
     (tmp_path / "x.py").write_text("")
-    monkeypatch.setattr(launch, "find_mpiexec", lambda: None)
+    monkeypatch.setattr(launch.launchers, "find_mpiexec", lambda: None)
     assert launch.main([str(tmp_path / "x.py")]) == 1
     assert "pip install 'gpucoll[mpich]'" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import ctypes
 import importlib.machinery
 import pickle
+from unittest import mock
 
 import pytest
 
@@ -142,8 +143,7 @@ def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it(tmp_path, monkeypatch
     for name in ("libnvrtc.so.13", "libnvrtc-builtins.so.13.0", "libnvrtc-builtins.alt.so.13.0"):
         (tmp_path / name).touch()
     loaded = []
-    monkeypatch.setattr(nvrtc.ctypes, "CDLL", loaded.append)
-    monkeypatch.setattr(nvrtc, "_with_prototypes", lambda library: library)
+    monkeypatch.setattr(nvrtc.ctypes, "CDLL", lambda path: loaded.append(path) or mock.Mock())
     nvrtc._load(f"{tmp_path}/libnvrtc.so.13")
     nvrtc._load("libnvrtc.so.13")
     assert loaded == [f"{tmp_path}/libnvrtc-builtins.so.13.0", f"{tmp_path}/libnvrtc.so.13", "libnvrtc.so.13"]

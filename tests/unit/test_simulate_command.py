@@ -1,12 +1,11 @@
-"""Topologies from files, many predictions at once, and `gpucoll simulate`: its table, its object and its picture."""
+"""Topologies from files, many predictions at once, and `gpucoll simulate`: its table and its object."""
 
 import json
-import xml.etree.ElementTree
 
 import pytest
 
-from gpucoll.analysis.simulate import Prediction, load, names, shipped, simulate, waves
-from gpucoll.analysis.simulate.sweep import Crossover, crossovers, sweep
+from gpucoll.analysis.simulate import load, names, shipped, simulate, waves
+from gpucoll.analysis.simulate.sweep import sweep
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError
 from refusals import refused
@@ -41,18 +40,6 @@ def test_a_malformed_topology_is_refused(text, words, tmp_path):
     assert (caught.value.code, "mine" in str(caught.value)) == ("GC-TOPOLOGY", True)
 
 
-def row(name, nbytes, seconds, ranks=8):
-    return Prediction("all_reduce", name, ranks, nbytes, 1, 0.0, seconds, 0.0)
-
-
-def test_crossovers_are_where_the_lines_meet():
-    """10 + n meets 20 + n/2 at 20; the third is never the quickest."""
-    rows = [row(name, nbytes, start + slope * nbytes) for nbytes in (8, 16, 32, 64)
-            for name, start, slope in (("one", 10, 1), ("two", 20, 0.5), ("three", 40, 1))]
-    assert crossovers(rows) == [Crossover(8, "one", "two", 20.0)]
-    assert crossovers(rows[:3]) == crossovers([]) == []
-
-
 def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
     monkeypatch.setattr(waves, "ONE_BY_ONE", 1 << 11)
     found = sweep("all_reduce", [], [64, 8], [1 << 26, 8], shipped("switch"),
@@ -67,17 +54,11 @@ def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
         sweep("all_reduce", ["tree"], [8, 65536], [8], shipped("switch"), lambda name, nbytes, size: 64)
 
 
-def test_the_command_prints_a_table_and_an_object(tmp_path, capsys):
-    plot = tmp_path / "f.svg"
-    words = "all_reduce 64M --ranks 8,16 --algorithm ring,tree --topology fat_tree --plot"
-    main(["simulate", *words.split(), str(plot)])
+def test_the_command_prints_a_table_and_an_object(capsys):
+    main(["simulate", *"all_reduce 64M --ranks 8,16 --algorithm ring,tree --topology fat_tree".split()])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("all_reduce on fat_tree: Nodes of eight GPUs")
     assert [line.split()[:3] for line in lines[2:4]] == [["8", "67108864", "ring"], ["8", "67108864", "tree"]]
-    assert any(line.startswith("8 ranks: tree up to ") and line.endswith("then ring") for line in lines)
-    nodes = xml.etree.ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")
-    words = ["".join(node.itertext()) for node in nodes]
-    assert {"ring", "tree", "time against ranks, 64 MiB"} <= {*words}
     main(["simulate", *"all_reduce 64M --algorithm ring --json".split()])
     found = json.loads(capsys.readouterr().out)
     (only,) = found["predictions"]
@@ -89,7 +70,7 @@ def test_the_command_prints_a_table_and_an_object(tmp_path, capsys):
 @pytest.mark.parametrize("words", [
     "foo", "all_reduce 5X", "all_reduce 9999999T", "all_reduce --ranks 0", "all_reduce --algorithm rng",
     "all_reduce --topology /nope.toml", "all_reduce --topology fat_tre", "all_reduce --segments 0",
-    "all_reduce --plot x.png", "all_reduce --plot /nope/x.svg", "reduce --root 8", "all_reduce --ranks 1048576",
+    "reduce --root 8", "all_reduce --ranks 1048576",
     "all_reduce --topology nvlink_node --ranks 16"])
 def test_wrong_arguments_are_refused_in_one_line(capsys, words):
     refused(capsys, main, ["simulate", *words.split()], "gpucoll simulate")

@@ -29,8 +29,7 @@ class GraphLayout(NamedTuple):
     groups: Groups = ()
 
 
-def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0,
-           nodes: Sequence[int] | None = None) -> GraphLayout:
+def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0) -> GraphLayout:
     """Return the layout of `size` ranks: the one that the algorithm is named for, or what its links form.
 
     >>> layout("ring", 3, [(0, 1), (1, 2), (2, 0)]).name, layout("tree", 5, [(0, 1), (1, 2), (1, 3), (3, 4)]).name
@@ -38,7 +37,7 @@ def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: in
     """
     name, _, given = algorithm.partition("(")
     if name == "hierarchical":
-        groups = members_of(nodes or [rank // group(size) for rank in range(size)])
+        groups = members_of([rank // group(size) for rank in range(size)])
         return _fitted("groups", _clusters(groups), groups=groups)
     if name == "torus" and size > 1:
         sides = tuple(map(int, given.rstrip(")").split("x"))) if given else factors(size)

@@ -1,19 +1,18 @@
 "use strict";
-// `frame` counts the moments at which something has changed; while `progress` is below 1 the messages that lead to
+// `frame` counts rounds; while `progress` is below 1 the messages that lead to
 // `frame` are under way and what the ranks hold is still that of the moment before.
 const root = document.documentElement;
 root.classList.remove("plain");
 const find = (id) => document.getElementById(id);
 const data = JSON.parse(find("data").textContent);
-const LAST = data.times.length - 1;
+const LAST = data.last;
 const WIDTH = data.scratch + data.outputs;
 const MANY = data.size > 24;
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
-const [SENDER, RECEIVER, START, END, CHUNKS, CONTENT, LABEL] = [0, 1, 2, 3, 4, 5, 6];
+const [SENDER, RECEIVER, ROUND, CHUNKS, CONTENT, LABEL] = [0, 1, 2, 3, 4, 5];
 
 const held = snapshots();
-const flights = data.times.map((time, frame) => data.messages.filter((message) =>
-  frame > 0 && message[START] < time && message[END] > data.times[frame - 1]));
+const flights = data.changes.map((_, frame) => data.messages.filter((message) => message[ROUND] === frame));
 let frame = 0, progress = 1, playing = false, speed = 1, before = 0;
 
 function snapshots() {
@@ -27,15 +26,7 @@ function snapshots() {
   });
 }
 
-function people(content) {
-  const runs = data.contents[content], found = [];
-  for (let place = 0; place < runs.length; place += 2) {
-    for (let rank = runs[place]; rank <= runs[place + 1]; rank++) found.push(rank);
-  }
-  return found;
-}
-
-const crowds = data.contents.map((_, content) => people(content));
+const crowds = data.contents;
 
 function need(rank, column) {
   if (column < data.scratch) return data.reduces ? data.size : 1;
@@ -162,19 +153,13 @@ function drawStage() {
     layers[1].replaceChildren();
     layers[3].replaceChildren();
     stage.classList.toggle("many", MANY || flights[frame].length > 48);
-    moving = flights[frame].map((message) => [message, arrow(message), packet(message)]);
+    moving = flights[frame].map((message) => [arrow(message), packet(message)]);
     drawn = frame;
   }
-  const time = now();
-  for (const [message, path, group] of moving) {
-    const part = Math.min(1, Math.max(0, (time - message[START]) / (message[END] - message[START])));
-    const [x, y] = along(path, 0.22 + 0.48 * part * part * (3 - 2 * part));
+  for (const [path, group] of moving) {
+    const [x, y] = along(path, 0.22 + 0.48 * progress * progress * (3 - 2 * progress));
     group.setAttribute("transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
   }
-}
-
-function now() {
-  return frame ? data.times[frame - 1] + progress * (data.times[frame] - data.times[frame - 1]) : 0;
 }
 
 function drawNodes(state) {
@@ -342,12 +327,13 @@ function cellText(rank, column) {
 }
 
 function crowdText(content) {
-  const runs = data.contents[content], parts = [];
-  if (crowds[content].length === data.size && data.size > 1) return "all ranks";
-  for (let place = 0; place < runs.length; place += 2) {
-    parts.push(runs[place] === runs[place + 1] ? `${runs[place]}` : `${runs[place]}–${runs[place + 1]}`);
+  const crowd = crowds[content], runs = [];
+  if (crowd.length === data.size && data.size > 1) return "all ranks";
+  for (const rank of crowd) {
+    if (runs.length && runs.at(-1)[1] === rank - 1) runs.at(-1)[1] = rank;
+    else runs.push([rank, rank]);
   }
-  return `rank${crowds[content].length > 1 ? "s" : ""} ${parts.join(", ")}`;
+  return `rank${crowd.length > 1 ? "s" : ""} ${runs.map(([first, last]) => (first === last ? first : `${first}–${last}`)).join(", ")}`;
 }
 
 // ---------------------------------------------------------------- lanes and words
@@ -355,15 +341,13 @@ function crowdText(content) {
 const over = document.querySelector(".over"), band = document.querySelector(".band");
 
 function drawBand() {
-  const end = data.times[LAST] || 1, from = frame ? data.times[frame - 1] : 0, to = data.times[frame];
-  band.style.left = `${100 * from / end}%`;
-  band.style.width = frame ? `max(${100 * (to - from) / end}%, 4px)` : "4px";
+  band.style.left = `${frame ? 100 * (frame - 1) / LAST : 0}%`;
+  band.style.width = frame ? `max(${100 / LAST}%, 4px)` : "4px";
 }
 
 function frameAt(clientX) {
-  const place = over.getBoundingClientRect(), time = data.times[LAST] * (clientX - place.left) / place.width;
-  const found = data.times.findIndex((moment) => moment > time);
-  return found < 0 ? LAST : found;
+  const place = over.getBoundingClientRect();
+  return Math.ceil(LAST * (clientX - place.left) / place.width);
 }
 
 over.addEventListener("pointerdown", (event) => {
@@ -382,7 +366,7 @@ function say() {
   const ends = complete_everywhere() ? " Every output is complete." : "";
   find("load").textContent = frame ? plural(data.busiest[frame - 1], "chunk") : "";
   find("idle").textContent = frame ? `${+data.idle[frame - 1].toFixed(1)} of ${data.size}` : "";
-  const title = data.rounds ? `Round ${frame} of ${LAST}` : `${data.names[frame]} of ${data.names[LAST]}`;
+  const title = `Round ${frame} of ${LAST}`;
   if (!frame) return `Before the start: every rank has its input, in its own colour.${ends}`;
   const idle = data.idle[frame - 1], resting = idle ? `${+idle.toFixed(1)} of ${data.size} ranks idle` : "no rank idle";
   const load = data.busiest[frame - 1];
@@ -423,7 +407,7 @@ function paint() {
     listMessages();
     find("said").textContent = say();
     find("scrub").value = frame;
-    find("scrub").setAttribute("aria-valuetext", data.rounds ? `round ${frame} of ${LAST}` : data.names[frame]);
+    find("scrub").setAttribute("aria-valuetext", `round ${frame} of ${LAST}`);
     Object.assign(root.dataset, { frame: state, moving: String(progress < 1) });
   }
 }
@@ -435,9 +419,7 @@ function repaint() {
 }
 
 function seconds() {
-  if (data.rounds) return Math.min(1.1, Math.max(0.22, 24 / LAST)) / speed;
-  const whole = Math.min(20, Math.max(6, LAST * 0.5));
-  return Math.max(0.02, whole * (data.times[frame] - data.times[frame - 1]) / data.times[LAST]) / speed;
+  return Math.min(1.1, Math.max(0.22, 24 / LAST)) / speed;
 }
 
 function tickOn(moment) {

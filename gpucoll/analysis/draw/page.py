@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from html import escape
 from typing import Any
 
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
-from gpucoll.analysis.draw.lanes import bars, every, lanes
 from gpucoll.analysis.draw.layout import SIDE
-from gpucoll.analysis.draw.record import RecordedMessage, Recording
-from gpucoll.analysis.draw.shapes import DARK, LIGHT, ON_RANK, number, rank_colour, ranks
-from gpucoll.analysis.draw.view import View, labels, states, time_text
+from gpucoll.analysis.draw.record import Change, Recording, View
+from gpucoll.analysis.draw.shapes import DARK, LIGHT, ON_RANK, number, path, rank_colour, ranks, rect
 
 LANES = 1000.0  # units across; the page stretches them
 
 
 def page(view: View) -> str:
-    """Return the page."""
     body = asset(__package__, "page.html")
     for name, text in {**_words(view), **_lanes(view), "data": script_data(_data(view))}.items():
         body = body.replace(f"{{{{{name}}}}}", text)
@@ -29,15 +26,13 @@ def _words(view: View) -> dict[str, str]:
     """Return the texts of the page by their names in it."""
     name, *details = view.title.split(" · ")
     return {"name": escape(name), "details": escape(" · ".join(details)), "tiles": _tiles(view),
-            "key": _key(view.recording), "last": str(len(view.recording.times) - 1), "side": number(SIDE)}
+            "key": _key(view.recording), "last": str(view.recording.rounds), "side": number(SIDE)}
 
 
 def _tiles(view: View) -> str:
     recording, loads = view.recording, view.loads
     idle = sum(loads.rank_idle) / recording.size
-    rounds = _counted(len(recording.times) - 1, "round")
-    tiles = [rounds if view.topology is None else (time_text(view, view.last), "in all"),
-             _counted(len(recording.messages), "message"),
+    tiles = [_counted(recording.rounds, "round"), _counted(len(recording.messages), "message"),
              (f"{loads.most_sent / recording.chunks:.4g} n", "most bytes that a rank sends, n the data"),
              (f"{idle:.0%}", "of their time ranks idle")]
     return "".join(f"<li><strong>{escape(value)}</strong> <span>{escape(what)}</span></li>" for value, what in tiles)
@@ -48,24 +43,51 @@ def _counted(count: int, what: str) -> tuple[str, str]:
 
 
 def _key(recording: Recording) -> str:
-    if recording.row.reduces or recording.row.output.where == "nowhere":
-        what = "arrivals it knows of" if recording.row.output.where == "nowhere" else "contributions"
+    if recording.row.reduces or not recording.moves_data:
+        what = "contributions" if recording.moves_data else "arrivals it knows of"
         return (f"A cell fills with the {what}, a stripe in the colour of each rank, from below; "
                 '<span class="swatch"></span> has those of all ranks.')
     return "A cell has the colour of the rank whose data it holds; grey is empty."
 
 
 def _lanes(view: View) -> dict[str, str]:
-    """Return the lanes, the bars above and below them, and what is written beside."""
-    size, loads = view.recording.size, view.loads
+    """Return a lane for every rank, the bars above and below them, and what is written beside."""
+    size, rounds, loads = view.recording.size, view.recording.rounds, view.loads
     lane = 20.0 if size <= 16 else 11.0 if size <= 32 else 7.0
-    shown = range(0, size, every(size, lane))
+    shown = range(0, size, 1 if size <= 16 else 2)
     beside = (f'<li style="height:{number(lane * shown.step)}px"><b>{rank}</b></li>' for rank in shown)
     idle = (f'<li style="height:{number(lane * shown.step)}px">{loads.rank_idle[rank]:.0%}</li>' for rank in shown)
     return {"ranks": "".join(beside), "idles": "".join(idle), "lane": number(lane),
-            "lanes": _stretched(size * lane, lanes(view, LANES, lane)),
-            "load": _stretched(24, bars(view, loads.busiest, LANES, 24, "axis")),
-            "idle": _stretched(24, bars(view, loads.idle, LANES, 24, "idle"))}
+            "lanes": _stretched(size * lane, (shape for rank in range(size) for shape in _lane(view, rank, lane))),
+            "load": _stretched(24, _bars(loads.busiest, rounds, "axis")),
+            "idle": _stretched(24, _bars(loads.idle, rounds, "idle"))}
+
+
+def _lane(view: View, rank: int, height: float) -> Iterator[str]:
+    """Yield the lane of a rank: above the rounds in which it sends, below, in lighter, those in which it receives."""
+    top, rounds, space = rank * height, view.recording.rounds, min(3.0, height / 5)
+    half = (height - space) / 2
+    yield rect(0, top, LANES, height - space, "cell")
+    yield _spans(view.loads.sends[rank], rounds, top, half, f"r{rank}")
+    yield _spans(view.loads.receives[rank], rounds, top + half, half, f"r{rank} light")
+
+
+def _spans(turns: Collection[int], rounds: int, top: float, height: float, kind: str) -> str:
+    across = LANES / (rounds or 1)
+    return path("".join(f"M{number((turn - 1) * across)} {number(top)}h{number(_wide(across))}v{number(height)}"
+                        f"h-{number(_wide(across))}Z" for turn in sorted(turns)), kind)
+
+
+def _bars(values: Sequence[float], rounds: int, kind: str) -> Iterator[str]:
+    across, most = LANES / (rounds or 1), max(values, default=0)
+    for turn, value in enumerate(values):
+        if value:
+            yield rect(turn * across, 24 - 24 * value / most, _wide(across), 24 * value / most, kind)
+
+
+def _wide(across: float) -> float:
+    """Return what a round fills of its place, so that rounds are told apart."""
+    return across - min(1.5, across / 5)
 
 
 def _stretched(height: float, shapes: Iterator[str]) -> str:
@@ -74,40 +96,24 @@ def _stretched(height: float, shapes: Iterator[str]) -> str:
 
 
 def _data(view: View) -> dict[str, Any]:
-    """Return all that the script needs: moments, messages, what changes at each moment, and places."""
+    """Return all that the script needs: messages, what changes in each round, and places."""
     recording = view.recording
     return {
-        "size": recording.size, "reduces": recording.row.reduces or recording.row.output.where == "nowhere",
-        "barrier": recording.row.output.where == "nowhere", "rounds": view.topology is None, "times": recording.times,
-        "names": [time_text(view, time) for time in recording.times],
-        "scratch": recording.scratch, "outputs": recording.outputs, "inputs": list(map(int, recording.inputs)),
-        "wanted": recording.wanted, "contents": [_runs(content.ranks) for content in recording.contents],
-        "changes": [_changes(changed) for changed in states(recording)],
-        "messages": [_message(recording, message) for message in recording.messages],
-        "busiest": view.loads.busiest, "idle": [round(idle * recording.size, 3) for idle in view.loads.idle],
+        "size": recording.size, "reduces": recording.row.reduces or not recording.moves_data,
+        "barrier": not recording.moves_data, "last": recording.rounds,
+        "scratch": recording.scratch, "outputs": recording.outputs,
+        "wanted": recording.wanted, "contents": [content.ranks for content in recording.contents],
+        "changes": list(map(_runs, recording.changes)),
+        "messages": [[message.sender, message.receiver, message.round, message.chunks, (*message.contents, -1)[0],
+                      _labels(recording, message.contents)] for message in recording.messages],
+        "busiest": view.loads.busiest, "idle": [round(idle * recording.size) for idle in view.loads.idle],
         "layout": view.layout.name, "places": view.layout.places, "radius": view.layout.radius,
         "groups": view.layout.groups,
         "colours": [rank_colour(rank, recording.size) for rank in range(recording.size)],
     }
 
 
-def _runs(ranks: int) -> list[int]:
-    """Return a set of ranks as first and last of each run.
-
-    >>> _runs(0b11001)
-    [0, 0, 3, 4]
-    """
-    ends: list[int] = []
-    for rank in range(ranks.bit_length()):
-        if ranks >> rank & 1:
-            if ends and ends[-1] == rank - 1:
-                ends[-1] = rank
-            else:
-                ends += [rank, rank]
-    return ends
-
-
-def _changes(changed: dict[tuple[int, str, int], int]) -> list[list[Any]]:
+def _runs(changed: Change) -> list[list[Any]]:
     """Return the cells that change as runs: rank, 1 for output and 0 for scratch, first chunk, contents."""
     runs: list[list[Any]] = []
     for (rank, buffer, chunk), content in sorted(changed.items()):
@@ -119,8 +125,17 @@ def _changes(changed: dict[tuple[int, str, int], int]) -> list[list[Any]]:
     return runs
 
 
-def _message(recording: Recording, message: RecordedMessage) -> list[Any]:
-    """Return sender, receiver, start, end, number of chunks, the first content, and what the chunks are called."""
-    first = message.contents[0] if message.contents else -1
-    return [message.sender, message.receiver, message.start, message.end, message.chunks, first,
-            labels(recording, message.contents)]
+def _labels(recording: Recording, contents: Sequence[int]) -> str:
+    """Return what the chunks of a message are called, nothing where none moves (in a barrier).
+
+    It is their number in the whole result, or where there is none in their rank's input.
+    """
+    if not recording.moves_data or not contents:
+        return ""
+    by_rank = recording.row.output.blocks and not recording.row.input.blocks
+    each = recording.chunks // recording.size if by_rank else 0
+    names = [content.ranks[0] * each + content.chunk for content in map(recording.contents.__getitem__, contents)]
+    if len(names) == 1:
+        return str(names[0])
+    in_a_row = names == list(range(names[0], names[0] + len(names)))
+    return f"{names[0]}\N{EN DASH}{names[-1]}" if in_a_row else f"{names[0]}…"

@@ -59,14 +59,12 @@ def number(value: float) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, corner: float = 0) -> str:
-    """Return a rectangle of class `kind`."""
     round_off = f' rx="{number(corner)}"' if corner else ""
     return (f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"{round_off} '
             f'class="{kind}"/>')
 
 
 def path(points: str, kind: str) -> str:
-    """Return a path of class `kind`."""
     return f'<path d="{points}" class="{kind}"/>'
 
 
@@ -90,8 +88,7 @@ def document(width: float, height: float, title: str, size: int, shapes: Sequenc
     """Return a whole SVG file, light, and dark where the reader prefers it; programs without style sheets see light."""
     light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
                            for role, colour in palette.items()) for palette in (LIGHT, DARK))
-    style = (f"{light}{ranks(size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
-             ".light{opacity:.5}rect.idle{opacity:.6}rect.axis{opacity:.7}")
+    style = f"{light}{ranks(size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
     inside = [f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>",
               rect(0, 0, width, height, "paper"), *shapes, ""]
     shown = "\n".join(inside)

@@ -1,24 +1,18 @@
-"""One still picture: what every rank holds after every round, and the messages between; or only when each is busy."""
+"""One still picture: what every rank holds after every round, and the messages between."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gpucoll.analysis.draw.lanes import picture
-from gpucoll.analysis.draw.record import RecordedMessage, Recording
+from gpucoll.analysis.draw.record import NOBODY, RecordedMessage, Recording, View
 from gpucoll.analysis.draw.shapes import document, heading, number, path, rect, words
-from gpucoll.analysis.draw.view import View, need, people, states
 
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 140.0, 12.0
-MOST_ROUNDS, MOST_RANKS, MOST_CHUNKS = 16, 16, 16  # of the picture that shows every chunk
 
 
 def still(view: View) -> str:
-    """Return an SVG file: every chunk after every round where there is room for that, else when each rank is busy."""
-    recording = view.recording
-    fits = (len(recording.times) - 1 <= MOST_ROUNDS and recording.size <= MOST_RANKS
-            and max(recording.outputs, recording.scratch) <= MOST_CHUNKS and view.topology is None)
-    return _Chunks(view).document() if fits else picture(view)
+    """Return an SVG file: every chunk after every round."""
+    return _Chunks(view).document()
 
 
 class _Chunks:
@@ -34,11 +28,10 @@ class _Chunks:
         self.used: dict[str, str] = {}
 
     def document(self) -> str:
-        last = len(self.recording.times) - 1
-        width = max(self._x(last) + self.cells * self.cell + RIGHT, 560)
+        width = max(self._x(self.recording.rounds) + self.cells * self.cell + RIGHT, 560)
         height = TOP + self.recording.size * self.lane + BOTTOM
-        body = [*heading(self.view.title, _key(self.recording)), *self._names(), *self._columns(), *self._arrows(),
-                *self._rounds()]
+        body = [*heading(self.view.title, _key(self.recording)), *self._names(), *self._columns(),
+                *map(self._arrow, self.recording.messages), *self._rounds()]
         defined = f"<defs>{''.join(self.used.values())}</defs>"
         return document(width, height, self.view.title, self.recording.size, [defined, *body])
 
@@ -56,7 +49,7 @@ class _Chunks:
 
     def _columns(self) -> Iterator[str]:
         held: dict[tuple[int, str, int], int] = {}
-        for frame, changes in enumerate(states(self.recording)):
+        for frame, changes in enumerate(self.recording.changes):
             held.update(changes)
             for rank in range(self.recording.size):
                 yield from self._strip(frame, rank, held)
@@ -74,27 +67,22 @@ class _Chunks:
 
     def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
         """Return the name of the picture of a chunk: it fills from below, a stripe of each contributor's colour."""
-        recording, wanted = self.recording, need(self.recording, rank, buffer, chunk)
-        ranks = 0 if content is None else recording.contents[content].ranks
-        key = f"{buffer[0]}{ranks:x}-{wanted}"
+        recording, wanted = self.recording, _need(self.recording, rank, buffer, chunk)
+        ranks = () if content is None else recording.contents[content].ranks
+        key = f"{buffer[0]}{'.'.join(map(str, ranks))}-{wanted}"
         if key not in self.used:
             width, stripe = self.cell - 1, height / wanted
             inside = [rect(0, 0, width, height, "cell", 1.5)]
-            if ranks.bit_count() == recording.size > 1:
+            if len(ranks) == recording.size > 1:
                 inside = [rect(0, 0, width, height, "done", 1.5)]
             else:
                 inside += [rect(0, height - (turn + 1) * stripe, width, stripe, f"r{one}")
-                           for turn, one in enumerate(people(ranks))]
+                           for turn, one in enumerate(ranks)]
             self.used[key] = f'<g id="{key}">{"".join(inside)}</g>'
         return key
 
-    def _arrows(self) -> Iterator[str]:
-        number_of = {time: place for place, time in enumerate(self.recording.times)}
-        for message in self.recording.messages:
-            yield self._arrow(message, number_of[message.start], number_of[message.end])
-
-    def _arrow(self, message: RecordedMessage, start: int, end: int) -> str:
-        x, far = self._x(start) + self.cells * self.cell + 4, self._x(end) - 6
+    def _arrow(self, message: RecordedMessage) -> str:
+        x, far = self._x(message.round - 1) + self.cells * self.cell + 4, self._x(message.round) - 6
         y, down = (self._y(rank) + self.height / 2 for rank in (message.sender, message.receiver))
         bend = (far - x) * 0.45
         curve = (f"M{number(x)} {number(y)}C{number(x + bend)} {number(y)} {number(far - bend)} {number(down)} "
@@ -116,6 +104,14 @@ class _Chunks:
 def _key(recording: Recording) -> str:
     if recording.row.reduces:
         return "A chunk fills with a stripe in the colour of every rank that has contributed; solid: all have."
-    if recording.row.output.where == "nowhere":
+    if not recording.moves_data:
         return "A cell fills with a stripe in the colour of every rank that is known to have come; solid: all have."
     return "A chunk has the colour of the rank that it comes from."
+
+
+def _need(recording: Recording, rank: int, buffer: str, chunk: int) -> int:
+    """Return how many contributions fill a chunk: those promised, or in scratch those of all ranks."""
+    if buffer == "scratch":
+        return recording.size if recording.row.reduces else 1
+    wanted = recording.wanted[rank][chunk]
+    return 1 if wanted == NOBODY else len(recording.contents[wanted].ranks)

@@ -29,40 +29,18 @@ where all levels have one gamma.)
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import numpy
-
 from gpucoll.algorithms import find
-from gpucoll.analysis.simulate.clock import Clock, Parts, Priced, total
+from gpucoll.analysis.simulate.clock import Clock, Parts, priced
 from gpucoll.analysis.simulate.network import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.analysis.simulate.routes import Routes
-from gpucoll.analysis.simulate.waves import (
-    Case,
-    NotAlike,
-    Wave,
-    few_enough,
-    one_by_one,
-    together,
-)
+from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together
 from gpucoll.errors import ArgumentError
 
-__all__ = [
-    "DEFAULT",
-    "Level",
-    "Prediction",
-    "Timeline",
-    "Topology",
-    "Transfer",
-    "checked",
-    "load",
-    "names",
-    "shipped",
-    "simulate",
-    "simulate_sizes",
-    "timeline",
-]
+__all__ = ["DEFAULT", "Level", "Prediction", "Topology", "checked", "load", "names", "shipped", "simulate",
+           "simulate_sizes"]
 
 MOST_RANKS = 1 << 17
 
@@ -109,43 +87,6 @@ def simulate_sizes(collective: str, algorithm: str, size: int, sizes: Sequence[i
             for nbytes, times in zip(sizes, parts, strict=True)]
 
 
-class Transfer(NamedTuple):
-    """One message, in seconds from the beginning of the schedule."""
-
-    sender: int
-    receiver: int
-    chunks: int
-    start: float
-    end: float
-
-
-class Timeline(NamedTuple):
-    """All that happens: the messages of a pair of ranks in order, and of each rank when its rounds begin and end."""
-
-    transfers: list[Transfer]
-    rounds: list[list[tuple[float, float]]]
-
-
-def timeline(collective: str, algorithm: str, size: int, nbytes: int, topology: Topology | None = None, *,
-             root: int = 0, segments: int = 1) -> Timeline:
-    """Return when every message moves and every round begins and ends; see `simulate`.
-
-    >>> timeline("broadcast", "tree", 2, 10_000).transfers
-    [Transfer(sender=0, receiver=1, chunks=1, start=0.0, end=3e-06)]
-    """
-    case, routes = _case(collective, algorithm, size, topology, root, segments)
-    clock, transfers = Clock(size, nbytes / case.schedule(0).chunks), list[Transfer]()
-    rounds: list[list[tuple[float, float]]] = [[] for _ in range(size)]
-    for wave in one_by_one(case):
-        priced, began = _price(wave, routes), total(clock.began)
-        starts, ends = clock.span(priced)
-        transfers += map(Transfer, *(column.tolist() for column in (wave.src, wave.dst, wave.chunks, starts, ends)))
-        clock.advance(priced)
-        for rank in wave.closing.tolist():
-            rounds[rank].append((float(began[rank]), float(total(clock.ended)[rank])))
-    return Timeline(transfers, rounds)
-
-
 def _case(collective: str, algorithm: str, size: int, topology: Topology | None, root: int,
           segments: int) -> tuple[Case, Routes]:
     topology = shipped(DEFAULT) if topology is None else checked(topology)
@@ -173,26 +114,10 @@ def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
 
 def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     clocks = [Clock(case.size, chunk) for chunk in chunks]
-    for wave in _priced(waves, routes):
+    for wave in priced(waves, routes):
         for clock in clocks:
             clock.advance(wave)
     return [clock.parts() for clock in clocks]
-
-
-def _priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
-    """Yield the waves with their costs; one with the same messages as the last costs the same."""
-    last: Wave | None = None
-    for wave in waves:
-        if last is None or wave.lockstep != last.lockstep or not all(map(numpy.array_equal, wave[:-1], last[:-1])):
-            last, priced = wave, _price(wave, routes)
-        yield priced
-
-
-def _price(wave: Wave, routes: Routes) -> Priced:
-    fares = routes.fares(wave.src, wave.dst, wave.chunks)
-    seconds = routes.gamma(wave.source, wave.reducer) * wave.reduced
-    gamma = numpy.bincount(wave.reducer, seconds, routes.size)[wave.closing]
-    return Priced.of(wave.src, wave.dst, *fares, wave.closing, gamma, lockstep=wave.lockstep)
 
 
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:

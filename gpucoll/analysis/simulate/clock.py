@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy
 
-from gpucoll.analysis.simulate.routes import Array
+from gpucoll.analysis.simulate.routes import Array, Routes
+from gpucoll.analysis.simulate.waves import Wave
 
 
 class Parts(NamedTuple):
@@ -35,17 +37,6 @@ class Priced(NamedTuple):
     touching: Array | None
     lockstep: bool
 
-    @classmethod
-    def of(cls, src: Array, dst: Array, alpha: Array, beta: Array, closing: Array, gamma: Array, *,
-           lockstep: bool) -> Priced:
-        """Return the wave; what it costs to find out who has which messages is spent once."""
-        ends = numpy.concatenate((src, dst))
-        ranks, counts = numpy.unique(ends, return_counts=True)
-        touching = None
-        if len(counts) and (counts == counts[0]).all():
-            touching = (numpy.argsort(ends, kind="stable") % len(src)).reshape(len(ranks), counts[0])
-        return cls(src, dst, alpha, beta, closing, gamma, ranks, touching, lockstep)
-
     def last(self, ends: Array) -> Array:
         """Return the message of each of `ranks` that ends last."""
         if self.touching is not None and self.touching.shape[1] == 2:
@@ -57,6 +48,27 @@ class Priced(NamedTuple):
         order = numpy.lexsort((numpy.concatenate((ends, ends)), ranks))
         last = numpy.flatnonzero(numpy.diff(ranks[order], append=-1))
         return order[last] % len(self.src)
+
+
+def priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
+    """Yield the waves with their costs; one with the same messages as the last costs the same."""
+    last: Wave | None = None
+    for wave in waves:
+        if last is None or wave.lockstep != last.lockstep or not all(map(numpy.array_equal, wave[:-1], last[:-1])):
+            last, price = wave, _priced(wave, routes)
+        yield price
+
+
+def _priced(wave: Wave, routes: Routes) -> Priced:
+    alpha, beta = routes.fares(wave.src, wave.dst, wave.chunks)
+    seconds = routes.gamma(wave.source, wave.reducer) * wave.reduced
+    gamma = numpy.bincount(wave.reducer, seconds, routes.size)[wave.closing]
+    ends = numpy.concatenate((wave.src, wave.dst))
+    ranks, counts = numpy.unique(ends, return_counts=True)
+    touching = None
+    if len(counts) and (counts == counts[0]).all():
+        touching = (numpy.argsort(ends, kind="stable") % len(wave.src)).reshape(len(ranks), counts[0])
+    return Priced(wave.src, wave.dst, alpha, beta, wave.closing, gamma, ranks, touching, wave.lockstep)
 
 
 class Clock:
@@ -80,15 +92,14 @@ class Clock:
             self.ended[2] += wave.gamma * self.chunk
             self.began = self.ended
         else:
-            if len(wave.src):
-                self._note(wave, self._moved(wave))
+            if len(wave.src):  # rounds of both ends last until the messages have ended, where they would not anyway
+                parts = self._moved(wave)
+                ends = total(parts)
+                last = wave.last(ends)
+                newer = ends[last] >= total(self.ended)[wave.ranks]
+                self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
             self.ended[2, wave.closing] += wave.gamma * self.chunk
             self.began[:, wave.closing] = self.ended[:, wave.closing]
-
-    def span(self, wave: Priced) -> tuple[Array, Array]:
-        """Return when each message of `wave` begins to move and when it has ended."""
-        began = total(self.began)
-        return numpy.maximum(began[wave.src], began[wave.dst]), total(self._moved(wave))
 
     def _moved(self, wave: Priced) -> Array:
         """Return the parts of the time at which each message ends."""
@@ -98,13 +109,6 @@ class Clock:
         parts[0] += wave.alpha
         parts[1] += wave.beta * self.chunk
         return parts
-
-    def _note(self, wave: Priced, parts: Array) -> None:
-        """Let the rounds of both ends last until the messages have ended, where they would not anyway."""
-        ends = total(parts)
-        last = wave.last(ends)
-        newer = ends[last] >= total(self.ended)[wave.ranks]
-        self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
 
     def parts(self) -> Parts:
         """Return what the time of the rank that ends last is made up of."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy
 
@@ -12,13 +12,6 @@ from gpucoll.analysis.simulate.network import Level, Topology
 
 Array: TypeAlias = numpy.ndarray
 Uses: TypeAlias = Iterator[tuple[Array, Array]]  # messages, and a link that each of them takes
-
-
-class Fares(NamedTuple):
-    """What each message costs: seconds, and seconds for every byte of a chunk."""
-
-    alpha: Array
-    beta: Array
 
 
 class Routes:
@@ -52,40 +45,35 @@ class Routes:
         """Return the seconds per byte that `dst` combines with what came from `src`."""
         return self._gammas[self.reach(src, dst)]
 
-    def fares(self, src: Array, dst: Array, chunks: Array) -> Fares:
-        """Return what these messages cost when all of them go at the same time.
+    def fares(self, src: Array, dst: Array, chunks: Array) -> tuple[Array, Array]:
+        """Return what these messages cost when all of them go at the same time: seconds, and seconds for every byte
+        of a chunk.
 
         Those on one link share its bandwidth, so that each takes as long as all of their bytes; the slowest link of
         its way is what a message takes. Those of one rank leave it, and reach it, one gap after the other: each is as
         late as the last of them.
         """
         reached = self.reach(src, dst)
-        fares = Fares(self._alphas[reached], numpy.zeros(len(src)))
+        alpha, beta = self._alphas[reached], numpy.zeros(len(src))
         if self._gaps.any():
-            numpy.add(fares.alpha, self._gaps[reached] * self._beside(src, dst), out=fares.alpha)
-        for index in range(len(self.levels)):
-            self._charge(index, src, dst, chunks, reached, fares)
-        return fares
+            alpha += self._gaps[reached] * self._beside(src, dst)
+        for index, level in enumerate(self.levels):
+            crossing, passing = numpy.flatnonzero(reached == index), numpy.flatnonzero(reached > index)
+            uses = [*self._uses(index, src, dst, crossing, passing)]
+            if uses:
+                loads = numpy.bincount(numpy.concatenate([links for _, links in uses]),
+                                       numpy.concatenate([chunks[messages] for messages, _ in uses]))
+            for messages, links in uses:
+                beta[messages] = numpy.maximum(beta[messages], loads[links] * level.beta)
+                alpha[messages] += level.hop
+            alpha[crossing] -= level.hop
+        return alpha, beta
 
     def _beside(self, src: Array, dst: Array) -> Array:
         """Return for each message to or from how many more ranks one of its ends has others."""
         pairs = numpy.unique(src * self.size + dst)  # several messages of a pair are one
         to, of = (numpy.bincount(ranks, minlength=self.size) for ranks in numpy.divmod(pairs, self.size))
         return numpy.maximum(to[src], of[dst]) - 1
-
-    def _charge(self, index: int, src: Array, dst: Array, chunks: Array, reached: Array, fares: Fares) -> None:
-        """Add to `fares` what level `index` takes."""
-        level = self.levels[index]
-        crossing, passing = numpy.flatnonzero(reached == index), numpy.flatnonzero(reached > index)
-        loads = numpy.zeros(0)
-        for messages, links in self._uses(index, src, dst, crossing, passing):
-            loads = _added(loads, numpy.bincount(links, chunks[messages]))
-        for messages, links in self._uses(index, src, dst, crossing, passing):
-            fares.beta[messages] = numpy.maximum(fares.beta[messages], loads[links] * level.beta)
-            if level.hop:
-                fares.alpha[messages] += level.hop
-        if level.hop:
-            fares.alpha[crossing] -= level.hop
 
     def _uses(self, index: int, src: Array, dst: Array, crossing: Array, passing: Array) -> Uses:
         """Yield which messages take which links of a level; `crossing` go no further, `passing` go beyond."""
@@ -105,14 +93,6 @@ class Routes:
             units = -(-min(span, self.size) // below)
             for which, links in _hops(src[crossing] // below, dst[crossing] // below, units, level):
                 yield crossing[which], links
-
-
-def _added(left: Array, right: Array) -> Array:
-    """Return the sum of two rows of loads, the shorter one continued by zeros."""
-    longer, shorter = (left, right) if len(left) >= len(right) else (right, left)
-    total = longer.astype(float)
-    total[:len(shorter)] += shorter
-    return total
 
 
 def _port(rank: Array, below: int, links: int) -> Array:
