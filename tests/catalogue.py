@@ -128,6 +128,6 @@ ROWS = {
                                           "multirank/test_catalogue.py::test_a_server_that_is_lost_is_told")),
     73: Row("a checkpoint is interrupted", ("contract/test_checkpoint.py::test_a_checkpoint_interrupted_anywhere",)),
     74: Row("the clock jumps", (ROWS_TEST,)),
-    75: Row("random programs that are valid", ("contract/test_contract.py::test_mixtures", GRID),
+    75: Row("random programs that are valid", ("contract/test_contract.py::test_random_programs", GRID),
             "some thousand calls a run; 10**5 by python tests/mixture.py"),
 }

@@ -98,4 +98,8 @@ def init_local(n: int, **options: Any) -> list[Communicator]:
     if wanted.executor == "native":
         raise ArgumentError("init_local: threads have no native executor; executor='mpi' runs the same schedules "
                             "over memory", code="GC-EXECUTOR")
-    return [Communicator(link, wanted) for link in LocalLink.all(n)]
+    comms = [Communicator(link, wanted) for link in LocalLink.all(n)]
+    meetings = [comm._host.meeting() for comm in comms]  # here, as one thread may make all ranks' first calls
+    while meetings:
+        meetings = [one for one in meetings if next(one, None) is not None]
+    return comms

@@ -96,10 +96,9 @@ def choose(backend: Backend, task: Task, tuner: Tuner, place: RankTopology, cut:
 class HostBackend:
     """Host arrays: the node's shared memory, MPI's messages and collectives.
 
-    Threads have no collectives of their own, and take each other's memory only where that was `asked` for: their
-    messages are copies in memory anyway. Where there are several nodes, `hybrid` reads the memory of its own node, if
-    the system lets it, and sends messages to the others; it is the library's to choose, not the user's to name. `heap`
-    is the symmetric memory.
+    Threads have no collectives of their own. Where there are several nodes, `hybrid` reads the memory of its own node,
+    if the system lets it, and sends messages to the others; it is the library's to choose, not the user's to name.
+    `heap` is the symmetric memory.
     """
 
     def __init__(self, link: Link, timeout: float, asked: str | None, check: str | None) -> None:
@@ -121,6 +120,10 @@ class HostBackend:
         self.executors = tuple(
             observed(one, observers, preflight) if one.name in WITH_ENGINE else
             observed(one, [*recorded, *observers], self) for one in self.executors)
+
+    def meeting(self) -> Operation:
+        """Find ways into the memory of the other ranks of this node, which come to it as well."""
+        return iter(()) if self._shared is None else self._shared.meeting()
 
     def engine(self, waits: Waits) -> Any:
         """Return what does calls that were planned before, which keeps to `waits`; None where there is none."""
@@ -257,7 +260,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
     from gpucoll.executors.shared import SharedExecutor
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
-    if asked == name or (asked is None and link.mpi is not None):
+    if asked in (None, name):
         shared = SharedExecutor(link, heap, timeout, check, name)
         if link.mpi is not None:
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()

@@ -74,8 +74,7 @@ class SharedExecutor:
         """Every schedule on host arrays, where the ranks of a node can map each other's memory."""
         if self.name == "shared" and len(self._near.all) < self._size:
             return "the ranks are on several nodes"
-        if not self._has_met:
-            self.meet()
+        self.meet()
         if not self._near.maps:
             return "the system does not let these ranks map each other's memory"
         if self.engine is None:
@@ -84,9 +83,15 @@ class SharedExecutor:
 
     def meet(self, *hooks: Callable[[], None]) -> None:
         """Find ways into each other's memory. A collective call; raises CollectiveTimeout, and what `hooks` raise."""
-        waits, near = Waits(self._timeout, foreign=self._link.foreign), self._near
-        waits.hooks.extend(hooks)
-        waits.run(near.meet(self._wire), "the first call over shared memory")
+        if not self._has_met:
+            waits = Waits(self._timeout, foreign=self._link.foreign)
+            waits.hooks.extend(hooks)
+            waits.run(self.meeting(), "the first call over shared memory")
+
+    def meeting(self) -> Operation:
+        """Do the same as an operation."""
+        near = self._near
+        yield from near.meet(self._wire)
         self._has_met = True
         if near.maps and near.all_able:
             looks = CROWDED if len(near.all) > len(os.sched_getaffinity(0)) else (SPINS, YIELDS)
