@@ -115,7 +115,8 @@ def parser() -> Parser:
     for name, words, said in WORDS:
         add(f"--{name}", choices=words, default=words[0], help=f"{said} ({words[0]})")
     add("--graph", action="store_true", help="-G 1")
-    add("--against", default="", metavar="PEERS", help="mpi, nccl, gloo, cupyx, unchecked (gpucoll with check=off): measured in turn")
+    add("--against", default="", metavar="PEERS", 
+        help="mpi, nccl, gloo, cupyx, unchecked (gpucoll with check=off): measured in turn")
     add("--overlap", action="store_true", help="how much hides behind computing")
     add("--compare", metavar="OLD.json", help="print what became slower; exit code 1 where some did")
     add("--tolerance", type=positive, default=0.1, help="slower by this share is still alike (0.1)")

@@ -94,7 +94,7 @@ PLANTED = [
     ("product", "all blocks of a list go by the first count", "gpucoll/communicator/ragged.py",
      "tuple(one for one, in everyone)", "tuple(everyone[0][0] for _ in everyone)"),
     ("guard", "a refused call is not counted", "gpucoll/communicator/core.py",
-     "self._refuse(error, arguments)\n", "pass\n"),
+     "self._refuse(error, on_device=on_device)\n", "pass\n"),
     ("guard", "who has ended is not looked at", "gpucoll/guard/guard.py",
      "ended = self._processes.ended()", "ended = ()"),
     ("guard", "who has left by an error is not looked at", "gpucoll/guard/guard.py",

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from gpucoll import bootstrap
@@ -24,6 +25,7 @@ from gpucoll.errors import ArgumentError, RankFailedError, UsageError
 from gpucoll.executors.mpi import leave
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink
+from gpucoll.waits import Waits
 
 
 class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
@@ -50,6 +52,35 @@ class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
         """
         wanted = bootstrap.options(options)
         return cls(_link(MpiLink.of(mpi, wanted.timeout), wanted), wanted)
+
+    def shrink(self) -> Communicator:
+        """Return a communicator of the ranks that are still there, in their order; this one has failed, and is closed.
+
+        A collective call of all that live, which must have seen this one fail or are woken by it. It takes an MPI that
+        outlives its processes: Open MPI under ``mpiexec --with-ft ulfm``; UsageError where there is none. Raises
+        CollectiveTimeout. MPI forum's User Level Failure Mitigation: revoke, then shrink.
+        """
+        if self.mpi is None:
+            raise UsageError("shrink: ranks that are threads do not outlive each other", code="GC-SHRINK")
+        came: list[Any] = []
+
+        def shrunk() -> None:
+            try:
+                self.mpi.Revoke()
+                came.append(self.mpi.Shrink())
+            except Exception as error:  # MPI's, or that it has no such call
+                came.append(error)
+
+        waits = Waits(self.timeout)
+        threading.Thread(target=shrunk, daemon=True).start()  # MPI's has no deadline
+        waits.until(lambda: bool(came), "shrink", waits.deadline())
+        if isinstance(came[0], Exception):
+            raise UsageError("shrink: this MPI does not go on after a process has failed; Open MPI does under mpiexec "
+                             f"--with-ft ulfm ({came[0]!r})", code="GC-SHRINK") from came[0]
+        self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
+        self.close()
+        link = MpiLink.of(came[0], self.timeout)  # which is not freed: Open MPI would not come to its end then
+        return type(self)(_link(link, self.options), self.options)
 
 
 def _link(link: MpiLink, wanted: bootstrap.Options) -> MpiLink:

@@ -7,12 +7,10 @@ import contextlib
 import os
 import secrets
 import weakref
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpucoll.arrays import on_gpu
 from gpucoll.communicator.core import Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
@@ -66,9 +64,8 @@ class Closing(Core):
         """Return what compares calls on devices: who waits for it does so as in calls on the host."""
         return self._host if self.check == "full" else self._by_messages("deferred")
 
-    def _refuse(self, error: object, arrays: Iterable[object] = ()) -> None:
-        """Tell the other ranks, which may be waiting in the call on such arrays, that it is refused here."""
-        on_device = self.options.emulated or any(map(on_gpu, arrays))
+    def _refuse(self, error: object, *, on_device: bool = False) -> None:
+        """Tell the other ranks, which may be waiting in the call, that it is refused here."""
         comparison = self._of_devices() if on_device else self._host
         with contextlib.suppress(GpucollError):
             if comparison is not None:
@@ -151,6 +148,8 @@ class Closing(Core):
                 all(done() for done in leaving)  # tells, and hears nobody
             return False
         try:
+            if self._preflight is not None:
+                self._waits.run(self._preflight.finish(), "close")
             self._waits.run(leaving, "close")
         except GpucollError:
             return False

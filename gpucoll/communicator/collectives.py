@@ -7,7 +7,7 @@ from typing import Any
 
 from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import Core, How, Key, counted
+from gpucoll.communicator.core import How, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.headers import Headers, News, header_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
@@ -94,7 +94,7 @@ class Collectives(Headers):
         result = self._express(*same, x, out) if same else None
         if result is not None:
             return result
-        who, how = counted(Core._sizes)(self, "scatter", root), How(algorithm, async_op, stream)
+        who, how = self._sizes_told("scatter", root), How(algorithm, async_op, stream)
         if self.rank != who.root:
             return self._scatter_to(out, who, how, same)
         shows, made = self._host.shows_calls if same else None, None

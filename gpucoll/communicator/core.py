@@ -43,7 +43,7 @@ from gpucoll.communicator.backends import (
     choose,
     plan_of,
 )
-from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, make_gpu
+from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
 from gpucoll.launchers import local_rank
@@ -76,7 +76,8 @@ def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         except (ArgumentError, DtypeError, MemoryError) as error:
             if not hasattr(error, "is_told"):
                 error.is_told = True  # type: ignore[union-attr] # a mark of ours
-                self._refuse(error, arguments)
+                on_device = self.options.emulated or any(map(is_on_device, (*arguments, *options.values())))
+                self._refuse(error, on_device=on_device)
             raise
 
     return method

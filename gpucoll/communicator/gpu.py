@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.arrays import HOST, Array, Prepared, Space, address
+from gpucoll.arrays import HOST, Array, Prepared, Space, address, on_gpu
 from gpucoll.device import Device, Event, Stream, Transport
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
@@ -331,3 +331,12 @@ def _between_processes(link: Link, timeout: float, ordinal: int, peer: Peer | No
     device = CudaDevice(ordinal)
     transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)
     return Gpu(device, transport, points, functools.partial(NcclNative, capability=lowest), peer)
+
+
+def is_on_device(argument: Any) -> bool:
+    """Return whether an argument of a call, arrays or what a root has told of them, says that they are on a device."""
+    if isinstance(argument, dict):
+        return bool(argument.get("gpu"))
+    if isinstance(argument, Space):
+        return argument.device != "cpu"
+    return any(map(on_gpu, argument)) if isinstance(argument, list) else on_gpu(argument)

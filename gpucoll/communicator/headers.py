@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll.arrays import Array, Space, on_gpu, prepare
+from gpucoll.arrays import Array, Sizes, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.closing import Closing
 from gpucoll.communicator.core import How
@@ -29,6 +29,14 @@ def header_of(x: Array) -> News:
 
 class Headers(Closing):
     """Exchanges of small JSON objects, by the communicator's own schedules: with a deadline like every wait."""
+
+    def _sizes_told(self, name: str, root: Any) -> Sizes:
+        """Return who is asking, in a call that begins with such an exchange; what is wrong is told in it."""
+        try:
+            return self._sizes(name, root)
+        except ArgumentError as error:
+            self._refuse(error)
+            raise
 
     def _told_by(self, root: int, news: News, name: str, mine: GpucollError | MemoryError | None = None) -> News:
         """Return the root's news on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""

@@ -28,7 +28,7 @@ from gpucoll.arrays import (
 )
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import plan_of
-from gpucoll.communicator.core import Core, How, Key, counted
+from gpucoll.communicator.core import How, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.headers import KEPT, Headers, News, check_alike, row_with
 from gpucoll.dtypes import numpy_dtype, row_of
@@ -64,7 +64,7 @@ class VectorVariants(Headers):
         return self._gather_v("gather_v", x, root, How(algorithm, async_op, stream))
 
     def _gather_v(self, name: str, x: Any, root: Any, how: How) -> Any:
-        who = counted(Core._sizes)(self, name, root)
+        who = self._sizes_told(name, root)
         source, everyone = self._agree(name, lambda: self._opened(check_rows, name, x, how.stream),
                                        lambda row: (len(row),))
         counts = tuple(one for one, in everyone)
@@ -76,7 +76,7 @@ class VectorVariants(Headers):
     def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6."""
-        who = counted(Core._sizes)(self, "scatter_v", root)
+        who = self._sizes_told("scatter_v", root)
         arrays, mine = None, None
         if self.rank == who.root:
             arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))

@@ -58,16 +58,12 @@ class ProcessGroup:
         return int(group_rank)
 
     @contextlib.contextmanager
-    def refusing(self, name: str, *, by_all: bool = False) -> Iterator[None]:
-        """Raise the error inside; ranks that wait for this one's header, or for all ranks', raise PeerError."""
+    def refusing(self) -> Iterator[None]:
+        """Raise the error inside; ranks that wait for this one raise PeerError."""
         try:
             yield
         except GpucollError as error:
-            header = {"error": str(error)}
-            if by_all:
-                self.communicator._told_by_all(header, name, error)
-            else:
-                self.communicator._told_by(self.rank(), header, name, error)
+            self.communicator._refuse(error)
             raise
 
     def __repr__(self) -> str:

@@ -40,7 +40,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
     if pg is None:
         return
     size = pg.size()
-    with pg.refusing(name, by_all=True):
+    with pg.refusing():
         _check_list(name, "object_list", object_list, size)
         row = _pickled(name, obj)
     object_list[:size] = map(_unpickled, pg.communicator.all_gather_v(row))
@@ -53,7 +53,7 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
     if pg is None:
         return
     root = pg.number_of(name, "dst", dst, group_dst)
-    with pg.refusing(name, by_all=True):
+    with pg.refusing():
         if pg.rank() == root:
             _check_list(name, "object_gather_list", object_gather_list, pg.size())
         elif object_gather_list:
@@ -77,7 +77,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     root = pg.number_of(name, "src", src, group_src)
     row = numpy.empty(0, numpy.uint8)
     if pg.rank() == root:
-        with pg.refusing(name):
+        with pg.refusing():
             row = _pickled(name, list(_check_list(name, "object_list", object_list, 0)))
     nbytes = pg.communicator._told_by(root, {"bytes": row.size}, name)["bytes"]
     row = row if pg.rank() == root else numpy.empty(nbytes, numpy.uint8)
@@ -109,7 +109,7 @@ def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_in
 
 def _scattered_rows(name: str, pg: ProcessGroup, values: Any) -> list[Array]:
     """Return the root's objects pickled; what is wrong with them is raised, and the others raise PeerError."""
-    with pg.refusing(name):
+    with pg.refusing():
         if not isinstance(values, list | tuple) or len(values) != pg.size():
             raise ArgumentError(f"{name}: on rank src scatter_object_input_list must have {pg.size()} objects, one "
                                 "for each rank of the group", code="GC-COUNTS")

@@ -15,7 +15,7 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.executors.mpi import BYTES, DIFFERS
-from gpucoll.fingerprint import call_site, disagreement, fingerprint, shortened
+from gpucoll.fingerprint import REFUSED, call_site, disagreement, fingerprint, shortened
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 
@@ -49,6 +49,7 @@ class Preflight:
         self._wire, self._waits, self._min = wire, waits, MPI.MIN
         self._calls = 0
         self._begun: collections.deque[Begun] = collections.deque()
+        self._telling: Operation | None = None  # everybody's words are awaited
         self.is_comparing = False  # which takes every rank
         waits.hooks.append(self.check)
 
@@ -70,12 +71,16 @@ class Preflight:
 
     def check(self) -> None:
         """Raise where ranks are known to differ in a call that has begun."""
-        while self._begun and self._begun[0].request.Test():
+        while self._telling is None and self._begun and self._begun[0].request.Test():
             begun = self._begun.popleft()
             if not begun.agrees:
-                self._waits.hooks.remove(self.check)
-                for done in self._differ(begun, moved=True):
-                    self._waits.until(done, "comparing calls", self._waits.deadline())
+                self._telling = self._differ(begun, moved=True)
+        if self._telling is not None and next(self._telling, None) is None:
+            self._telling = None
+
+    def finish(self) -> Operation:
+        """Return when all that has begun is known to agree."""
+        yield lambda: self._telling is None and not self._begun
 
     def _started(self, words: str) -> Begun:
         self._calls += 1
@@ -84,7 +89,10 @@ class Preflight:
         return Begun(words, mine, least, self._wire.Iallreduce(mine, least, self._min))
 
     def _differ(self, begun: Begun, *, moved: bool) -> Operation:
-        """Raise what all ranks have called. By messages: they come to it after unlike numbers of other calls."""
+        """Raise what all ranks have called, unless all refuse it.
+
+        By messages: ranks come to it after unlike numbers of other calls.
+        """
         row = numpy.zeros(WORDS, numpy.uint8)
         text = shortened(f"{begun.words}\n{call_site()}" if not moved else begun.words, WORDS).encode()
         row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
@@ -95,8 +103,9 @@ class Preflight:
         requests += [self._wire.Isend([row, BYTES], other, DIFFERS) for other in others]
         yield from _ended(requests, (row, everyone))
         self.is_comparing = False
-        raise disagreement(range(len(everyone)), [bytes(one).rstrip(b"\0").decode(errors="replace")
-                                                  for one in everyone], moved=moved)
+        calls = [bytes(one).rstrip(b"\0").decode(errors="replace") for one in everyone]
+        if not all(one.startswith(REFUSED) for one in calls):
+            raise disagreement(range(len(everyone)), calls, moved=moved)
 
 
 class Deferred:

@@ -170,3 +170,35 @@ def test_two_jobs_beside_each_other(mpiexec):
     with ThreadPoolExecutor(2) as threads:
         jobs = list(threads.map(lambda factor: mpiexec(2, sys.executable, "-c", BESIDE, factor), ("3", "1000")))
     assert [job.returncode for job in jobs] == [0, 0], jobs
+
+
+SHRINKS = """
+import os, signal, sys, numpy, gpucoll as gc
+comm, folder, dies = gc.init(timeout=20), sys.argv[1], len(sys.argv) > 2
+comm.all_reduce(numpy.ones(3))
+if dies and comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    if dies:
+        comm.all_reduce(numpy.ones(3))
+except gc.RankFailedError as error:
+    assert error.ranks == (1,), error
+try:
+    rest = comm.shrink()
+    said = [comm.closed, rest.rank, rest.size, *rest.all_reduce(numpy.array([comm.rank]))]
+    rest.close()
+except gc.UsageError as error:
+    said = [error.code]
+open(os.path.join(folder, str(comm.rank)), "w").write(str(said))
+"""
+
+
+def test_ranks_that_are_left_go_on(mpiexec, tmp_path):
+    """Where MPI outlives its processes; elsewhere they are told that it does not."""
+    if require_launcher().vendor.mark == "Open MPI":
+        mpiexec(3, sys.executable, "-c", SHRINKS, tmp_path, "dies", timeout=seconds(60), options=("--with-ft", "ulfm"))
+        assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+            "0": "[True, 0, 2, 2]", "2": "[True, 1, 2, 2]"}
+    else:
+        job = mpiexec(2, sys.executable, "-c", SHRINKS, tmp_path, timeout=seconds(60))
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["['GC-SHRINK']"] * 2, job.stderr
