@@ -14,7 +14,6 @@ from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.headers import Headers, News, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
-from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.symmetric import SymmetricMemory
 
 DEVICES = ("cpu", "cuda")
@@ -128,7 +127,8 @@ class Symmetric(Headers):
         except (CollectiveTimeout, BackendError) as error:
             self._waits.failure = error
             raise
-        return next((one.symmetric for one in executors if isinstance(one, PeerExecutor)), None)
+        peer: Any = next((one for one in executors if one.name == "peer"), None)
+        return None if peer is None else peer.symmetric
 
     def _own_heap(self, where: str) -> Heap:
         """Return memory that no kernel of another rank reaches."""

@@ -185,7 +185,7 @@ except gc.RankFailedError as error:
     assert error.ranks == (1,), error
 try:
     rest = comm.shrink()
-    said = [comm.closed, rest.rank, rest.size, *rest.all_reduce(numpy.array([comm.rank]))]
+    said = [comm.closed, rest.rank, rest.size, *rest.all_reduce(numpy.array([comm.rank])).tolist()]
     rest.close()
 except gc.UsageError as error:
     said = [error.code]
