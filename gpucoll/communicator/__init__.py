@@ -100,7 +100,7 @@ def init(**options: Any) -> Communicator:
     """Return the communicator of all ranks: MPI's COMM_WORLD, duplicated; again, the same object.
 
     Options: `timeout` in seconds, the deadline of every wait (default 300); `executor` a name or None; `check` "full",
-    "deferred", "off" or None: whether ranks that only send messages compare their calls first, "full" across nodes too;
+    "deferred", "off" or None: whether ranks compare their calls before data move (the default), as they go, or not;
     `deterministic`: reductions in rank order only, so that their bits depend on the inputs alone. GPUCOLL_TIMEOUT,
     GPUCOLL_EXECUTOR and GPUCOLL_CHECK say what is left open. UsageError for other options than before, ones that differ
     between ranks, and a launcher of another MPI.
