@@ -54,7 +54,7 @@ struct Engine {
 };
 
 static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *watch_name, *attach_name, *differ_name,
-    *out_of_reach_name, *abandon_name;
+    *out_of_reach_name, *cancel_name;
 
 static bool is_same(PyObject* kept, PyObject* given) {
     if (kept == given) return true;
@@ -138,7 +138,7 @@ static void spoil(Engine* self, PyObject* name, PyObject* x, PyObject* out) {
         PyErr_Fetch(&kind, &error, &trace);
         PyErr_NormalizeException(&kind, &error, &trace);
     }
-    Py_XDECREF(PyObject_CallMethodObjArgs(self->executor, abandon_name, error, x, out, nullptr));
+    Py_XDECREF(PyObject_CallMethodObjArgs(self->executor, cancel_name, error, x, out, nullptr));
     if (PyErr_Occurred()) PyErr_WriteUnraisable(self->executor);
     PyErr_Restore(kind, error, trace);
 }

@@ -302,7 +302,7 @@ PyMODINIT_FUNC PyInit__engine() {
     attach_name = PyUnicode_InternFromString("attach");
     differ_name = PyUnicode_InternFromString("differ");
     out_of_reach_name = PyUnicode_InternFromString("out_of_reach");
-    abandon_name = PyUnicode_InternFromString("abandon");
+    cancel_name = PyUnicode_InternFromString("cancel");
     engine_type.tp_name = "gpucoll._engine.Engine";
     engine_type.tp_basicsize = sizeof(Engine);
     engine_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;

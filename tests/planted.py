@@ -40,7 +40,7 @@ PLANTED = [
     ("schedule", "star: a worker is forgotten", f"{ALGORITHMS}/star.py",
      "workers = range(1, size)", "workers = range(1, max(2, size - 1))"),
     ("product", "ranks meet once before a split", "gpucoll/communicator/points.py",
-     "        self._told_by_all({}, \"split\")", "        #"),
+     "        self._all_gather_metadata({}, \"split\")", "        #"),
     ("product", "ranks meet once before a communicator is made", "gpucoll/bootstrap.py",
      "(wait_for_all(comm, timeout) and wait_for_all(comm, timeout))", "wait_for_all(comm, timeout)"),
     ("product", "who lacks memory for a communicator tells nobody", "gpucoll/communicator/__init__.py",

@@ -195,7 +195,7 @@ class Space:
         """End an operation; `keep` lives until it has ended on its stream."""
         return iter(())
 
-    def abandon(self, keep: object) -> None:
+    def cancel(self, keep: object) -> None:
         """Let go of an operation that has failed; what may still be written lives for ever.
 
         Host executors have kept what MPI may still write.

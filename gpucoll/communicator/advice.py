@@ -10,7 +10,7 @@ import numpy
 from gpucoll.arrays import check_input, module_of
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import able
-from gpucoll.communicator.headers import Headers
+from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Task
@@ -21,7 +21,7 @@ DEVICES = ("cpu", "cuda", "emulated")
 ON_A_GPU = ("nccl", "native")  # who runs calls on GPU arrays, before the first has come
 
 
-class Advice(Headers):
+class Advice(MetadataExchange):
     """Methods of `Communicator`."""
 
     def explain(self, collective: str, nbytes: int, dtype: Any = "float32", device: str | None = None) -> Explanation:
@@ -58,7 +58,7 @@ class Advice(Headers):
             first = int(wrong.argmax()) if wrong.any() else None
             value = None if first is None else str(array.reshape(-1)[first])
         index = None if first is None else [int(i) for i in numpy.unravel_index(first, array.shape)]
-        everyone = self._told_by_all({"index": index, "value": value}, "check_numerics")
+        everyone = self._all_gather_metadata({"index": index, "value": value}, "check_numerics")
         ranks = tuple(rank for rank, one in enumerate(everyone) if one["index"] is not None)
         if ranks:
             one = everyone[ranks[0]]

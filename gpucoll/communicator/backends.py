@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy
 
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Array, Cut, address, same_memory
@@ -34,6 +37,7 @@ NATIVE = "native"
 PLANS = 1024  # resolved schedules kept
 HYBRID = "hybrid"
 WITH_ENGINE = ("shared", HYBRID)
+Key = tuple[Any, ...]
 
 
 class Backend(Protocol):
@@ -233,6 +237,24 @@ def _is_plain(x: Any, row: Any) -> bool:
     """Return whether an executor works on the memory of `x` itself, in the dtype of `x`; not for another library's."""
     flags = getattr(x, "flags", None)
     return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
+
+
+def signature_of(same: Key, x: Any, out: Any) -> Key:
+    """Return what tells a call on arrays from another one, () for a call that is not cached; `same` is all the rest."""
+    here = _place(x) if out is not None else ()
+    there = here if out is x else _place(out) if here else ()
+    return (*same, here, there, out is x) if there else ()
+
+
+def _place(x: Any) -> Key:
+    """Return where an array is and what it looks like; () for one that is not NumPy's or CuPy's own."""
+    kind = type(x)
+    if kind is numpy.ndarray:
+        return x.__array_interface__["data"], x.shape, x.strides, x.dtype
+    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
+        memory = x.data
+        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
+    return ()
 
 
 def plan_of(executor: Executor, task: Task) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Self
 from gpucoll.communicator.core import Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
-from gpucoll.executors.mpi import farewell, leave
+from gpucoll.executors.mpi import leave, shutdown
 from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
@@ -106,7 +106,7 @@ class Closing(Core):
             self._waits.close()
             self._link.leave(self._release, failed=not ended)
         else:
-            together = self._say_farewell()
+            together = self._shutdown()
             if together and self._flight is not None:
                 self._flight.began(CLOSED)
                 self._flight.ended()
@@ -135,12 +135,12 @@ class Closing(Core):
         if not failed:
             self._link.free()
 
-    def _say_farewell(self) -> bool:
+    def _shutdown(self) -> bool:
         """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
         if self._link.has_ended():
             return False
         failure = self._waits.failure
-        leaving = farewell(self._link.wire, self.rank, self.size, failed=failure is not None)
+        leaving = shutdown(self._link.wire, self.rank, self.size, failed=failure is not None)
         if failure is not None:
             self._host.fail(failure)
             self._leave()
@@ -169,7 +169,7 @@ _alive: weakref.WeakSet[Closing] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a fork's child: no call, no wait at exit, no farewell of the parent's communicators."""
+    """In a fork's child: no call, no wait at exit, no shutdown of the parent's communicators."""
     for comm in _alive:
         comm._is_forked = True
         comm._forget_calls()

@@ -7,9 +7,9 @@ from typing import Any
 
 from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.core import How, Key, counted
+from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
-from gpucoll.communicator.headers import Headers, News, header_of
+from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import ArgumentError, GpucollError
@@ -22,7 +22,7 @@ SHOWN = re.compile(rf"(?:scatter by .*, \d+ bytes|{REFUSED}scatter) of (?P<dtype
                    r"(?:, root (?P<root>\d+)$|: )")
 
 
-class Collectives(Headers):
+class Collectives(MetadataExchange):
     """Methods of `Communicator`."""
 
     @shaped(Reducing)
@@ -94,44 +94,47 @@ class Collectives(Headers):
         result = self._express(*same, x, out) if same else None
         if result is not None:
             return result
-        who, how = self._sizes_told("scatter", root), How(algorithm, async_op, stream)
+        who, options = self._checked_sizes("scatter", root), CallOptions(algorithm, async_op, stream)
         if self.rank != who.root:
-            return self._scatter_to(out, who, how, same)
+            return self._scatter_to(out, who, options, same)
         shows, made = self._host.shows_calls if same else None, None
-        told: News = {}
+        metadata: Metadata = {}
         try:
             with self._current(stream, [x]):
                 source = self._checked_blocks(x)
-            told = header_of(source)
-            if shows and not told["gpu"] and not self.options.emulated:
-                made = self._scattering(source, out, who, how, told)
+            metadata = metadata_of(source)
+            if shows and not metadata["gpu"] and not self.options.emulated:
+                made = self._scattering(source, out, who, options, metadata)
         except (GpucollError, MemoryError) as error:
             if shows is None:
-                self._told_by(self.rank, {"error": str(error)}, "scatter", mine=error)
-            self._refuse(f"scatter of {told['dtype']} in {(*told['shape'][1:],)}: {error}" if told else error)
+                self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
+            known = metadata and f"scatter of {metadata['dtype']} in {(*metadata['shape'][1:],)}: {error}"
+            self._refuse(known or error)
             raise
         if made and made[0] is shows and len(made[1].words) < TEXT:
-            return self._begin(*made, how, same, source, out)
-        self._told_by(self.rank, told, "scatter")
-        return self._scatter_told(source, out, who, how, told, ())  # nor may it be known without
+            return self._begin(*made, options, same, source, out)
+        self._broadcast_metadata(self.rank, metadata, "scatter")
+        return self._scatter_known(source, out, who, options, metadata, ())  # nor may it be known without
 
-    def _scatter_to(self, out: Any, who: Sizes, how: How, same: Key) -> Any:
-        told = self._shown_by(who, out, how) or self._told_by(who.root, {}, "scatter")
-        return self._scatter_told(None, out, who, how, told, same)
+    def _scatter_to(self, out: Any, who: Sizes, options: CallOptions, same: Key) -> Any:
+        metadata = self._shown_by(who, out, options) or self._broadcast_metadata(who.root, {}, "scatter")
+        return self._scatter_known(None, out, who, options, metadata, same)
 
     @counted
-    def _scatter_told(self, source: Any, out: Any, who: Sizes, how: How, told: News, same: Key) -> Any:
+    def _scatter_known(self, source: Any, out: Any, who: Sizes, options: CallOptions, metadata: Metadata,
+                       same: Key) -> Any:
         """Scatter what the root has told of."""
-        return self._begin(*self._scattering(source, out, who, how, told), how, same, source, out)
+        return self._begin(*self._scattering(source, out, who, options, metadata), options, same, source, out)
 
-    def _scattering(self, source: Any, out: Any, who: Sizes, how: How, told: News) -> tuple[Executor, Task, Prepared]:
-        space = self._told_space("scatter", told, source, out, how.stream)
-        call = prepare_scatter(source, out, tuple(told["shape"]), numpy_dtype(told["dtype"]), who, space)
-        call = beside(call) if how.async_op else call
-        executor, task = self._resolve(COLLECTIVES["scatter"], call, how, self.executor, root=who.root)
+    def _scattering(self, source: Any, out: Any, who: Sizes, options: CallOptions,
+                    metadata: Metadata) -> tuple[Executor, Task, Prepared]:
+        space = self._metadata_space("scatter", metadata, source, out, options.stream)
+        call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), who, space)
+        call = beside(call) if options.async_op else call
+        executor, task = self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=who.root)
         return executor, task, call
 
-    def _shown_by(self, who: Sizes, out: Any, how: How) -> News | None:
+    def _shown_by(self, who: Sizes, out: Any, options: CallOptions) -> Metadata | None:
         """Return what the root shows of its scatter; None where it tells by a message, or is in another call.
 
         Where it refuses its arguments what is wrong here comes first, else PeerError.
@@ -156,14 +159,14 @@ class Collectives(Headers):
 
         self._waits.run(look(), "scatter")
         match = SHOWN.match(words)
-        told: News | None = None
+        metadata: Metadata | None = None
         if match is not None and match["root"] in (None, str(who.root)):
             shape = [self.size, *map(int, re.findall(r"\d+", match["shape"]))]
-            told = {"shape": shape, "dtype": match["dtype"], "gpu": False}
+            metadata = {"shape": shape, "dtype": match["dtype"], "gpu": False}
         if not words.startswith(REFUSED):
-            return told
-        if told is not None:
-            counted(Collectives._scattering)(self, None, out, who, how, told)
+            return metadata
+        if metadata is not None:
+            counted(Collectives._scattering)(self, None, out, who, options, metadata)
         self._waits.run(shows.compare(f"scatter, root {who.root}"), "scatter")
         return None
 
@@ -218,12 +221,12 @@ class Collectives(Headers):
         same = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
         if same and self._express(*same, None, None) is not None:
             return None
-        return self._barrier(How(algorithm, async_op, stream), same)
+        return self._barrier(CallOptions(algorithm, async_op, stream), same)
 
     @counted
-    def _barrier(self, how: How, same: Key) -> Any:
+    def _barrier(self, options: CallOptions, same: Key) -> Any:
         self._check_usable()
-        if how.stream is None and not self.options.emulated:
-            return self._run("barrier", NOTHING, how, same=same)
-        space = self._gpu("emulated" if self.options.emulated else "cuda").space(how.stream)
-        return self._run("barrier", NOTHING._replace(space=space), how)
+        if options.stream is None and not self.options.emulated:
+            return self._run("barrier", NOTHING, options, same=same)
+        space = self._gpu("emulated" if self.options.emulated else "cuda").space(options.stream)
+        return self._run("barrier", NOTHING._replace(space=space), options)

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import functools
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
@@ -38,10 +37,12 @@ from gpucoll.communicator.backends import (
     Backend,
     CachedCall,
     HostBackend,
+    Key,
     able,
     cached_call,
     choose,
     plan_of,
+    signature_of,
 )
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
@@ -56,10 +57,9 @@ from gpucoll.work import Operation, Work
 NOWHERE = contextlib.nullcontext()
 LAST = 32  # calls of a kind whose seconds are kept
 CACHED = 256  # calls
-Key = tuple[Any, ...]
 
 
-class How(NamedTuple):
+class CallOptions(NamedTuple):
     """The options that every collective takes."""
 
     algorithm: str = "auto"
@@ -180,7 +180,7 @@ class Core:
         row, who = COLLECTIVES[name], self._sizes(name, root)
         call = prepare(row, x, out, who, dtype, self._space(name, x, stream=stream))
         checked = self._check_op(name, op, call) if row.reduces else None
-        return self._run(name, call, How(algorithm, async_op, stream), checked, who.root, same, x, out)
+        return self._run(name, call, CallOptions(algorithm, async_op, stream), checked, who.root, same, x, out)
 
     def _host_engine(self) -> Any:
         """Return what does calls that came before, once there is one; None for ever on the emulated device."""
@@ -232,25 +232,26 @@ class Core:
         if cached.launch is None and is_finished_by(executor, task) and hasattr(executor, "launcher"):
             cached.launch = executor.launcher(task)
 
-    def _run(self, name: str, call: Prepared, how: How, op: Op | None = None, root: int = 0, same: Key = (),
+    def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0, same: Key = (),
              x: Any = None, out: Any = None) -> Any:
         """Resolve and run a prepared call: every collective comes through here, at least the first time.
 
         With `same` it is kept for the next time, with the user's arrays `x` and `out`. What has none, as a barrier of
         the host's, takes the executor asked for if it serves the host.
         """
-        call = beside(call) if how.async_op else call
+        call = beside(call) if options.async_op else call
         allowed = self._host_executor() if call is NOTHING else self.executor
-        executor, task = self._resolve(COLLECTIVES[name], call, how, allowed, op, root)
-        return self._begin(executor, task, call, how, same, x, out)
+        executor, task = self._resolve(COLLECTIVES[name], call, options, allowed, op, root)
+        return self._begin(executor, task, call, options, same, x, out)
 
-    def _begin(self, executor: Executor, task: Task, call: Prepared, how: How, same: Key, x: Any, out: Any) -> Any:
+    def _begin(self, executor: Executor, task: Task, call: Prepared, options: CallOptions, same: Key, x: Any,
+               out: Any) -> Any:
         """Run a resolved call, or begin it."""
         seconds = self._seconds(executor, task)
         if same:
             self._remember(same, x, out, executor, task, call, seconds)
         operation = self._operation(executor, task, call.space, call)
-        return self._start(task.collective, operation, call, how.async_op, seconds)
+        return self._start(task.collective, operation, call, options.async_op, seconds)
 
     def _seconds(self, executor: Executor, task: Task) -> Array | None:
         """Return where calls like this one are noted; those on a device do not wait, and are not."""
@@ -277,7 +278,7 @@ class Core:
         self._group.append(work)
         return work if async_op else call.result
 
-    def _resolve(self, row: Collective, call: Prepared, how: How, allowed: str | None, op: Op | None = None,
+    def _resolve(self, row: Collective, call: Prepared, options: CallOptions, allowed: str | None, op: Op | None = None,
                  root: int = 0) -> tuple[Executor, Task]:
         """Return the executor and the task of a call; `allowed` is the executor asked for, or None."""
         space, backend = call.space, call.space.gpu if isinstance(call.space, DeviceSpace) else self._host
@@ -285,7 +286,7 @@ class Core:
         task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
                     op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
                     space.stream, shape=call.shape)
-        executor = self._choose(task, how.algorithm, call, backend, allowed)
+        executor = self._choose(task, options.algorithm, call, backend, allowed)
         return executor, task
 
     def _choose(self, task: Task, algorithm: str, call: Prepared, backend: Backend, allowed: str | None) -> Executor:
@@ -311,7 +312,7 @@ class Core:
                 call.target.deliver(space)
             yield from space.end((task, call))
         except BaseException:
-            space.abandon((task, call))
+            space.cancel((task, call))
             raise
 
     def _finish(self, task: Task, space: Space, op: Op) -> None:
@@ -367,21 +368,3 @@ def is_finished_by(executor: Executor, task: Task) -> bool:
     if task.op is None or task.output is None:
         return True
     return task.collective != "exscan" and (executor.name in WITH_ENGINE or task.op.name not in ("avg", *LOGICAL))
-
-
-def signature_of(same: Key, x: Any, out: Any) -> Key:
-    """Return what tells a call on arrays from another one, () for a call that is not cached; `same` is all the rest."""
-    here = _place(x) if out is not None else ()
-    there = here if out is x else _place(out) if here else ()
-    return (*same, here, there, out is x) if there else ()
-
-
-def _place(x: Any) -> Key:
-    """Return where an array is and what it looks like; () for one that is not NumPy's or CuPy's own."""
-    kind = type(x)
-    if kind is numpy.ndarray:
-        return x.__array_interface__["data"], x.shape, x.strides, x.dtype
-    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
-        memory = x.data
-        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
-    return ()

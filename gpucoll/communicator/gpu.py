@@ -173,8 +173,8 @@ class DeviceSpace(Space):
         yield from self.gpu.device.settle(self.stream)
         self.gpu.order.let_go()
 
-    def abandon(self, keep: object) -> None:
-        self.gpu.device.abandon()
+    def cancel(self, keep: object) -> None:
+        self.gpu.device.cancel()
         keep_for_ever((self.gpu, keep))
 
     def check(self, name: str, what: str, array: Array) -> None:

@@ -11,7 +11,7 @@ from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import cached_call, plan_of
 from gpucoll.communicator.collectives import Collectives
-from gpucoll.communicator.core import How, counted, nothing
+from gpucoll.communicator.core import CallOptions, counted, nothing
 from gpucoll.errors import BackendError
 
 TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
@@ -65,16 +65,17 @@ class Persistent(Collectives):
         who, space = self._sizes(row.name, root), self._space(row.name, x, stream=stream)
         call = prepare(row, x, out, who, dtype, space)
         checked = self._check_op(row.name, op, call) if row.reduces else None
-        executor, task = self._resolve(row, call, How(algorithm, False, stream), self.executor, checked, who.root)
+        options = CallOptions(algorithm, False, stream)
+        executor, task = self._resolve(row, call, options, self.executor, checked, who.root)
         try:
             planned = plan_of(executor, task)
         except OSError as error:
             raise BackendError(f"plan: the system gives this rank no memory: {error}", code="GC-MEMORY") from error
         cached = cached_call(x, call.result, executor, task, self._seconds(executor, task))
         if cached is None or row.name == "exscan":
-            options = {"root": root} if row.rooted else {}
-            options |= {"op": op, "dtype": dtype} if row.reduces else {}
-            again = functools.partial(getattr(self, row.name), x, **_outs(row, call.result), **options,
+            more = {"root": root} if row.rooted else {}
+            more |= {"op": op, "dtype": dtype} if row.reduces else {}
+            again = functools.partial(getattr(self, row.name), x, **_outs(row, call.result), **more,
                                       algorithm=algorithm, stream=stream)
             return PersistentCall(again, None, None, None)
         source, target = (task.input, task.output) if task.device == "cpu" else (None, None)

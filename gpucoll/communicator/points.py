@@ -12,15 +12,15 @@ import numpy
 from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
 from gpucoll.communicator.core import nothing
 from gpucoll.communicator.gpu import DeviceSpace
-from gpucoll.communicator.headers import Headers
+from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.device import NO_CAPTURE, Part
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, MismatchError, RevokedError, UsageError
-from gpucoll.executors.mpi import BYTES, TAGS, abandon
+from gpucoll.executors.mpi import BYTES, TAGS, cancel
 from gpucoll.work import Operation, Pending, Work
 
 
-class Points(Headers):
+class Points(MetadataExchange):
     """Methods of `Communicator`. NCCL has no tags: messages between two ranks' GPU arrays meet in their order."""
 
     @functools.cached_property
@@ -103,7 +103,7 @@ class Points(Headers):
             if x is not None:
                 sent = self._points.Isend([x, BYTES], dst, tag)
         except BaseException:
-            abandon([] if came is None else [came], (x, out, sent))
+            cancel([] if came is None else [came], (x, out, sent))
             raise
         yield from _ends(came, sent, x, out, src)
 
@@ -177,7 +177,7 @@ class Points(Headers):
         try:
             yield lambda: all(request.Test() for request in requests)
         except BaseException:
-            abandon([], (requests, row))
+            cancel([], (requests, row))
             raise
 
     def _recv(self, out: Array, src: int, tag: int) -> Generator[Pending, None, None]:
@@ -189,7 +189,7 @@ class Points(Headers):
                 yield count
                 count.check(src, len(piece))
         except BaseException:
-            abandon([count.request for count in ended], (out, row))
+            cancel([count.request for count in ended], (out, row))
             raise
         if not out.flags.c_contiguous:
             numpy.copyto(out, row.reshape(out.shape))
@@ -227,8 +227,8 @@ class Points(Headers):
         """
         self._check_usable()
         mine = _wrong_split(color, key)
-        self._told_by_all({"error": str(mine)} if mine else {}, "split", mine)
-        self._told_by_all({}, "split")  # nobody was taken out of that wait: MPI's own below has no deadline
+        self._all_gather_metadata({"error": str(mine)} if mine else {}, "split", mine)
+        self._all_gather_metadata({}, "split")  # nobody was taken out of that wait: MPI's own below has no deadline
         link = self._link.split(None if color is None else int(color), int(key))
         return None if link is None else type(self)(link, self.options)
 
@@ -284,7 +284,7 @@ class Batch:
         except MismatchError:  # of a message that has ended
             raise
         except BaseException:
-            self._space.abandon(self)
+            self._space.cancel(self)
             raise
 
 
@@ -311,7 +311,7 @@ def _ends(came: Any, sent: Any, x: Any, out: Any, src: int) -> Generator[Pending
         if sent is not None:
             yield sent.Test
     except BaseException:
-        abandon([] if came is None else [came], (x, out, sent))
+        cancel([] if came is None else [came], (x, out, sent))
         raise
 
 

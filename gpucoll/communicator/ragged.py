@@ -28,9 +28,9 @@ from gpucoll.arrays import (
 )
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import plan_of
-from gpucoll.communicator.core import How, Key, counted
+from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
-from gpucoll.communicator.headers import KEPT, Headers, News, check_alike, row_with
+from gpucoll.communicator.metadata import KEPT, Metadata, MetadataExchange, check_alike, row_with
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Task
@@ -51,59 +51,60 @@ class Blocks(NamedTuple):
     same: Key
 
 
-class VectorVariants(Headers):
+class VectorVariants(MetadataExchange):
     """Methods of `Communicator`."""
 
     def all_gather_v(self, x: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7."""
-        return self._gather_v("all_gather_v", x, 0, How(algorithm, async_op, stream))
+        return self._gather_v("all_gather_v", x, 0, CallOptions(algorithm, async_op, stream))
 
     def gather_v(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                  async_op: bool = False) -> Any:
         """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5."""
-        return self._gather_v("gather_v", x, root, How(algorithm, async_op, stream))
+        return self._gather_v("gather_v", x, root, CallOptions(algorithm, async_op, stream))
 
-    def _gather_v(self, name: str, x: Any, root: Any, how: How) -> Any:
-        who = self._sizes_told(name, root)
-        source, everyone = self._agree(name, lambda: self._opened(check_rows, name, x, how.stream),
+    def _gather_v(self, name: str, x: Any, root: Any, options: CallOptions) -> Any:
+        who = self._checked_sizes(name, root)
+        source, everyone = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
                                        lambda row: (len(row),))
         counts = tuple(one for one, in everyone)
         taken = counts if COLLECTIVES[name].output.exists(self.rank, who.root) else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts),
-                        self._same(name, counts, source, how, root=who.root))
-        return self._run_blocks(blocks, source, source, how, root=who.root)
+                        self._same(name, counts, source, options, root=who.root))
+        return self._run_blocks(blocks, source, source, options, root=who.root)
 
     def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
         """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6."""
-        who = self._sizes_told("scatter_v", root)
+        who = self._checked_sizes("scatter_v", root)
         arrays, mine = None, None
         if self.rank == who.root:
             arrays, mine = _attempt(lambda: self._opened(check_blocks, "scatter_v", xs, stream, self.size))
-        news = {"error": str(mine)} if mine else {} if arrays is None else _news(arrays, tuple(map(len, arrays)))
-        told = self._told_by(who.root, news, "scatter_v", mine)
-        return self._scatter_v_told(arrays, told, who, How(algorithm, async_op, stream))
+        given = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
+        metadata = {"error": str(mine)} if mine else given
+        metadata = self._broadcast_metadata(who.root, metadata, "scatter_v", mine)
+        return self._scatter_v_known(arrays, metadata, who, CallOptions(algorithm, async_op, stream))
 
     @counted
-    def _scatter_v_told(self, arrays: list[Array] | None, told: News, who: Sizes, how: How) -> Any:
-        counts, tail, dtype = tuple(told["counts"]), tuple(told["tail"]), numpy_dtype(told["dtype"])
-        space = self._told_space("scatter_v", told, arrays and arrays[0], None, how.stream)
+    def _scatter_v_known(self, arrays: list[Array] | None, metadata: Metadata, who: Sizes, options: CallOptions) -> Any:
+        counts, tail, dtype = tuple(metadata["counts"]), tuple(metadata["tail"]), numpy_dtype(metadata["dtype"])
+        space = self._metadata_space("scatter_v", metadata, arrays and arrays[0], None, options.stream)
         source = None if arrays is None else joined(arrays, space)
-        like = numpy.empty((0, *tail), dtype) if not told["gpu"] else None
+        like = numpy.empty((0, *tail), dtype) if not metadata["gpu"] else None
         blocks = Blocks("scatter_v", tail, dtype, () if arrays is None else counts, (counts[self.rank],), sum(counts),
-                        self._same("scatter_v", counts, like, how, root=who.root))
-        return self._run_blocks(blocks, source, arrays, how, space=space, root=who.root)
+                        self._same("scatter_v", counts, like, options, root=who.root))
+        return self._run_blocks(blocks, source, arrays, options, space=space, root=who.root)
 
     def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
-        name, how = "all_to_all_v", How(algorithm, async_op, stream)
+        name, options = "all_to_all_v", CallOptions(algorithm, async_op, stream)
         self._check_usable()
         arrays, everyone = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
                                        lambda arrays: tuple(map(len, arrays)))
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[self.rank],
-                        tuple(row[self.rank] for row in everyone), most, self._same(name, everyone, arrays[0], how))
-        return self._run_blocks(blocks, arrays, arrays, how)
+                        tuple(row[self.rank] for row in everyone), most, self._same(name, everyone, arrays[0], options))
+        return self._run_blocks(blocks, arrays, arrays, options)
 
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
                          algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
@@ -111,7 +112,7 @@ class VectorVariants(Headers):
 
         `counts` is the same on all ranks. MPI-5.0, 6.10.2.
         """
-        name, how = "reduce_scatter_v", How(algorithm, async_op, stream)
+        name, options = "reduce_scatter_v", CallOptions(algorithm, async_op, stream)
         self._check_usable()
         lengths: Counts = ()
 
@@ -122,18 +123,18 @@ class VectorVariants(Headers):
             return rows
 
         source, _ = self._agree(name, check, lambda _: lengths, alike=True)
-        same = self._same(name, lengths, source, how, op) if dtype is None else ()
+        same = self._same(name, lengths, source, options, op) if dtype is None else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), same)
-        return self._run_blocks(blocks, source, source, how, op=op, kind=dtype)
+        return self._run_blocks(blocks, source, source, options, op=op, kind=dtype)
 
-    def _same(self, name: str, counts: Any, x: Any, how: How, op: Any = "", root: int = 0) -> Key:
+    def _same(self, name: str, counts: Any, x: Any, options: CallOptions, op: Any = "", root: int = 0) -> Key:
         """Return what the engine finds such a call by; () for one that it does not do from beginning to end."""
-        is_plain = type(x) is numpy.ndarray and not how.async_op and how.stream is None and self._group is None
-        return (f"{name} {counts} {x.shape[1:]}", op, root, how.algorithm) if is_plain else ()
+        is_plain = type(x) is numpy.ndarray and not options.async_op and options.stream is None and self._group is None
+        return (f"{name} {counts} {x.shape[1:]}", op, root, options.algorithm) if is_plain else ()
 
     @counted
-    def _run_blocks(self, blocks: Blocks, source: Any, given: Any, how: How, *, space: Any = None, op: Any = None,
-                    root: int = 0, kind: Any = None) -> Any:
+    def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, *, space: Any = None,
+                    op: Any = None, root: int = 0, kind: Any = None) -> Any:
         """Run a call on `source`: an array, a list of arrays to be joined, or None; `given` lives as long."""
         row, width = COLLECTIVES[blocks.name], math.prod(blocks.tail)
         if blocks.same and source is not None:
@@ -144,18 +145,18 @@ class VectorVariants(Headers):
                 views = None if out is None else split(out, blocks.taken, blocks.tail)
                 return views[0] if views is not None and not row.output.blocks else views
         if space is None:
-            space = self._space(blocks.name, source[0] if isinstance(source, list) else source, stream=how.stream)
+            space = self._space(blocks.name, source[0] if isinstance(source, list) else source, stream=options.stream)
         if source is not None:
             source = joined(source, space) if isinstance(source, list) else flat(source, space)
         call = prepare_blocks(row, source, (blocks.given, blocks.taken), blocks.most, blocks.tail, blocks.dtype, space,
                               has_output=bool(blocks.taken), given=given,
                               kind=kind_of(blocks.name, source, kind) if row.reduces else None)
-        call = beside(call) if how.async_op else call
+        call = beside(call) if options.async_op else call
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
-        executor, task = self._resolve(row, call, how, self.executor, checked, root)
+        executor, task = self._resolve(row, call, options, self.executor, checked, root)
         if task.input is call.input:  # not a copy that an op has scaled
             self._learn_rows(blocks.same, executor, task)
-        return self._begin(executor, task, call, how, (), None, None)
+        return self._begin(executor, task, call, options, (), None, None)
 
     def _learn_rows(self, same: Key, executor: Executor, task: Task) -> None:
         """Let the engine know a call that it can do, by the rows that it works on."""
@@ -191,7 +192,7 @@ class VectorVariants(Headers):
         key = (name, rows.tobytes())
         found = self._agreed.get(key) if mine is None else None
         if found is None:
-            everyone = self._heard_from_all(rows, name, mine)
+            everyone = self._checked_rows(rows, name, mine)
             for what, code in [("dtype", "GC-DTYPE"), ("tail", "GC-SHAPE"), ("gpu", "GC-DEVICE"),
                                *([("counts", "GC-COUNTS")] if alike else [])]:
                 check_alike(name, everyone, what, code)
@@ -213,7 +214,7 @@ def _like(checked: Any) -> tuple[numpy.dtype, tuple[int, ...], bool]:
     return some.dtype, some.shape[1:], on_gpu(some)
 
 
-def _news(checked: Any, counts: Counts) -> News:
+def _metadata_of(checked: Any, counts: Counts) -> Metadata:
     dtype, tail, gpu = _like(checked)
     return {"dtype": row_of(dtype).name, "tail": tail, "gpu": gpu, "counts": counts}
 

@@ -11,7 +11,7 @@ import numpy
 
 from gpucoll.arrays.symmetric import Heap
 from gpucoll.communicator.gpu import Gpu
-from gpucoll.communicator.headers import Headers, News, check_alike
+from gpucoll.communicator.metadata import Metadata, MetadataExchange, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
 from gpucoll.executors.peer.symmetric import SymmetricMemory
@@ -19,7 +19,7 @@ from gpucoll.executors.peer.symmetric import SymmetricMemory
 DEVICES = ("cpu", "cuda")
 
 
-class Symmetric(Headers):
+class Symmetric(MetadataExchange):
     """Methods of `Communicator`."""
 
     def empty(self, shape: Any, dtype: Any, device: str | None = None) -> Any:
@@ -48,15 +48,15 @@ class Symmetric(Headers):
         self._check_usable()
         try:
             where = self._where(name, device)
-            wanted: News = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
+            wanted: Metadata = {"shape": _lengths(name, shape), "dtype": row_of(dtype).name, "device": where}
             _check_cupy(name, wanted)
             large = math.prod(max(1, length) for length in wanted["shape"]) * numpy_dtype(wanted["dtype"]).itemsize
             if 0 in wanted["shape"] and large >> 63:  # NumPy has no such array, though it would take no memory
                 raise ArgumentError(f"{name}: shape {shape!r} is too large for any memory", code="GC-SHAPE")
         except GpucollError as error:
-            self._told_by_all({"error": str(error)}, name, error)  # which raises it
+            self._all_gather_metadata({"error": str(error)}, name, error)  # which raises it
         dropped = self._heaps[where].dropped() if where in self._heaps else []
-        everyone = self._told_by_all(wanted | {"dropped": dropped}, name)
+        everyone = self._all_gather_metadata(wanted | {"dropped": dropped}, name)
         for key, code in (("shape", "GC-SHAPE"), ("dtype", "GC-DTYPE"), ("device", "GC-DEVICE")):
             check_alike(name, everyone, key, code)
         heap, shared = self._memory(where)
@@ -70,7 +70,7 @@ class Symmetric(Headers):
               dtype: numpy.dtype) -> None:
         """Make room for an array; where a rank has no memory, no rank gets any."""
         slab: Any = None
-        told: News = {}
+        told: Metadata = {}
         error = None
         try:
             slab = heap.grow(shape, dtype)
@@ -80,7 +80,7 @@ class Symmetric(Headers):
                                  code="GC-MEMORY")
             told = {"error": str(error)}
         try:
-            everyone = self._told_by_all(told, name, error)
+            everyone = self._all_gather_metadata(told, name, error)
         except GpucollError:
             if slab is not None:
                 heap.shrink()
@@ -93,14 +93,14 @@ class Symmetric(Headers):
     def _reach_on_host(self, name: str, slab: Any, keys: list[int]) -> None:
         """Map the other ranks' new slabs; where one rank cannot, all are told, and no call is possible any more."""
         failure: BackendError | None = None
-        told: News = {}
+        told: Metadata = {}
         try:
             self._host.reach(slab, keys)
         except (BackendError, OSError, ValueError) as error:
             failure = BackendError(f"{name}: another rank's memory is out of reach: {error}", code="GC-MEMORY")
             told = {"error": str(failure)}
         try:
-            self._told_by_all(told, name, failure)
+            self._all_gather_metadata(told, name, failure)
         except GpucollError as error:
             self._waits.failure = error
             raise
@@ -163,7 +163,7 @@ def _told(slab: Any) -> list[int]:
         return []
 
 
-def _check_cupy(name: str, wanted: News) -> None:
+def _check_cupy(name: str, wanted: Metadata) -> None:
     """Raise DtypeError for a dtype that CuPy has no arrays of."""
     if wanted["device"] == "cuda":
         import cupy

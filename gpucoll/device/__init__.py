@@ -105,7 +105,7 @@ class Device(Protocol):
         """Wait until what `stream` has may be read: not at all on a GPU, where streams order everything."""
         return iter(())
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Let go of what is under way: nothing may be written later where it can be seen.
 
         What runs on a GPU cannot be called back but by its transport.

@@ -85,11 +85,11 @@ class EmulatedDevice(Device):
             self._ended += stream.advance()
         return self._ended != before
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Empty the queues; messages under way are called back."""
         for stream in self._streams:
             for action in stream.queue:
-                getattr(action, "abandon", bool)()
+                getattr(action, "cancel", bool)()
             stream.queue.clear()
 
 

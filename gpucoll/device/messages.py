@@ -111,7 +111,7 @@ class _Group:
         self._waiting = [*(count for count, _ in self._receives),
                          *(self._transport.send(part).Test for part in sends)]
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Call back what may still be received."""
         for count, _ in self._receives:
             if count in self._waiting and not count():

@@ -79,7 +79,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     if pg.rank() == root:
         with pg.refusing():
             row = _pickled(name, list(_check_list(name, "object_list", object_list, 0)))
-    nbytes = pg.communicator._told_by(root, {"bytes": row.size}, name)["bytes"]
+    nbytes = pg.communicator._broadcast_metadata(root, {"bytes": row.size}, name)["bytes"]
     row = row if pg.rank() == root else numpy.empty(nbytes, numpy.uint8)
     pg.communicator.broadcast(row, root)
     if pg.rank() != root:

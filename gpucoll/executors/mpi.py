@@ -23,8 +23,8 @@ from gpucoll.work import Operation
 BYTES = "B"  # MPI's unsigned char
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `farewell`, of a device's first transport of two, of `leave`, of ranks that differ, and the first of calls
-FAREWELL, DEVICE_TAG, LEFT, DIFFERS, FIRST_TAG = 0, 1, 3, 4, 5
+# The tags of `shutdown`, of a device's first transport of two, of `leave`, of ranks that differ, and the first of calls
+SHUTDOWN, DEVICE_TAG, LEFT, DIFFERS, FIRST_TAG = 0, 1, 3, 4, 5
 
 
 class MpiExecutor:
@@ -53,7 +53,7 @@ class MpiExecutor:
                 yield from run.round(steps)
         except BaseException:
             self._rooms = {}
-            abandon(run.receives, run)
+            cancel(run.receives, run)
             raise
         finally:
             self._run = None
@@ -133,15 +133,15 @@ class _Run:
         return self._rows[span.buffer][span.start:span.stop]
 
 
-def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
+def shutdown(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
     """Tell every rank that this one leaves; unless it has failed, wait to hear the same of all of them.
 
     Raises RankFailedError as soon as one says that it has failed.
     """
     said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(size, numpy.uint8)
     others = [other for other in range(size) if other != rank]
-    receives = [] if failed else [comm.Irecv([heard[other:other + 1], BYTES], other, FAREWELL) for other in others]
-    sends = [comm.Isend([said, BYTES], other, FAREWELL) for other in others]
+    receives = [] if failed else [comm.Irecv([heard[other:other + 1], BYTES], other, SHUTDOWN) for other in others]
+    sends = [comm.Isend([said, BYTES], other, SHUTDOWN) for other in others]
 
     def heard_of_all() -> bool:
         return all([request.Test() for request in receives]) or bool(heard.any())
@@ -153,7 +153,7 @@ def farewell(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
             raise RankFailedError(f"close: ranks {ranks} failed before", ranks=ranks)
         yield from _all([] if failed else sends)
     except BaseException:
-        abandon(receives, (said, heard, sends))
+        cancel(receives, (said, heard, sends))
         raise
     if failed:
         keep_for_ever((said, sends))
@@ -176,7 +176,7 @@ def who_left(comm: Any) -> dict[int, int]:
     return left
 
 
-def abandon(receives: list[Any], owner: Any) -> None:
+def cancel(receives: list[Any], owner: Any) -> None:
     """Call back what may still be received, and keep `owner`, with what MPI may still read or write, for ever."""
     keep_for_ever((owner, receives))
     for request in receives:

@@ -138,5 +138,5 @@ def has_room_beside(comm: Communicator, arrays: Iterable[Like]) -> bool:
     processors, ranks = len(os.sched_getaffinity(0)), comm.local_size
     is_shared = processors * ranks > (os.cpu_count() or processors)  # else they are this rank's own
     has_room = processors >= (2 * ranks if is_shared else 2)
-    everyone = [one["room"] for one in comm._told_by_all({"room": has_room}, "training")]
+    everyone = [one["room"] for one in comm._all_gather_metadata({"room": has_room}, "training")]
     return any(array.gpu for array in arrays) or comm.nodes > 1 or all(everyone)

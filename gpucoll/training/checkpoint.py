@@ -30,7 +30,7 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
-from gpucoll.communicator.headers import check_alike
+from gpucoll.communicator.metadata import check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import BackendError
 from gpucoll.training.optimizers import Optimizer
@@ -53,7 +53,7 @@ class Saving:
         self._folder, self._comm, self._like = folder, comm, like
         self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
                            "state": list(optimizer.state_names)}
-        told = comm._told_by(0, {"token": os.urandom(6).hex()}, "save")
+        told = comm._broadcast_metadata(0, {"token": os.urandom(6).hex()}, "save")
         self._token = told["token"]
         self._name = f"rank-{comm.rank}-{self._token}.npz"
         self._rows = {f"{kind}/{name}": numpy.array(on_host(row)) for name, state in states.items()
@@ -85,15 +85,15 @@ class Saving:
         comm, error = self._comm, None
         if self._error is not None:
             error = BackendError(f"save: {self._folder / self._name}: {self._error!r}", code="GC-CHECKPOINT")
-        news = {"sha256": self._digest} if error is None else {"error": str(error)}
-        digests = [one["sha256"] for one in comm._told_by_all(news, "save", error)]
+        metadata = {"sha256": self._digest} if error is None else {"error": str(error)}
+        digests = [one["sha256"] for one in comm._all_gather_metadata(metadata, "save", error)]
         error = None
         if comm.rank == 0:
             try:
                 self._count(digests)
             except OSError as reason:
                 error = BackendError(f"save: {self._folder / MANIFEST}: {reason}", code="GC-CHECKPOINT")
-        comm._told_by(0, {} if error is None else {"error": str(error)}, "save", error)
+        comm._broadcast_metadata(0, {} if error is None else {"error": str(error)}, "save", error)
 
     def _count(self, digests: list[str]) -> None:
         """Let the new files be the checkpoint, and remove those of others."""
@@ -191,7 +191,8 @@ class Checkpoint:
 
         self._reading = MANIFEST
         self._together(read)
-        check_alike("load", comm._told_by_all({"manifest": found["sha256"]}, "load"), "manifest", "GC-CHECKPOINT")
+        everyone = comm._all_gather_metadata({"manifest": found["sha256"]}, "load")
+        check_alike("load", everyone, "manifest", "GC-CHECKPOINT")
 
     def read(self, states: States) -> None:
         """Write this rank's elements of every parameter and of the optimizer's state into `states`. Collective."""
@@ -253,4 +254,4 @@ class Checkpoint:
             action()
         except Exception as reason:  # what damaged files make their readers raise has no common name
             error = BackendError(f"load: {self._folder / self._reading}: {reason!r}", code="GC-CHECKPOINT")
-        self._comm._told_by_all({} if error is None else {"error": str(error)}, "load", error)
+        self._comm._all_gather_metadata({} if error is None else {"error": str(error)}, "load", error)

@@ -305,7 +305,7 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
     if not comm.all_reduce(numpy.array([error is not None], "u1"), op="max")[0]:  # the quickest call there is
         return
     try:
-        comm._told_by_all({} if error is None else {"error": str(error)}, call, error)
+        comm._all_gather_metadata({} if error is None else {"error": str(error)}, call, error)
     except GpucollError:
         for one, arrays in before:
             for name, found in arrays.items():

@@ -47,7 +47,7 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, *, cont
     rows = [[key, list(array.shape), row_of(array.dtype).name, on_gpu(array)] for key, array in found.items()] \
         if error is None else []
     sign = [len(rows), zlib.crc32(json.dumps(rows).encode())]
-    everyone = comm._told_by_all({"sign": sign} if error is None else {"error": str(error)}, name, error)
+    everyone = comm._all_gather_metadata({"sign": sign} if error is None else {"error": str(error)}, name, error)
     if any(one["sign"] != everyone[0]["sign"] for one in everyone):
         _tell_first_difference(name, rows, comm)
     return found
@@ -57,7 +57,7 @@ def _tell_first_difference(name: str, rows: Sequence[Any], comm: Communicator) -
     """Raise the error, the same on all ranks: they compare one parameter after the other."""
     for index in range(1 + len(rows)):
         mine = [rows[index][0][:NAME], *rows[index][1:]] if index < len(rows) else None
-        everyone = [one["row"] for one in comm._told_by_all({"row": mine}, name)]
+        everyone = [one["row"] for one in comm._all_gather_metadata({"row": mine}, name)]
         differ = tuple(rank for rank, row in enumerate(everyone) if row != everyone[0])
         if differ:
             raise MismatchError(f"{name}: parameter {index} is {_words(everyone[0])} on rank 0 and "

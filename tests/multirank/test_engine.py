@@ -14,6 +14,7 @@ import oracle
 import programs
 from gpucoll.executors.shared.neighbours import FAILURE, TINY
 from gpucoll.executors.shared.plans import KINDS, PLACES
+from multirank.test_metadata import roots_of_scatter_that_differ, scattered  # noqa: F401 (mutants are planted into them)
 from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants are planted into)
     long_arrays,
     memory_changes_at_once,
@@ -21,7 +22,6 @@ from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants
     on_shared,
     ranks,
 )
-from multirank.test_told import roots_of_scatter_that_differ, scattered  # noqa: F401 (mutants are planted into them)
 from pace import seconds
 from ranks import RankError
 

@@ -74,7 +74,7 @@ def test_a_work_dropped_at_the_end_is_completed(mpiexec):
 
 
 def closes(mpi, algorithm):
-    """One rank closes while the other calls: the call is not answered by the farewell."""
+    """One rank closes while the other calls: the call is not answered by the shutdown."""
     mpi.barrier()
     comm = gc.Communicator.from_mpi(mpi, timeout=seconds(0.5))
     if comm.rank:

@@ -12,7 +12,7 @@ PeerError RankFailedError ReduceOp RevokedError UsageError Work algorithms eleme
 premul_sum schedule""".split()
 METHODS = """all_gather all_gather_v all_reduce all_to_all all_to_all_v barrier broadcast check_numerics close empty
 explain exscan from_mpi gather gather_v group plan recv reduce reduce_scatter reduce_scatter_v scan scatter scatter_v
-send sendrecv split zeros""".split()
+send sendrecv shrink split zeros""".split()
 ATTRIBUTES = "check device executor local_rank local_size mpi node nodes rank seconds_under_way size timeout".split()
 
 

@@ -46,7 +46,7 @@ def test_collectives_go_on_beside_computing_where_a_rank_has_two_processors(own,
         def told_by_all(mine, call):
             return [mine, {"room": other}]
 
-        return has_room_beside(SimpleNamespace(local_size=ranks, nodes=nodes, _told_by_all=told_by_all), arrays)
+        return has_room_beside(SimpleNamespace(local_size=ranks, nodes=nodes, _all_gather_metadata=told_by_all), arrays)
 
     assert decided(True) == room
     assert not decided(False)  # ranks of one call make it alike

@@ -114,7 +114,7 @@ class _Running:
         complaint = self._library.gc_complaint(self._world)
         if complaint is not None:
             raise BackendError(f"kernel {self._entry}: {complaint.decode()}", code="GC-KERNEL")
-        self.abandon()
+        self.cancel()
         self._check()
         return True
 
@@ -124,7 +124,7 @@ class _Running:
         self._library.gc_launch(self._world, 0, getattr(self._library, f"{self._entry}_thread"),
                                 ctypes.c_void_p(self._arguments.ctypes.data), *self._grid)
 
-    def abandon(self) -> None:
+    def cancel(self) -> None:
         """Let go of the fibers, wherever they are."""
         if self._world is not None:
             self._library.gc_end(self._world)

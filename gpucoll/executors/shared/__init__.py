@@ -251,12 +251,12 @@ class SharedExecutor:
         except BaseException as error:
             if is_settled(error):
                 raise
-            self.abandon(error, x, out)
+            self.cancel(error, x, out)
             if isinstance(error, OSError) and not isinstance(error, GpucollError):  # a time-out is one
                 raise BackendError(f"another rank's memory is out of reach: {error}") from error
             raise
 
-    def abandon(self, error: BaseException, x: Any, out: Any) -> None:
+    def cancel(self, error: BaseException, x: Any, out: Any) -> None:
         """Tell the others of an error, and let them, and MPI, go on with what they have begun on these arrays."""
         if not is_settled(error):
             self.watch(error)

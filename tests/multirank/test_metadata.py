@@ -153,5 +153,5 @@ CASES = [(scattered, (), (3, 2)), (scattered_in_other_ways, (), (3,)), (roots_of
 @pytest.mark.parametrize(("body", "arguments", "size"), [
     pytest.param(body, arguments, size, id="-".join([body.__name__, *arguments, str(size)]))
     for body, arguments, sizes in CASES for size in sizes])
-def test_told(ranks, body, arguments, size):  # noqa: F811 (the fixture)
+def test_metadata(ranks, body, arguments, size):  # noqa: F811 (the fixture)
     ranks(body, size, *arguments)
