@@ -189,7 +189,9 @@ try:
     rest.close()
 except gc.UsageError as error:
     said = [error.code]
-open(os.path.join(folder, str(comm.rank)), "w").write(str(said))
+with open(os.path.join(folder, str(comm.rank)), "w") as file:
+    file.write(str(said))
+os._exit(0)  # Open MPI's own end may wait for the dead
 """
 
 
