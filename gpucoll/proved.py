@@ -50,7 +50,7 @@ class Claim(NamedTuple):
             raise refused(f"{where}, round {number + 1}, no chunk: the generator raised {type(error).__name__}: "
                           f"{error}") from error
 
-    def count(self) -> dict[str, Fraction]:
+    def counted(self) -> dict[str, Fraction]:
         """Return what the formulas of `Cost` say, counted, as shares of the larger of input and output."""
         ledger = Ledger(self.size)
         replay(map(self.rounds, range(self.size)), ledger)
@@ -191,4 +191,4 @@ class Ledger:
 def _peers(steps: Round, kind: type) -> Iterator[int]:
     """Yield each rank that a round sends to, or for Recv receives from, once."""
     kinds = (Send,) if kind is Send else (Recv, RecvReduce)
-    yield from {step.peer for step in steps if isinstance(step, kinds)}  # type: ignore[union-attr]
+    yield from {step.peer for step in steps if isinstance(step, kinds)}

@@ -93,3 +93,20 @@ def emulated_kernels():
     from compiled import make_usual
 
     make_usual()
+
+
+@pytest.fixture
+def own_algorithms():
+    """What a test registers is gone after it; names of its own keep it from what others have cached."""
+    from gpucoll import algorithms, msccl
+
+    algorithms.registry()
+    held = [(one, one.copy()) for one in (algorithms._REGISTRY, algorithms._USED, msccl._REGISTERED, sys.modules)]
+    yield
+    for one, before in held[:3]:
+        one.clear()
+        one.update(before)
+    for name in {*sys.modules} - {*held[3][1]}:
+        if name.startswith("gpucoll_file_"):
+            del sys.modules[name]
+    algorithms.registry.cache_clear()

@@ -133,7 +133,7 @@ class Algorithm(NamedTuple):
 @functools.lru_cache(maxsize=1024)
 def _counted(claim: Claim) -> dict[str, Fraction]:
     proved(claim)
-    return claim.count()
+    return claim.counted()
 
 
 DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each

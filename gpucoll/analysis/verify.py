@@ -42,8 +42,9 @@ def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: st
                    algorithm: str | None = None) -> Iterator[Row]:
     """Yield a row for every algorithm: proved for all `sizes`, `segments` and, where it has one, three roots.
 
-    A user's own is proved for those sizes that it is for. Up to 16 ranks what takes parameters in its name is proved with all that it has, and on uneven nodes if it heeds
-    them. Many ranks are proved by as many processes as there are cores.
+    A user's own is proved for those sizes that it is for. Up to 16 ranks what takes parameters in its name is proved
+    with all that it has, and on uneven nodes if it heeds them. Many ranks are proved by as many processes as there are
+    cores.
     """
     asked = [(*key, sizes, segments) for key in registry() if collective in (None, key[0])
              and algorithm in (None, key[1])]

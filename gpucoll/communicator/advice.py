@@ -31,8 +31,8 @@ class Advice(Headers):
         `dtype` is that of the elements (its op is the sum), `device` "cpu", "cuda" or "emulated", by default where
         this communicator runs NumPy arrays. The result prints as a table and is a dictionary: see
         `gpucoll.tuner.explanation.Explanation`; once calls of that size have been made on host arrays, it has their
-        measured times beside those predicted. Your own algorithms come last: auto takes none. No rank waits for another.
-        Raises ArgumentError and DtypeError.
+        measured times beside those predicted. Your own algorithms come last: auto takes none. No rank waits for
+        another. Raises ArgumentError and DtypeError.
         """
         row = collective_row(collective)
         where = ("emulated" if self.options.emulated else "cpu") if device is None else device

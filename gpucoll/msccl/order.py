@@ -15,7 +15,7 @@ from gpucoll.errors import ArgumentError
 from gpucoll.msccl.program import RECEIVES, REDUCES, SENDS, Place, XmlProgram, XmlStep
 
 
-class Event(NamedTuple):
+class XmlEvent(NamedTuple):
     """What an XML step does at once: `kind` "send", "receive" or "local"; which chunks it reads, and writes.
 
     `operand` is what a reduction combines with what it gets. They are places of its own GPU.
@@ -31,7 +31,7 @@ class Event(NamedTuple):
 class Order(NamedTuple):
     """Events in an order in which they may happen, and for each receipt (by index) the sending that it meets."""
 
-    events: list[Event]
+    events: list[XmlEvent]
     sender: dict[int, int]
 
 
@@ -71,7 +71,7 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
     return Order([events[index] for index in turns], {place[one]: place[other] for one, other in sender.items()})
 
 
-def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[Event]:
+def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[XmlEvent]:
     """Yield the events of a step, places with two names by one."""
     src, dst = (tuple(_place(program, step.gpu, buffer, first + index) for index in range(step.count))
                 for buffer, first in (step.src, step.dst))
@@ -79,14 +79,14 @@ def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[
         operand = (src if local_source else dst) if step.type in REDUCES else ()
         if step.type == "rrs":  # its result goes on, and is kept nowhere
             dst = tuple((f"tb {step.block}, step {step.number}", index) for index in range(step.count))
-        yield Event(step, "receive", operand, dst, operand)
+        yield XmlEvent(step, "receive", operand, dst, operand)
     if step.type in SENDS:
-        yield Event(step, "send", src if step.type == "s" else dst, ())
+        yield XmlEvent(step, "send", src if step.type == "s" else dst, ())
     if step.type in ("re", "cpy"):
         operand = dst if step.type == "re" else ()
-        yield Event(step, "local", src, dst, operand)
+        yield XmlEvent(step, "local", src, dst, operand)
     if step.type == "nop":
-        yield Event(step, "local", (), ())
+        yield XmlEvent(step, "local", (), ())
 
 
 def _place(program: XmlProgram, gpu: int, buffer: str, chunk: int) -> Place:
@@ -99,7 +99,7 @@ def _place(program: XmlProgram, gpu: int, buffer: str, chunk: int) -> Place:
     return buffer, chunk
 
 
-def _matched(events: list[Event]) -> dict[int, int]:
+def _matched(events: list[XmlEvent]) -> dict[int, int]:
     """Return which sending each receipt meets: the k-th on a channel between two GPUs the k-th."""
     ends: dict[tuple[int, int, int, str], list[int]] = collections.defaultdict(list)
     for index, event in enumerate(events):
@@ -123,7 +123,7 @@ def _matched(events: list[Event]) -> dict[int, int]:
     return sender
 
 
-def _sorted(events: list[Event], before: list[list[int]]) -> list[int]:
+def _sorted(events: list[XmlEvent], before: list[list[int]]) -> list[int]:
     """Return the events in an order that each can happen in, those of low numbers first."""
     left, following = [len(one) for one in before], [list[int]() for _ in before]
     for index, some in enumerate(before):
@@ -143,7 +143,7 @@ def _sorted(events: list[Event], before: list[list[int]]) -> list[int]:
     return turns
 
 
-def _check_races(events: list[Event], before: list[list[int]], turns: list[int]) -> None:
+def _check_races(events: list[XmlEvent], before: list[list[int]], turns: list[int]) -> None:
     """Raise where two steps of a GPU touch a chunk, one of them writing, and neither is sure to come first."""
     writer = dict[tuple[int, Place], int]()
     readers: dict[tuple[int, Place], list[int]] = collections.defaultdict(list)
@@ -164,7 +164,7 @@ def _check_races(events: list[Event], before: list[list[int]], turns: list[int])
 class _Clocks:
     """Tells what is sure to come before what: by the waits inside a GPU, and if need be by messages through others."""
 
-    def __init__(self, events: list[Event], before: list[list[int]], turns: list[int]) -> None:
+    def __init__(self, events: list[XmlEvent], before: list[list[int]], turns: list[int]) -> None:
         self._events, self._before, self._turns = events, before, turns
         self._known: list[dict[int, int]] = [{} for _ in events]  # of each event: the last one before it by block
         self._whole = set[int]()  # GPUs whose are known through all others

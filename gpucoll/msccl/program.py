@@ -28,7 +28,7 @@ class XmlStep(NamedTuple):
     type: str
     src: Place
     dst: Place
-    count: int
+    count: int  # type: ignore[assignment] # as in `Slice`
     send: int
     recv: int
     channel: int

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.errors import ArgumentError
-from gpucoll.msccl.order import Event, Order, ordered, refused
+from gpucoll.msccl.order import XmlEvent, Order, ordered, refused
 from gpucoll.msccl.program import Place, XmlProgram, XmlStep
 from gpucoll.proof import prove
 from gpucoll.replay import ScheduleError
@@ -23,8 +23,8 @@ Edges: TypeAlias = dict[Node, dict[Node, int]]  # 1: in a later round, 0: not in
 ROOT = 0
 
 
-class Work(NamedTuple):
-    """A step of a node on a GPU, and the XML's that it comes of."""
+class OriginStep(NamedTuple):
+    """A step of a node on a rank, and the XML's that it comes of."""
 
     step: Step
     origin: XmlStep | None
@@ -45,7 +45,7 @@ def rounds_of(program: XmlProgram) -> tuple[tuple[Round, ...], ...]:
     raise faults[0]
 
 
-def _proved(program: XmlProgram, works: list[list[list[Work]]]) -> tuple[tuple[Round, ...], ...]:
+def _proved(program: XmlProgram, works: list[list[list[OriginStep]]]) -> tuple[tuple[Round, ...], ...]:
     rounds = tuple(tuple(tuple(work.step for work in some) for some in one) for one in works)
     try:
         if program.size > 1:
@@ -68,17 +68,17 @@ class _Rounds:
         self._receipt = {sent: receipt for receipt, sent in order.sender.items()}
         self._where = _Where(program)
 
-    def works(self) -> list[list[list[Work]]]:
+    def works(self) -> list[list[list[OriginStep]]]:
         """Return, of every rank, the steps of its rounds."""
         landing = set[int]()
         levels, stuck = _levels(self._edges(landing))
         while stuck:  # each time some more, since the XML's own order has no circle
             landing |= {number for kind, number in stuck if kind == "move" and number in self._sender}
             levels, stuck = _levels(self._edges(landing))
-        rounds: dict[tuple[int, int], list[list[Work]]] = collections.defaultdict(lambda: [[], [], [], []])
+        rounds: dict[tuple[int, int], list[list[OriginStep]]] = collections.defaultdict(lambda: [[], [], [], []])
         for rank, level, place, work in self._steps(levels, landing):
             rounds[rank, level][place].append(work)
-        made: list[list[list[Work]]] = [[] for _ in range(self._program.size)]
+        made: list[list[list[OriginStep]]] = [[] for _ in range(self._program.size)]
         for (rank, _), some in sorted(rounds.items(), key=lambda item: item[0]):
             made[rank].append([work for works in some for work in works])
         return made
@@ -112,7 +112,7 @@ class _Rounds:
                 writer[gpu, place] = node
         return edges
 
-    def _steps(self, levels: dict[Node, int], landing: set[int]) -> Iterator[tuple[int, int, int, Work]]:
+    def _steps(self, levels: dict[Node, int], landing: set[int]) -> Iterator[tuple[int, int, int, OriginStep]]:
         """Yield rank, round, whether among sends, copies, receives or reductions, and the step."""
         sent = dict[int, list[Slice]]()
         for index, event in enumerate(self._events):
@@ -130,16 +130,16 @@ class _Rounds:
                 if event.kind == "receive":
                     source, moved = self._events[self._sender[index]].step, levels["move", index]
                     kind = RecvReduce if operands and not is_local else Recv
-                    yield source.gpu, moved, 0, Work(Send(part, gpu), source)
-                    yield gpu, moved, 2, Work(kind(lands, source.gpu), step)
+                    yield source.gpu, moved, 0, OriginStep(Send(part, gpu), source)
+                    yield gpu, moved, 2, OriginStep(kind(lands, source.gpu), step)
                     part = lands
                 if operands and operand != dst:
-                    yield gpu, level, 1, Work(Copy(operand, dst), step)
+                    yield gpu, level, 1, OriginStep(Copy(operand, dst), step)
                 if is_local and (operands or part != dst):
-                    yield gpu, level, 3 if operands else 1, Work((Reduce if operands else Copy)(part, dst), step)
+                    yield gpu, level, 3 if operands else 1, OriginStep((Reduce if operands else Copy)(part, dst), step)
         for rank in range(self._program.size):
             for src, dst in _joined(*self._where.left(rank)):
-                yield rank, 0, 1, Work(Copy(src, dst), None)
+                yield rank, 0, 1, OriginStep(Copy(src, dst), None)
 
 
 def _joined(*columns: list[Slice]) -> Iterator[tuple[Slice, ...]]:
@@ -190,7 +190,7 @@ class _Where:
         """Return what the length of a chunk goes by."""
         return part.first % self._per_block
 
-    def read(self, event: Event, places: tuple[Place, ...]) -> list[Slice]:
+    def read(self, event: XmlEvent, places: tuple[Place, ...]) -> list[Slice]:
         """Return where places are."""
         now = self._now[event.step.gpu]
         for place in places:
@@ -198,7 +198,7 @@ class _Where:
                 raise refused(event.step, f"it reads {place[0]}[{place[1]}], which nobody has written")
         return [now[place] for place in places]
 
-    def write(self, event: Event, kinds: list[int]) -> list[Slice]:
+    def write(self, event: XmlEvent, kinds: list[int]) -> list[Slice]:
         """Return where what comes is put; from now on it is there."""
         gpu = event.step.gpu
         targets = [self._target(gpu, place, kind) for place, kind in zip(event.writes, kinds, strict=True)]

@@ -147,8 +147,8 @@ def _sorted(steps: Round) -> list[int]:
     last = dict[object, int]()
     for index, step in enumerate(steps):
         keys: Iterable[object] = () if isinstance(step, Send) else _chunks(step.dst)
-        for chunk in keys:
-            before[index].update(reader for reader in readers[chunk] if reader != index)  # type: ignore[index]
+        for chunk in () if isinstance(step, Send) else _chunks(step.dst):
+            before[index].update(reader for reader in readers[chunk] if reader != index)
         ends = [] if isinstance(step, Copy | Reduce) else [(isinstance(step, Send), step.peer)]
         for key in (*keys, *ends):
             before[index].update({last[key]} if key in last else ())
