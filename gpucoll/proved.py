@@ -21,6 +21,7 @@ from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send
 MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20  # beyond, a generator is taken for one that never ends
 SHOWN_RANKS, SHOWN_CHUNKS = 4, 12
 BUFFERS = ("input", "output", "scratch")
+STEPS = (Send, Recv, RecvReduce, Copy, Reduce)
 
 
 class Claim(NamedTuple):
@@ -39,7 +40,7 @@ class Claim(NamedTuple):
         where, number = f"{self.collective} by {self.name} for {self.size} ranks: rank {rank}", 0
         try:
             for number, steps in enumerate(self.make(rank, self.size, **dict(self.options)), 1):
-                if not isinstance(steps, tuple | list) or number > MOST_ROUNDS:
+                if not isinstance(steps, tuple | list) or isinstance(steps, STEPS) or number > MOST_ROUNDS:
                     more = f"is one of more than {MOST_ROUNDS}: does it ever end?"
                     what = more if number > MOST_ROUNDS else f"is {steps!r:.80}, and not a tuple of steps"
                     raise refused(f"{where}, round {number}, no chunk: it {what}")
@@ -72,7 +73,7 @@ def refused(why: str) -> ArgumentError:
 
 def _step(where: str, step: Any, rank: int, size: int) -> Step:
     """Return the step in plain numbers; raise ArgumentError for anything else."""
-    if not isinstance(step, Send | Recv | RecvReduce | Copy | Reduce):
+    if not isinstance(step, STEPS):
         raise refused(f"{where}, no chunk: {step!r:.80} is no step: Send, Recv, RecvReduce, Copy or Reduce")
     parts = list[Any]()
     try:

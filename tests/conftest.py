@@ -98,10 +98,11 @@ def emulated_kernels():
 @pytest.fixture
 def own_algorithms():
     """What a test registers is gone after it; names of its own keep it from what others have cached."""
-    from gpucoll import algorithms, msccl
+    from gpucoll.algorithms import _REGISTRY, _USED, registry
+    from gpucoll.msccl import _REGISTERED
 
-    algorithms.registry()
-    held = [(one, one.copy()) for one in (algorithms._REGISTRY, algorithms._USED, msccl._REGISTERED, sys.modules)]
+    registry()
+    held = [(one, one.copy()) for one in (_REGISTRY, _USED, _REGISTERED, sys.modules)]
     yield
     for one, before in held[:3]:
         one.clear()
@@ -109,4 +110,4 @@ def own_algorithms():
     for name in {*sys.modules} - {*held[3][1]}:
         if name.startswith("gpucoll_file_"):
             del sys.modules[name]
-    algorithms.registry.cache_clear()
+    registry.cache_clear()

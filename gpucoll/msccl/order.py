@@ -115,7 +115,7 @@ def _matched(events: list[XmlEvent]) -> dict[int, int]:
         others = ends.get((source, target, channel, "receive" if kind == "send" else "send"), [])
         if len(posts) > len(others):
             raise refused(events[posts[len(others)]].step, "it waits for ever: its partner has no such step")
-        for one, other in zip(posts, others, strict=True) if kind == "receive" else ():
+        for one, other in zip(posts, others, strict=False) if kind == "receive" else ():  # more others are refused
             sender[one] = other
             if events[one].step.count != events[other].step.count:
                 raise refused(events[one].step, f"it takes {events[one].step.count} chunks of the "

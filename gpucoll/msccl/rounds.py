@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.errors import ArgumentError
-from gpucoll.msccl.order import XmlEvent, Order, ordered, refused
+from gpucoll.msccl.order import Order, XmlEvent, ordered, refused
 from gpucoll.msccl.program import Place, XmlProgram, XmlStep
 from gpucoll.proof import prove
 from gpucoll.replay import ScheduleError

@@ -11,7 +11,6 @@ import oracle
 from grids import generator
 from msccl_files import FILES, written
 
-
 NAMES = {"own_all": "all_reduce", "own_line": "all_reduce", "own_star": "broadcast", "own_turns": "all_to_all",
          "own_direct": "reduce_scatter", "own_gather": "all_gather_v"}
 OWN = str(Path(__file__).parents[1] / "own.py")
