@@ -15,6 +15,7 @@ from gpucoll.arrays import check_op
 from gpucoll.bootstrap import options as communicator_options
 from gpucoll.dtypes import DTYPES, numpy_dtype
 from gpucoll.errors import ArgumentError, GpucollError, nearest
+from gpucoll.loading import named
 from gpucoll.ops import NOT_IN, OPS, op_of
 
 from .cases import TESTS, UNDERSTOOD, sizes
@@ -110,7 +111,8 @@ def parser() -> Parser:
         add(letter, f"--{name}", type=int, choices=choices, default=default, help=said)
 
     add = flags.add_argument_group("ours").add_argument
-    add("--algorithm", default="auto", metavar="A,B", help="names, auto, native; all: every one")
+    add("--algorithm", default="auto", metavar="A,B",
+        help="names, auto, native, file.py:name, .xml; all: every one")
     add("--executor", help="run on this executor only")
     for name, words, said in WORDS:
         add(f"--{name}", choices=words, default=words[0], help=f"{said} ({words[0]})")
@@ -162,14 +164,15 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ)
         if floor is None and environment.get(MIN_BW):
             floor = 0.9 * positive(environment[MIN_BW], f"{MIN_BW}: ")  # as nccl-tests has it
         dtypes = tuple(name for name in DTYPES if _holds(numpy_dtype, name))  # some need ml_dtypes
+        tests = tuple(TESTS) if test == "all" else (_known("collective", ALIASES.get(test, test), TESTS),)
         options = Options(
-            tests=tuple(TESTS) if test == "all" else (_known("collective", ALIASES.get(test, test), TESTS),),
+            tests=tests,
             sizes=sizes(given.minbytes, given.maxbytes, step=given.stepbytes, factor=given.stepfactor),
             dtypes=dtypes if given.datatype == "all" else (UNDERSTOOD.get(given.datatype) or _known(
                 "datatype", given.datatype, (*UNDERSTOOD, *DTYPES)),),
             ops=tuple(OPS) if given.op == "all" else (op_of(given.op).name,),
             roots=None if given.root == "all" else (at_least(0)(given.root),),
-            iterations=given.iters, algorithms=tuple(dict.fromkeys(names_of(given.algorithm))),
+            iterations=given.iters, algorithms=tuple(dict.fromkeys(names_of(named(given.algorithm, *tests)))),
             against=tuple(names_of(given.against)) if given.against else (), launches=max(given.cudagraph, given.graph),
             floor=floor, baseline=read(given.compare) if given.compare else [], flags=given)
         _check(options)

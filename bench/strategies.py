@@ -50,7 +50,7 @@ def counting() -> Iterator[list[Fraction]]:
         def method(self: gc.Communicator, x: Any, *arguments: Any, **options: Any) -> Any:
             whole = x.nbytes * (self.size if name == "all_gather" else 1)
             if x.nbytes > 1:  # a byte tells of errors
-                sent.append(Fraction(find(name, "ring").cost.price(self.size, Fraction(whole))["sent"]))
+                sent.append(Fraction(find(name, "ring").price(self.size, Fraction(whole))["sent"]))
             return call(self, x, *arguments, **options)
 
         return method

@@ -11,7 +11,9 @@
     device                      a GPU, or what stands for it: kernels compiled and launched, streams, NCCL
     arrays, waits               what is accepted, flat views, NumPy's reductions; deadlines and progress
     analysis                    a schedule proved, predicted and drawn: verify, simulate, draw
-    algorithms                  ring, tree, star, ...: one file each
+    loading, msccl              algorithms from files: users' Python, MSCCL's XML, which is written too
+    algorithms                  ring, tree, star, ...: one file each; users' own
+    proved, proof, replay       a user's schedule, proved before its first use; the proof; all ranks run together
     plan                        a schedule on buffers of given lengths: what waits for what
     collectives, topology       what each collective promises; shapes of rings and trees
     schedule, chunks, ops, dtypes     the vocabulary
@@ -19,7 +21,7 @@
     launchers, rendezvous       who started this process, whose MPI; waiting for all ranks, rank 0 for all
 """
 
-from gpucoll.algorithms import algorithms, schedule
+from gpucoll.algorithms import algorithm, algorithms, schedule
 from gpucoll.communicator import Communicator, init, init_local
 from gpucoll.errors import (
     ArgumentError,
@@ -35,12 +37,15 @@ from gpucoll.errors import (
     UsageError,
 )
 from gpucoll.guard.termination import on_terminate
+from gpucoll.loading import load
 from gpucoll.ops import ReduceOp, elementwise_op, premul_sum
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
 from gpucoll.version import __version__ as __version__
 from gpucoll.work import Work
 
 __all__ = [
-    "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "DtypeError", "GpucollError",
-    "MismatchError", "PeerError", "RankFailedError", "ReduceOp", "RevokedError", "UsageError", "Work", "algorithms",
-    "elementwise_op", "init", "init_local", "on_terminate", "premul_sum", "schedule",
+    "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "Copy", "DtypeError",
+    "GpucollError", "MismatchError", "PeerError", "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp",
+    "RevokedError", "Send", "Slice", "UsageError", "Work", "algorithm", "algorithms", "elementwise_op", "init",
+    "init_local", "load", "on_terminate", "premul_sum", "schedule",
 ]

@@ -38,7 +38,8 @@ def _parser() -> Parser:
     verbs.add_parser("run", help="launch a program under mpiexec with torchrun's variables", add_help=False)
     verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
                      add_help=False)
-    verify = verbs.add_parser("verify", help="prove every schedule")
+    verify = verbs.add_parser("verify", help="prove every schedule, or those of files")
+    verify.add_argument("files", nargs="*", metavar="FILE", help="file.py:name, or MSCCL's XML")
     verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="sizes to prove")
     verify.add_argument("--collective", help="only this collective")
     verify.add_argument("--algorithm", help="only this algorithm")
@@ -46,6 +47,7 @@ def _parser() -> Parser:
     verify.add_argument("--json", action="store_true", help="print one JSON object")
     verify.set_defaults(run=_verify)
     _add_draw(verbs)
+    _add_convert(verbs)
     _add_simulate(verbs)
     _add_explain(verbs)
     _add_tune(verbs)
@@ -63,13 +65,23 @@ def _parser() -> Parser:
 
 def _add_draw(verbs: Any) -> None:
     draw = verbs.add_parser("draw", help="draw a schedule, round by round")
-    draw.add_argument("algorithm", help="its name, e.g. ring or hierarchical(ring,tree)")
-    draw.add_argument("--collective", default="all_reduce")
-    draw.add_argument("--ranks", type=int, default=8)
+    draw.add_argument("algorithm", help="its name, e.g. ring or hierarchical(ring,tree), file.py:name or a .xml")
+    draw.add_argument("--collective", help="all_reduce, ... (that of the file, or all_reduce)")
+    draw.add_argument("--ranks", type=int, help="how many (as many as a .xml is for, or 8)")
     draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
     draw.add_argument("--segments", type=int, default=1, help="pipelining")
     draw.add_argument("-o", "--output", required=True, metavar="F.html", help="a page to step through; .svg: a picture")
     draw.set_defaults(run=_draw)
+
+
+def _add_convert(verbs: Any) -> None:
+    convert = verbs.add_parser("convert", help="write a schedule as MSCCL's XML")
+    convert.add_argument("algorithm", metavar="IN.xml|NAME", help="MSCCL's XML, file.py:name, or a name")
+    convert.add_argument("--collective", help="all_reduce, ... (that of the file, or all_reduce)")
+    convert.add_argument("--ranks", type=int, metavar="N", help="how many (as many as a .xml is for, or 8)")
+    convert.add_argument("--segments", type=int, default=1, help="pipelining")
+    convert.add_argument("-o", "--output", required=True, metavar="OUT.xml")
+    convert.set_defaults(run=_convert)
 
 
 def _add_simulate(verbs: Any) -> None:
@@ -78,7 +90,8 @@ def _add_simulate(verbs: Any) -> None:
     simulate.add_argument("size", nargs="?", default="1M", metavar="64M",
                           help="bytes of the larger of input and output; a list is 8,64K,64M (1M)")
     simulate.add_argument("--ranks", type=size_range, default="8", metavar="8,64,65536", help="numbers of ranks (8)")
-    simulate.add_argument("--algorithm", metavar="A,B", help="only these (all there are)")
+    simulate.add_argument("--algorithm", metavar="A,B",
+                          help="only these, names, file.py:name or .xml (all there are)")
     simulate.add_argument("--topology", default="switch", metavar="F", help="a TOML file, or a name such as fat_tree, "
                           "nvlink_node or torus_2d (switch: one switch of equal links)")
     simulate.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
@@ -137,7 +150,12 @@ def _verify(options: Any) -> int:
     from gpucoll.collectives import COLLECTIVES
 
     started, rows, faults = time.perf_counter(), [], 0
-    for row in prove_registry(options.ranks, options.segments, options.collective, options.algorithm):
+    asked = [(options.collective, options.algorithm)]
+    if options.files:
+        from gpucoll.loading import loaded
+
+        asked = [key for file in options.files for key in loaded(file)]
+    for row in (row for key in asked for row in prove_registry(options.ranks, options.segments, *key)):
         rows.append(row._asdict())
         faults += row.fault is not None
         if not options.json:
@@ -155,25 +173,64 @@ def _verify(options: Any) -> int:
     return 1 if faults else 0
 
 
-def _draw(options: Any) -> int:
-    """Write the file that was asked for, and say in a line what it shows."""
-    from gpucoll.analysis.draw import draw
+def _asked_for(options: Any) -> tuple[str, str, int]:
+    """Return collective, name and number of ranks of the algorithm that was asked for, by its name or its file."""
+    from gpucoll.algorithms import find
+    from gpucoll.loading import is_file, loaded
 
-    path = Path(options.output)
-    text = draw(options.algorithm, options.collective, size=options.ranks, root=options.root, segments=options.segments,
-                form=path.suffix[1:])
+    kind, name = options.collective or "all_reduce", options.algorithm
+    if is_file(name):
+        there = dict((one, one) for one in loaded(name) if options.collective in (None, one[0]))
+        if not there:
+            raise ArgumentError(f"{name} is not of {options.collective}", code="GC-FILE")
+        kind, name = next(iter(there))
+    entry, ranks = find(kind, name), options.ranks
+    if ranks is None:
+        ranks = 8 if not entry.own else next((size for size in (8, *range(2, 4097)) if not entry.unfit(size, None)), 8)
+    return kind, name, ranks
+
+
+def _written(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ArgumentError(f"cannot write {path}: {error.strerror}", code="GC-FILE") from None
-    print(f"{path}: {options.collective} by {options.algorithm}, {options.ranks} rank{'s' * (options.ranks > 1)}")
+
+
+def _draw(options: Any) -> int:
+    """Write the file that was asked for, and say in a line what it shows."""
+    from gpucoll.analysis.draw import draw
+
+    (kind, name, ranks), path = _asked_for(options), Path(options.output)
+    _written(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:]))
+    print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
+    return 0
+
+
+def _convert(options: Any) -> int:
+    """Write MSCCL's XML, proved, and say in a line what it is."""
+    from gpucoll.algorithms import schedule
+    from gpucoll.analysis.verify import verify
+    from gpucoll.msccl.write import xml
+
+    (kind, name, ranks), path = _asked_for(options), Path(options.output)
+    if path.suffix != ".xml":
+        raise ArgumentError(f"{path} does not end in .xml", code="GC-FILE")
+    schedules = [schedule(kind, name, rank=rank, size=ranks, segments=options.segments)
+                 for rank in range(max(1, ranks))]
+    proof = verify(kind, name, ranks, segments=options.segments)
+    _written(path, xml(schedules))
+    print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
+          "rounds")
     return 0
 
 
 def _simulate(options: Any) -> int:
     """Predict what was asked for; print a table or a JSON object."""
     from gpucoll.analysis.simulate.sweep import answer
+    from gpucoll.loading import named
     from gpucoll.tuner import segments
 
+    options.algorithm = options.algorithm and named(options.algorithm, options.collective)
     print(answer(options, segments))
     return 0

@@ -101,7 +101,7 @@ class Plan:
 
     def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
                  schedules: Callable[[int], Schedule] | None = None, near: Collection[int] = ()) -> None:
-        self.layouts, self.schedules = layouts, schedules
+        self.layouts, self.schedules, self.digest = layouts, schedules, schedule.digest
         self.copy_input = in_place and _reads_overwritten(schedule)
         self._made_of = schedule, in_place and not self.copy_input, near
 

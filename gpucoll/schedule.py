@@ -72,12 +72,13 @@ class Schedule:
     """
 
     def __init__(self, collective: str, algorithm: str, rank: int, size: int, chunks: int,
-                 rounds: Callable[[], Iterable[Round]]) -> None:
+                 rounds: Callable[[], Iterable[Round]], digest: str = "") -> None:
         self.collective = collective
         self.algorithm = algorithm
         self.rank = rank
         self.size = size
         self.chunks = chunks
+        self.digest = digest
         self._rounds = rounds
 
     def __iter__(self) -> Rounds:

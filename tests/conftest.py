@@ -93,3 +93,21 @@ def emulated_kernels():
     from compiled import make_usual
 
     make_usual()
+
+
+@pytest.fixture
+def own_algorithms():
+    """What a test registers is gone after it; names of its own keep it from what others have cached."""
+    from gpucoll.algorithms import _REGISTRY, _USED, registry
+    from gpucoll.msccl import _REGISTERED
+
+    registry()
+    held = [(one, one.copy()) for one in (_REGISTRY, _USED, _REGISTERED, sys.modules)]
+    yield
+    for one, before in held[:3]:
+        one.clear()
+        one.update(before)
+    for name in {*sys.modules} - {*held[3][1]}:
+        if name.startswith("gpucoll_file_"):
+            del sys.modules[name]
+    registry.cache_clear()

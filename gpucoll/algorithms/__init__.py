@@ -1,7 +1,7 @@
-"""The registry of algorithms: one file each, found at run time.
+"""The registry of algorithms: one file each, found at run time, and users' own.
 
 An algorithm is a per-rank generator of rounds (`gpucoll.schedule`). A decorator registers it
-under the name of its file, with its cost as data: formulas in ``P`` (ranks), ``N`` (bytes
+under the name of its file, a user's under its own, with its cost as data: formulas in ``P`` (ranks), ``N`` (bytes
 of the larger of input and output), ``S`` (segments), ``M`` (nodes), ``G`` (ranks of the
 largest node) and a few functions (see `evaluate`).
 Some take parameters that stand in the name, as in ``torus(4x2)``.
@@ -26,6 +26,7 @@ from gpucoll.collectives import collective as collective_row
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.ops import op_of
+from gpucoll.proved import Claim, as_proved, checked_chunks, proved
 from gpucoll.schedule import Copy, Rounds, Schedule, Slice
 from gpucoll.topology import hops, node_shape
 
@@ -41,7 +42,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def evaluate(formula: str, **values: Any) -> Any:
-    """Return the value of a formula of the registry: our own data, never a user's text.
+    """Return the value of a formula of the registry, which is as trusted as the code that it stands beside.
 
     Beside arithmetic it may use min, max and
 
@@ -74,6 +75,7 @@ class Cost(NamedTuple):
                 for field, formula in self._asdict().items()}
 
 
+COUNTED = Cost("", "", "", "", "", "")  # of those without formulas
 Make: TypeAlias = Callable[..., Rounds]
 Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
 
@@ -84,7 +86,7 @@ class Algorithm(NamedTuple):
     `alike` is a formula, true for the sizes at which `make` takes an array of ranks as well: see `all_ranks`. `bind`
     returns the algorithm with the parameters that follow its name, of which `variants` gives those for so many ranks;
     `unfit` says why it is not for so many ranks, nodes. One `in_rank_order` combines the ranks' inputs one
-    after the other, so that all such form the same bits.
+    after the other, so that all such form the same bits. A user's `own` is proved before it is used.
     """
 
     collective: str
@@ -98,6 +100,7 @@ class Algorithm(NamedTuple):
     variants: Callable[[str, int], Iterable[str]] | None = None
     unfit: Callable[[int, Nodes], str | None] = lambda size, nodes: None
     in_rank_order: bool = False
+    own: bool = False
 
     def pieces(self, segments: int) -> int:
         """Return into how many segments it really cuts: 1 where it is not pipelined."""
@@ -108,32 +111,100 @@ class Algorithm(NamedTuple):
         group, count = node_shape(size, nodes)
         return evaluate(self.chunks, P=size, S=self.pieces(segments), G=group, M=count)
 
+    def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
+              nodes: Sequence[int] | None = None) -> dict[str, float]:
+        """Return what it costs, see `Cost.price`; without formulas it is counted in the schedule."""
+        if self.cost is not COUNTED:
+            return self.cost.price(size, nbytes, segments, nodes)
+        if size == 1:
+            return dict.fromkeys(Cost._fields, 0)
+        chunks = self.count_chunks(size, segments, None if nodes is None else tuple(nodes))
+        counts = _counted(self.claim(size, chunks, 0, segments, nodes))
+        alone = ("rounds", "beside")
+        return {name: float(count if name in alone else count * nbytes) for name, count in counts.items()}
+
+    def claim(self, size: int, chunks: int, root: int, segments: int, nodes: Sequence[int] | None) -> Claim:
+        """Return what is to be proved of a user's."""
+        given = {"root": root, "segments": segments, "nodes": None if nodes is None else tuple(nodes)}
+        options = tuple((name, given[name]) for name in sorted(self.options))
+        return Claim(self.collective, self.name, self.make, size, chunks, root, options)
+
+
+@functools.lru_cache(maxsize=1024)
+def _counted(claim: Claim) -> dict[str, Fraction]:
+    proved(claim)
+    return claim.counted()
+
 
 DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each
 OPTIONS = frozenset({"root", "segments", "nodes"})
 _REGISTRY: dict[tuple[str, str], Algorithm] = {}
+_USED: set[tuple[str, str]] = set()  # users', of which schedules were made
 _PHASES: dict[tuple[str, str], Make] = {}
 
 
-def algorithm(collective: str, *, rounds: str, path: str, sent: str, received: str = "", reduced: str = "0",
-              beside: str = "0", chunks: str = "P * S", alike: str = "0", bind: Any = None, variants: Any = None,
-              in_rank_order: str = "0") -> Callable[[Make], Make]:
-    """Register the decorated generator for `collective` under its file's name; see `Algorithm` and `Cost`.
+def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = "", sent: str = "", received: str = "",
+              reduced: str = "0", beside: str = "0", chunks: str | int = "P * S", alike: str = "0", bind: Any = None,
+              variants: Any = None, unfit: Any = None, in_rank_order: str = "0") -> Callable[[Make], Make]:
+    """Register the decorated generator of rounds for `collective`; see `Algorithm` and `Cost`.
 
-    `received` is `sent` where nothing is said. The generator is called with `rank`, `size` >= 2 and those of `root`,
-    `segments` and `nodes` that it takes.
+    It is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes, and is known by
+    `name`, or its own; the library's files by theirs. `chunks` is into how many the larger of input and output is cut,
+    a number or a formula of P ranks and S segments. Formulas of the costs may be left out: rounds and bytes are counted
+    then; `received` is `sent` where nothing is said. ``unfit(size, nodes)`` may say why it is not for so many ranks.
+
+    A user's is proved when it is first used for a number of ranks: ArgumentError with code GC-PROOF names rank, round
+    and chunk. Raises ArgumentError, too, for a name that is taken, and for formulas that have no value.
     """
-
-    cost = Cost(rounds, path, sent, received or sent, reduced, beside)
+    collective_row(collective)
+    cost = Cost(rounds, path, sent, received or sent, reduced, beside) if rounds or path or sent else COUNTED
 
     def register(make: Make) -> Make:
-        name = make.__module__.rpartition(".")[2]
+        module, _, file = getattr(make, "__module__", "").rpartition(".")
+        entry = Algorithm(collective, file, make, str(chunks), cost, frozenset(), alike, bind, variants,
+                          in_rank_order=in_rank_order == "1")
+        if module != __name__:
+            entry = _own(entry._replace(name=name or getattr(make, "__name__", ""), own=True))
         options = OPTIONS & inspect.signature(make).parameters.keys()
-        _REGISTRY[collective, name] = Algorithm(collective, name, make, chunks, cost, options, alike, bind,
-                                                variants, in_rank_order=in_rank_order == "1")
+        _REGISTRY[collective, entry.name] = entry._replace(options=options, unfit=unfit or entry.unfit)
+        registry.cache_clear()
         return make
 
     return register
+
+
+def _own(entry: Algorithm) -> Algorithm:
+    """Return a user's algorithm as it is registered; raise ArgumentError."""
+    try:
+        parameters = list(inspect.signature(entry.make).parameters.values())
+        needed = [one.name for one in parameters if one.default is one.empty and one.name not in OPTIONS
+                  and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    except (TypeError, ValueError):
+        needed = []
+    if needed[:2] != ["rank", "size"] or len(needed) > 2:
+        raise ArgumentError(f"{entry.make!r} is no generator f(rank, size, ...) of rounds; what it may take beside is "
+                            f"{', '.join(sorted(OPTIONS))}, and what has a default", code="GC-ALGO")
+    taken = {name for (_, name), other in registry().items() if not other.own} | {"auto", "native", "all"}
+    if entry.name in taken or not entry.name.isidentifier():
+        raise ArgumentError(f"an algorithm of your own cannot be named {entry.name!r}: "
+                            f"{'that is one of ours' if entry.name in taken else 'a name is letters and digits'}; "
+                            'give another, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
+    if (entry.collective, entry.name) in _USED:
+        raise ArgumentError(f"{entry.collective}: {entry.name} is in use, and stays what it is; give the new one "
+                            'another name, as in @algorithm("all_reduce", "mine")', code="GC-ALGO")
+    if entry.alike != "0":
+        raise ArgumentError(f"{entry.collective}: {entry.name}: each rank of an algorithm of your own is made alone; "
+                            "leave out alike", code="GC-ALGO")
+    if entry.cost is not COUNTED:
+        try:
+            values = [*entry.cost.price(3, 3.0).values()]
+        except Exception as error:
+            raise ArgumentError(f"{entry.collective}: {entry.name}: a formula of its cost has no value: {error}",
+                                code="GC-ALGO") from None
+        if not all(isinstance(value, int | float) for value in values):
+            raise ArgumentError(f"{entry.collective}: {entry.name}: a formula of its cost is no number",
+                                code="GC-ALGO")
+    return entry
 
 
 def phase(kind: str) -> Callable[[Make], Make]:
@@ -156,6 +227,11 @@ def registry() -> dict[tuple[str, str], Algorithm]:
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
     return dict(sorted(_REGISTRY.items()))
+
+
+def own_names(collective: str, size: int | None = None) -> list[str]:
+    """Return the names of the users' algorithms of `collective`, which "auto" does not choose."""
+    return [name for name in algorithms(collective, size=size) if registry()[collective, name].own]
 
 
 def phases(kind: str) -> dict[str, Make]:
@@ -268,10 +344,26 @@ def _make(entry: Algorithm, rank: Any, size: int, root: int, segments: int, node
         raise ArgumentError(f"{entry.collective}: {entry.name} is not for {size} ranks: {reason}", code="GC-ALGO")
     given = {"root": root, "segments": segments, "nodes": nodes}
     options = {name: given[name] for name in entry.options}
-    chunks = entry.count_chunks(size, segments, nodes)
+    chunks = _count_chunks(entry, size, segments, nodes)
     if size == 1:
         return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: _alone(entry.collective, chunks))
+    if entry.own:
+        _USED.add((entry.collective, entry.name.partition("(")[0]))
+        claim = entry.claim(size, chunks, root if COLLECTIVES[entry.collective].rooted else 0, segments, nodes)
+        return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: as_proved(claim, rank),
+                        proved(claim)[-1])
     return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: entry.make(rank, size, **options))
+
+
+def _count_chunks(entry: Algorithm, size: int, segments: int, nodes: Nodes) -> int:
+    """Return into how many chunks is cut; a user's formula may have any value, or none."""
+    if not entry.own:
+        return entry.count_chunks(size, segments, nodes)
+    try:
+        return checked_chunks(entry.count_chunks(size, segments, nodes))
+    except Exception as error:
+        raise ArgumentError(f"{entry.collective} by {entry.name} for {size} ranks: chunks={entry.chunks!r} is no whole "
+                            f"number from 1 up ({error})", code="GC-PROOF") from None
 
 
 def _alone(collective: str, chunks: int) -> Rounds:

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, algorithms, find, names_of, phases
+from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, algorithms, find, names_of, own_names, phases
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Buffer, Copy, Rounds, Slice, moved, spread, within
 from gpucoll.topology import Grid, grid, group, members_of, node_shape
@@ -67,7 +67,7 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
 def _variants(collective: str, size: int) -> Iterator[str]:
     """Yield every algorithm inside the nodes with one across them, and every one across them with one inside."""
     across = [*phases(collective)] if collective in PHASES else [
-        name for name in algorithms(collective) if name != "hierarchical"]
+        name for name in algorithms(collective) if name != "hierarchical" and name not in own_names(collective)]
     inside = [*HALVES, *WAYS] if collective == "all_reduce" else across
     some = "direct" if collective == "all_to_all" else "circulant"
     yield from (f"{name},{some}" for name in inside)
@@ -83,8 +83,8 @@ def _inside(collective: str, name: str) -> list[Algorithm]:
 
 
 def _across(collective: str, name: str) -> Algorithm:
-    if name.startswith("hierarchical"):
-        raise ArgumentError("hierarchical: it cannot be part of itself", code="GC-ALGO")
+    if name.startswith("hierarchical") or name in own_names(collective):
+        raise ArgumentError("hierarchical: neither it nor one of your own can be part of itself", code="GC-ALGO")
     if collective in PHASES:
         _check(name, phases(collective))
     return find(collective, name)

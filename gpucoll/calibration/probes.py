@@ -65,7 +65,7 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
         nbytes = block * (comm.size if collective in ("all_gather", "reduce_scatter") else 1)
         call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
         seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])
-        cost = find(collective, algorithm).cost.price(comm.size, nbytes)
+        cost = find(collective, algorithm).price(comm.size, nbytes)
         yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["beside"], seconds)
 
 

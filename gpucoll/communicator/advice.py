@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+from gpucoll.algorithms import own_names
 from gpucoll.arrays import check_input, module_of
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import able
@@ -30,7 +31,8 @@ class Advice(MetadataExchange):
         `dtype` is that of the elements (its op is the sum), `device` "cpu", "cuda" or "emulated", by default where
         this communicator runs NumPy arrays. The result prints as a table and is a dictionary: see
         `gpucoll.tuner.explanation.Explanation`; once calls of that size have been made on host arrays, it has their
-        measured times beside those predicted. No rank waits for another. Raises ArgumentError and DtypeError.
+        measured times beside those predicted. Your own algorithms come last: auto takes none. No rank waits for
+        another. Raises ArgumentError and DtypeError.
         """
         row = collective_row(collective)
         where = ("emulated" if self.options.emulated else "cpu") if device is None else device
@@ -44,8 +46,12 @@ class Advice(MetadataExchange):
         found = self._tuner.candidates(row.name, nbytes, executors, where)
         if not found:
             raise ArgumentError(f"explain: nothing is known of {row.name} on {', '.join(executors)}", code="GC-ALGO")
+        considered, others = len(found), [one for one in executors if one != "native"]
+        for name in own_names(row.name, self.size):
+            found += self._tuner.candidates(row.name, nbytes, others, where, name)
         times = [self._known(row.name, one.executor, one.algorithm, nbytes) for one in found]
-        return explained(row.name, nbytes, self.size, f"the table {self._tuner.source(where)}", found, times)
+        return explained(row.name, nbytes, self.size, f"the table {self._tuner.source(where)}", found, times,
+                         considered)
 
     def check_numerics(self, x: Any, name: str = "x") -> None:
         """Raise ArgumentError, on every rank, where a rank's `x` (any shape) has a NaN or an infinity.

@@ -51,7 +51,10 @@ class Task:
     def words(self) -> str:
         """What is alike where ranks make the same call."""
         op = "" if self.op is None else f", op {self.op.expression or self.op.name}"
-        return (f"{self.collective} by {self.algorithm}, {self.nbytes} bytes of {self.dtype.name} in {self.shape}{op}, "
+        by = self.algorithm
+        if self.plan is not None and self.plan.digest:
+            by += f" #{self.plan.digest}"  # a user's, of which ranks may have unlike ones
+        return (f"{self.collective} by {by}, {self.nbytes} bytes of {self.dtype.name} in {self.shape}{op}, "
                 f"root {self.root}{self.detail}")
 
 

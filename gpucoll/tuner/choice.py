@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms, find, names_of
+from gpucoll.algorithms import algorithms, find, names_of, own_names
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
@@ -38,7 +38,7 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
     if rule is None:
         return there
     left = [name for name in there if name not in rule.names] if rule.excluded else \
-        [name for name in rule.names if base(name) in there]
+        [name for name in rule.names if base(name) in (*there, *own_names(collective))]
     if not left and rule.strict:
         raise ArgumentError(f"GPUCOLL_ALGO leaves {collective} none of its algorithms: {', '.join(there)}",
                             code="GC-ALGO")
@@ -105,10 +105,13 @@ class Choice(NamedTuple):
 def scheduled(collective: str, size: int, nodes: int) -> list[str]:
     """Return the algorithms that are worth a thought for so many ranks: within one node hierarchical is another one.
 
+    A user's own are not among them.
+
     >>> scheduled("reduce_scatter", 4, 1)
     ['circulant', 'direct', 'recursive_halving', 'ring']
     """
-    return [name for name in algorithms(collective, size=size) if nodes > 1 or name != "hierarchical"]
+    out = {*own_names(collective), *(("hierarchical",) if nodes == 1 else ())}
+    return [name for name in algorithms(collective, size=size) if name not in out]
 
 
 class Tuner:

@@ -60,12 +60,15 @@ def _percent(part: float, whole: float) -> int:
 
 
 def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: Sequence[Candidate],
-              times: Sequence[tuple[int, float | None]] = ()) -> Explanation:
-    """Return the explanation of candidates, the choice first; `times` has calls and median seconds of each."""
+              times: Sequence[tuple[int, float | None]] = (), considered: int | None = None) -> Explanation:
+    """Return the explanation of candidates, the choice first; `times` has calls and median seconds of each.
+
+    So many as are `considered` were there to choose from.
+    """
     times = times or [(0, None)] * len(candidates)
     rows = [_row(candidate, *time) for candidate, time in zip(candidates, times, strict=True)]
     return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm,
-                       executor=candidates[0].executor, reason=reason(candidates), candidates=rows)
+                       executor=candidates[0].executor, reason=reason(candidates[:considered]), candidates=rows)
 
 
 def _row(candidate: Candidate, calls: int, measured: float | None) -> Row:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms, find, schedule
+from gpucoll.algorithms import algorithms, find, own_names, schedule
 from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Reduce, Send
@@ -145,7 +145,7 @@ class Model:
 
     def _best(self, collective: str, nbytes: int, topology: Topology, world: World) -> Candidate | None:
         rows = []
-        for name in algorithms(collective, size=world.size):
+        for name in (one for one in algorithms(collective, size=world.size) if one not in own_names(collective)):
             try:
                 rows.append(_predicted(collective, name, nbytes, topology, world))
             except ArgumentError:
@@ -195,7 +195,7 @@ def _predicted(collective: str, name: str, nbytes: int, topology: Topology, worl
         return Candidate(topology.name, name, row.segments, row.seconds, *row[5:], False)
     entry = find(collective, name)
     pieces = 1 if meetings else entry.pieces(pieces)
-    cost = entry.cost.price(world.size, nbytes, pieces, world.nodes)
+    cost = entry.price(world.size, nbytes, pieces, world.nodes)
     rounds, beside, taken = cost["rounds"], cost["beside"], moved(cost, topology.name)
     if meetings:
         rounds, beside, taken = meetings, meetings * max(0, world.size - 2), cost["received"]

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from gpucoll.algorithms import algorithms
-from gpucoll.analysis.replay import ScheduleError
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.executors.peer.check import check
+from gpucoll.replay import ScheduleError
 from grids import batches, naming
 from peer.schedules import Case
 

@@ -12,6 +12,7 @@ import pytest
 from gpucoll.bench import strategies
 
 import gpucoll
+from gpucoll import cli
 from gpucoll.algorithms import registry
 from gpucoll.collectives import COLLECTIVES
 
@@ -67,3 +68,18 @@ def test_what_a_page_shows_is_there_and_what_it_quotes_is_true(page):
             formulas = strategies.FORMULAS[cells[0]]
             assert cells[1:5:2] == [f"{eval(formula, dict(names)):,.0f}" for formula in formulas]
             assert cells[2:6:2] == [formula.replace(" *", "") for formula in formulas]
+
+
+def test_the_page_of_own_algorithms_is_true(tmp_path, monkeypatch, capsys, own_algorithms):
+    """Its first block is the file that its commands name; on ranks its blocks run in tests/multirank/test_readme.py."""
+    text = (ROOT / "docs/algorithms.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "line.py").write_text(blocks[0])
+    monkeypatch.chdir(tmp_path)
+    for block in blocks:
+        exec(compile(block, "a block", "exec"), {"__name__": "page"})
+    commands = [line.split() for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
+    assert len(commands) >= 6
+    for words in commands:
+        assert (words[0], cli.main(words[1:])) == ("gpucoll", 0)
+    assert "no faults" in capsys.readouterr().out

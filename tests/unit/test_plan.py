@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from gpucoll.algorithms import algorithms, schedule
-from gpucoll.analysis.replay import replay
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES
 from gpucoll.executors.nccl import Node, nodes_of
 from gpucoll.executors.shared.plans import AWAIT, CALL, SIGNAL, Writer
 from gpucoll.plan import Form, Layouts, Plan
+from gpucoll.replay import replay
 from gpucoll.schedule import Recv, RecvReduce, Send, Slice
 from grids import generator, naming
 

@@ -8,12 +8,13 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.algorithms import algorithms, all_ranks, registry, schedule
-from gpucoll.analysis.replay import ScheduleError
-from gpucoll.analysis.verify import prove, prove_registry, verify
+from gpucoll.analysis.verify import prove_registry, verify
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.plan import HALVES, Layouts, Message, Plan
+from gpucoll.proof import prove
+from gpucoll.replay import ScheduleError
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send, Slice
 from grids import SEED, naming, sampled
 from schedule_faults import FAULTS, NEED_REDUCTIONS

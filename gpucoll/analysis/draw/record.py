@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.analysis.draw.layout import GraphLayout
-from gpucoll.analysis.verify import SymbolicMemory, contributions
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
+from gpucoll.proof import SymbolicMemory, contributions
 from gpucoll.schedule import Round, Send
 
 NOBODY = -1  # in place of a content: nothing is there, or nothing is promised

@@ -123,7 +123,7 @@ def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequenc
 def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     """Return the same where all ranks are at the same time: on equal links, what the registry's formulas say."""
     count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
-    cost, level = case.entry.cost.price(case.size, count, segments), routes.levels[0]
+    cost, level = case.entry.price(case.size, count, segments), routes.levels[0]
     latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
     moved = max(cost["sent"], cost["received"])
     return [Parts(latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk) for chunk in chunks]

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.algorithms import Algorithm, all_ranks, schedule
-from gpucoll.analysis.replay import replay
 from gpucoll.analysis.simulate.routes import Array
 from gpucoll.errors import ArgumentError
+from gpucoll.replay import replay
 from gpucoll.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 
 TOGETHER = 1 << 27  # messages of all ranks made at once

@@ -9,8 +9,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Sequence
 
-from gpucoll.analysis.replay import ScheduleError
 from gpucoll.executors.peer.program import Lane, Program, Step
+from gpucoll.replay import ScheduleError
 
 
 def check(programs: Sequence[Program], channels: int, depth: int, slot: int) -> int:

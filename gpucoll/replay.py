@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol, TypeAlias
 
 from gpucoll.errors import GpucollError
-from gpucoll.schedule import Copy, Reduce, Round, Send
+from gpucoll.schedule import Copy, Reduce, Round, Send, Step
 
 Post: TypeAlias = tuple[int, int]  # rank, index of the step in its round
 Key: TypeAlias = tuple[int, int, str]  # sender, receiver, and which end
@@ -23,6 +23,7 @@ class ScheduleError(GpucollError):
     """A schedule is wrong; the message says on which rank, in which round, and why."""
 
     default_code = "GC-SCHEDULE"
+    step: tuple[int, int, int] | None = None  # rank, round and index, counted from 0, of the step that is wrong
 
 
 class Observer(Protocol):
@@ -71,9 +72,24 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Observer) -> int:
             observer.finish(done)
         ready += ended
     for rank, index in (post for posts in waiting.values() for post in posts):
-        raise ScheduleError(f"rank {rank}, round {number[rank]}: {steps[rank][index]} waits for ever: its partner has "
-                            "no such step, or waits as well", ranks=(rank,))
+        step = steps[rank][index]
+        error = ScheduleError(f"rank {rank}, round {number[rank]}, {place_of(step)}: {step} waits for ever: its "
+                              "partner has no such step, or waits as well", ranks=(rank,))
+        error.step = rank, number[rank] - 1, index
+        raise error
     return messages
+
+
+def place_of(step: Step) -> str:
+    """Return the chunks that a step sends or writes, in words.
+
+    >>> from gpucoll.schedule import Slice
+    >>> place_of(Copy(Slice("input", 0, 2), Slice("output", 4, 2)))
+    'output chunks 4 to 5'
+    """
+    part = step.src if isinstance(step, Send) else step.dst
+    return f"{part.buffer} chunk {part.first}" if part.count == 1 else \
+        f"{part.buffer} chunks {part.first} to {part.first + part.count - 1}"
 
 
 def _ends(rank: int, step: Any) -> tuple[Key, Key]:

@@ -1,0 +1,104 @@
+"""Algorithms from files: those that a user's Python registers, and MSCCL's XML."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path
+
+from gpucoll import msccl
+from gpucoll.algorithms import names_of, registry
+from gpucoll.errors import ArgumentError, nearest
+
+MOST_BYTES = 1 << 26  # of a file
+FILE = re.compile(r"(?P<file>.+\.py):(?P<name>[^:/\\]*)|(?P<xml>.+\.xml)", re.IGNORECASE | re.DOTALL)
+
+
+def is_file(text: str) -> bool:
+    """Return whether `text` says a file with an algorithm, and not the name of one.
+
+    >>> is_file("mine.py:star"), is_file("a/b.xml"), is_file("ring")
+    (True, True, False)
+    """
+    return FILE.fullmatch(text) is not None
+
+
+def load(path: str) -> str:
+    """Return the name of the algorithm that a file has, which is registered and may be used like any other.
+
+    ``"file.py:name"`` runs the file, which registers it by `algorithm`; ``"algorithm.xml"`` is as MSCCL's tools write
+    it, and proved at once. Raises ArgumentError: GC-FILE for a file that cannot be read or run, or has no such name,
+    GC-XML for one that is no such XML, GC-PROOF for an algorithm that is wrong.
+    """
+    return loaded(path)[0][1]
+
+
+def loaded(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """Return collective and name of each algorithm that `path`, see `load`, stands for."""
+    match = FILE.fullmatch(os.fspath(path)) if isinstance(path, str | os.PathLike) else None
+    if match is None:
+        raise ArgumentError(f"{path!r} is neither file.py:name nor algorithm.xml", code="GC-FILE")
+    if match["xml"]:
+        return [msccl.register(_content(match["xml"]), match["xml"])]
+    content, name = _content(match["file"]), match["name"]
+    _run(Path(match["file"]), content)
+    there = sorted(key for key, entry in registry().items()
+                   if entry.own and getattr(entry.make, "__module__", "") == _module(match["file"], content))
+    chosen = [key for key in there if key[1] == name]
+    if not chosen:
+        names = sorted({name for _, name in there})
+        raise ArgumentError(f"{match['file']} registers no algorithm {name!r}, but "
+                            f"{', '.join(names) or 'none'}{nearest(name, names)}", code="GC-FILE")
+    return chosen
+
+
+def named(text: str, *collectives: str) -> str:
+    """Return a list of algorithms in which every file's is called by its name; ArgumentError where it is of others."""
+    return ",".join(_named(one, collectives) if is_file(one) else one for one in names_of(text))
+
+
+def _named(path: str, collectives: Iterable[str]) -> str:
+    there = loaded(path)
+    if not {kind for kind, _ in there} & {*collectives}:
+        raise ArgumentError(f"{path} is of {there[0][0]}, and not of {' or '.join(collectives)}", code="GC-FILE")
+    return there[0][1]
+
+
+def _content(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ArgumentError(f"cannot read {path!r}: {why}", code="GC-FILE") from None
+    if len(content) > MOST_BYTES:
+        raise ArgumentError(f"{path}: more than {MOST_BYTES >> 20} MiB are no algorithm", code="GC-FILE")
+    return content
+
+
+def _module(path: str, content: bytes) -> str:
+    """Return the name of the module that a file becomes: another one where it is changed."""
+    digest = hashlib.blake2b(os.path.abspath(path).encode(errors="surrogateescape") + b"\0" + content, digest_size=8)
+    return f"gpucoll_file_{digest.hexdigest()}"
+
+
+def _run(path: Path, content: bytes) -> None:
+    """Run a file, once."""
+    name = _module(str(path), content)
+    if name in sys.modules:
+        return
+    module = types.ModuleType(name)
+    module.__file__ = str(path)
+    sys.modules[name] = module  # before it runs, as an import does: what it defines looks for it
+    try:
+        exec(compile(content, str(path), "exec"), vars(module))
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, Exception | SystemExit):
+            code = error.code if isinstance(error, ArgumentError) else "GC-FILE"
+            raise ArgumentError(f"{path}: running it raised {type(error).__name__}: {error}", code=code) from error
+        raise

@@ -1,0 +1,193 @@
+"""MSCCL's XML as data: what each thread block of each GPU does, step by step."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple, TypeAlias
+from xml.parsers import expat
+
+from gpucoll.collectives import COLLECTIVES, Collective
+from gpucoll.errors import ArgumentError
+
+NAMES = {"".join(name.split("_")): name for name in (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter")}
+TYPES = ("s", "r", "rcs", "rrc", "rrs", "rrcs", "re", "cpy", "nop")
+SENDS, RECEIVES, REDUCES = ("s", "rcs", "rrs", "rrcs"), ("r", "rcs", "rrc", "rrs", "rrcs"), ("rrc", "rrs", "rrcs", "re")
+MOST_GPUS, MOST_CHUNKS, MOST_MOVED = 4096, 1 << 16, 1 << 22
+NEST = ("algo", "gpu", "tb", "step")
+
+Place: TypeAlias = tuple[str, int]  # buffer "i", "o" or "s", chunk
+
+
+class XmlStep(NamedTuple):
+    """Step `number` of thread block `block` of `gpu`; -1 is no peer, `after` the block and step that it waits for."""
+
+    gpu: int
+    block: int
+    number: int
+    type: str
+    src: Place
+    dst: Place
+    count: int  # type: ignore[assignment] # as in `Slice`
+    send: int
+    recv: int
+    channel: int
+    after: tuple[int, int] | None
+
+    def __str__(self) -> str:
+        return f"gpu {self.gpu}, tb {self.block}, step {self.number} ({self.type})"
+
+
+class XmlProgram(NamedTuple):
+    """A file; `chunks` is into how many the larger of input and output is cut, `scratch` the most that a GPU has."""
+
+    name: str
+    row: Collective
+    in_place: bool
+    size: int
+    chunks: int
+    scratch: int
+    steps: tuple[XmlStep, ...]  # by gpu, block and number
+
+    @property
+    def per_block(self) -> int:
+        """Into how many chunks a block is cut, or the whole where there are none."""
+        return self.chunks // self.size if self.row.blocks else self.chunks
+
+
+def wrong(file: str, why: str) -> ArgumentError:
+    """Return the error of a file that is none of MSCCL's."""
+    return ArgumentError(f"{file}: {why}", code="GC-XML")
+
+
+class Reader:
+    """Reads elements as they come; entities and document types are refused, so that no file is longer than it looks."""
+
+    def __init__(self, file: str) -> None:
+        self._file, self._depth = file, 0
+        self.head: dict[str, str] | None = None
+        self.gpus: list[tuple[dict[str, str], list[tuple[dict[str, str], list[dict[str, str]]]]]] = []
+
+    def parse(self, content: bytes) -> None:
+        parser = expat.ParserCreate()
+        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
+        parser.StartDoctypeDeclHandler = self._refuse
+        parser.EntityDeclHandler = self._refuse
+        try:
+            parser.Parse(content, True)
+        except (expat.ExpatError, ValueError, LookupError) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise wrong(self._file, f"no XML: {error}") from None
+
+    def _refuse(self, *_: Any) -> None:
+        raise wrong(self._file, "document types and entities are not read")
+
+    def _start(self, name: str, attributes: dict[str, str]) -> None:
+        if self._depth >= len(NEST) or name != NEST[self._depth]:
+            raise wrong(self._file, f"element {name[:40]!r} at depth {self._depth} is none of {' > '.join(NEST)}")
+        if self._depth == 0:
+            self.head = attributes
+        elif self._depth == 1:
+            self.gpus.append((attributes, []))
+        elif self._depth == 2:
+            self.gpus[-1][1].append((attributes, []))
+        else:
+            self.gpus[-1][1][-1][1].append(attributes)
+        self._depth += 1
+
+    def _end(self, name: str) -> None:
+        self._depth -= 1
+
+
+class Fields:
+    """The attributes of one element, `where` in words, as numbers and words."""
+
+    def __init__(self, file: str, where: str, attributes: dict[str, str]) -> None:
+        self._file, self._where, self._attributes = file, where, attributes
+
+    def wrong(self, why: str) -> ArgumentError:
+        return wrong(self._file, f"{self._where}: {why}")
+
+    def number(self, name: str, low: int, high: int, default: int | None = None) -> int:
+        """Return a whole number from `low` to `high`; without `default` it must be there."""
+        text = self._attributes.get(name, "" if default is None else str(default))
+        value = int(text) if re.fullmatch(r"-?[0-9]{1,9}", text) else None
+        if value is None or not low <= value <= high:
+            raise self.wrong(f"{name}={text[:40]!r} is no number from {low} to {high}")
+        return value
+
+    def word(self, name: str, known: Any, default: str = "") -> str:
+        """Return one of the `known` words."""
+        text = self._attributes.get(name, default)
+        if text not in known:
+            raise self.wrong(f"{name}={text[:40]!r} is none of {', '.join(known)}")
+        return text
+
+
+def parsed(content: bytes, file: str) -> XmlProgram:
+    """Return the program of a file; raise ArgumentError with code GC-XML for anything else."""
+    reader = Reader(file)
+    reader.parse(content)
+    attributes = reader.head or {}
+    head = Fields(file, "algo", attributes)
+    size = head.number("ngpus", 1, MOST_GPUS)
+    kind = attributes.get("coll", "").replace("_", "").lower()
+    if kind not in NAMES:
+        raise head.wrong(f"coll={attributes.get('coll', '')[:40]!r} is none of {', '.join(NAMES)}")
+    row = COLLECTIVES[NAMES[kind]]
+    in_place = head.number("inplace", 0, 1, 0) == 1 and head.number("outofplace", 0, 1, 0) == 0
+    steps, ids, widest, scratch = list[XmlStep](), set[int](), 0, 0
+    for gpu_attributes, blocks in reader.gpus:
+        fields = Fields(file, "gpu", gpu_attributes)
+        gpu = fields.number("id", 0, size - 1)
+        if gpu in ids:
+            raise fields.wrong(f"there are two of id {gpu}")
+        ids.add(gpu)
+        widest = max(widest, *(fields.number(name, 0, MOST_CHUNKS, 0) for name in ("i_chunks", "o_chunks")))
+        scratch = max(scratch, fields.number("s_chunks", 0, MOST_CHUNKS, 0))
+        steps += _blocks(file, gpu, size, blocks)
+    if len(ids) != size:
+        raise head.wrong(f"ngpus={size}, but there are {len(ids)} of element gpu")
+    chunks = head.number("nchunksperloop", 1, MOST_CHUNKS, widest)
+    if row.blocks and chunks % size:
+        raise head.wrong(f"nchunksperloop={chunks} is no multiple of {size} GPUs, as {row.name} needs")
+    if sum(step.count for step in steps) > MOST_MOVED:
+        raise head.wrong(f"more than {MOST_MOVED} chunks are moved: that is too much to be read")
+    name = re.sub(r"\W", "_", attributes.get("name", ""), flags=re.ASCII)[:80] or "xml"
+    return XmlProgram(name if name[0].isalpha() or name[0] == "_" else f"_{name}", row, in_place, size, chunks, scratch,
+                      tuple(sorted(steps, key=lambda step: step[:3])))
+
+
+def _blocks(file: str, gpu: int, size: int, blocks: list[tuple[dict[str, str], list[dict[str, str]]]]) -> list[XmlStep]:
+    steps, ids = list[XmlStep](), set[int]()
+    for attributes, rows in blocks:
+        fields = Fields(file, f"gpu {gpu}, tb {attributes.get('id', '')[:9]}", attributes)
+        block = fields.number("id", 0, MOST_CHUNKS)
+        send, recv = (fields.number(name, -1, size - 1) for name in ("send", "recv"))
+        channel = fields.number("chan", -1, MOST_CHUNKS, 0)
+        if block in ids or gpu in (send, recv):
+            raise fields.wrong("there are two of this id" if block in ids else "its peer is itself")
+        ids.add(block)
+        for number, row in enumerate(rows):
+            steps.append(_step(file, gpu, block, number, row, (send, recv, channel)))
+    return steps
+
+
+def _step(file: str, gpu: int, block: int, number: int, attributes: dict[str, str],
+          peers: tuple[int, int, int]) -> XmlStep:
+    fields = Fields(file, f"gpu {gpu}, tb {block}, step {number}", attributes)
+    kind = fields.word("type", TYPES)
+    if fields.number("s", 0, MOST_CHUNKS) != number:
+        raise fields.wrong(f"s={attributes['s']} comes as number {number}")
+    places = []
+    for side, used in (("src", kind not in ("r", "rcs", "nop")), ("dst", kind not in ("s", "nop"))):
+        buffer = fields.word(f"{side}buf", ("i", "o", "s"), "" if used else "i")
+        places.append((buffer, fields.number(f"{side}off", 0 if used else -1, MOST_CHUNKS, None if used else -1)))
+    waited, on = fields.number("depid", -1, MOST_CHUNKS, -1), fields.number("deps", -1, MOST_CHUNKS, -1)
+    for side, kinds, peer in (("send", SENDS, peers[0]), ("recv", RECEIVES, peers[1])):
+        if kind in kinds and peer < 0:
+            raise fields.wrong(f"type {kind}, but its thread block has no {side}")
+    return XmlStep(gpu, block, number, kind, places[0], places[1],
+                   fields.number("cnt", 0 if kind == "nop" else 1, MOST_CHUNKS, 1), *peers,
+                   None if waited < 0 or on < 0 else (waited, on))

@@ -1,0 +1,273 @@
+"""MSCCL's steps as rounds: each message and each local step in the first round in which all that it follows is done.
+
+A message is in one round of both its GPUs. A write follows the writes and reads of its chunk before it; with a read it
+may share a round, since rounds read before they write. Where MSCCL relies on a message having left before it arrives,
+so that no such order is, it is received into scratch first.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeAlias
+
+from gpucoll.errors import ArgumentError
+from gpucoll.msccl.order import Order, XmlEvent, ordered, refused
+from gpucoll.msccl.program import Place, XmlProgram, XmlStep
+from gpucoll.proof import prove
+from gpucoll.replay import ScheduleError
+from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+
+Node: TypeAlias = tuple[str, int]  # "move" a message or a local step, "land" what a message leaves in scratch
+Edges: TypeAlias = dict[Node, dict[Node, int]]  # 1: in a later round, 0: not in an earlier one
+ROOT = 0
+
+
+class OriginStep(NamedTuple):
+    """A step of a node on a rank, and the XML's that it comes of."""
+
+    step: Step
+    origin: XmlStep | None
+
+
+def rounds_of(program: XmlProgram) -> tuple[tuple[Round, ...], ...]:
+    """Return the rounds of every rank, which are proved; ArgumentError names the XML's step that is wrong.
+
+    Where the source of a reduction is not its destination the runtime and the tools that write files differ in what it
+    means: what can be proved is right.
+    """
+    faults = list[ArgumentError]()
+    for local_source in (True, False):
+        try:
+            return _proved(program, _Rounds(program, ordered(program, local_source=local_source)).works())
+        except ArgumentError as error:
+            faults.append(error)
+    raise faults[0]
+
+
+def _proved(program: XmlProgram, works: list[list[list[OriginStep]]]) -> tuple[tuple[Round, ...], ...]:
+    rounds = tuple(tuple(tuple(work.step for work in some) for some in one) for one in works)
+    try:
+        if program.size > 1:
+            prove(program.row.name, rounds, chunks=program.chunks, root=ROOT)
+    except ScheduleError as error:
+        origin = None
+        if error.step is not None:
+            rank, number, index = error.step
+            origin = works[rank][number][index].origin
+        where = "" if origin is None else f"{origin}: "
+        raise ArgumentError(f"{where}{error.args[0]}", code="GC-PROOF", ranks=error.ranks) from None
+    return rounds
+
+
+class _Rounds:
+    """Lays the events of a program in rounds."""
+
+    def __init__(self, program: XmlProgram, order: Order) -> None:
+        self._program, self._events, self._sender = program, order.events, order.sender
+        self._receipt = {sent: receipt for receipt, sent in order.sender.items()}
+        self._where = _Where(program)
+
+    def works(self) -> list[list[list[OriginStep]]]:
+        """Return, of every rank, the steps of its rounds."""
+        landing = set[int]()
+        levels, stuck = _levels(self._edges(landing))
+        while stuck:  # each time some more, since the XML's own order has no circle
+            landing |= {number for kind, number in stuck if kind == "move" and number in self._sender}
+            levels, stuck = _levels(self._edges(landing))
+        rounds: dict[tuple[int, int], list[list[OriginStep]]] = collections.defaultdict(lambda: [[], [], [], []])
+        for rank, level, place, work in self._steps(levels, landing):
+            rounds[rank, level][place].append(work)
+        made: list[list[list[OriginStep]]] = [[] for _ in range(self._program.size)]
+        for (rank, _), some in sorted(rounds.items(), key=lambda item: item[0]):
+            made[rank].append([work for works in some for work in works])
+        return made
+
+    def _node(self, index: int, landing: set[int]) -> Node:
+        """Return the node of an event: a message has the number of its receipt."""
+        event = self._events[index]
+        if event.kind == "send":
+            return "move", self._receipt[index]
+        return ("land" if index in landing else "move"), index
+
+    def _edges(self, landing: set[int]) -> Edges:
+        edges: Edges = {}
+        writer = dict[tuple[int, Place], Node]()
+        readers: dict[tuple[int, Place], list[Node]] = collections.defaultdict(list)
+        for index, event in enumerate(self._events):
+            node, gpu = self._node(index, landing), event.step.gpu
+            edges.setdefault(node, {})
+            if node[0] == "land":
+                edges.setdefault(("move", index), {})[node] = 1
+            for place in dict.fromkeys(event.reads + event.operand):
+                if (gpu, place) in writer and writer[gpu, place] != node:
+                    edges[writer[gpu, place]][node] = 1
+                readers[gpu, place].append(node)
+            for place in event.writes:
+                for reader in readers.pop((gpu, place), ()):
+                    if reader != node:
+                        edges[reader].setdefault(node, 0)
+                if (gpu, place) in writer and writer[gpu, place] != node:
+                    edges[writer[gpu, place]][node] = 1
+                writer[gpu, place] = node
+        return edges
+
+    def _steps(self, levels: dict[Node, int], landing: set[int]) -> Iterator[tuple[int, int, int, OriginStep]]:
+        """Yield rank, round, whether among sends, copies, receives or reductions, and the step."""
+        sent = dict[int, list[Slice]]()
+        for index, event in enumerate(self._events):
+            step, gpu, level = event.step, event.step.gpu, levels[self._node(index, landing)]
+            if event.kind == "send":
+                sent[index] = self._where.read(event, event.reads)
+                continue
+            came = sent.pop(self._sender[index]) if event.kind == "receive" else self._where.read(event, event.reads)
+            operands = self._where.read(event, event.operand)
+            classes = [self._where.kind(part) for part in came]
+            targets = self._where.write(event, classes)
+            aside = [self._where.fresh(gpu, kind) for kind in classes] if index in landing else targets
+            is_local = event.kind == "local" or index in landing
+            for part, lands, operand, dst in _joined(came, aside, operands or came, targets):
+                if event.kind == "receive":
+                    source, moved = self._events[self._sender[index]].step, levels["move", index]
+                    kind = RecvReduce if operands and not is_local else Recv
+                    yield source.gpu, moved, 0, OriginStep(Send(part, gpu), source)
+                    yield gpu, moved, 2, OriginStep(kind(lands, source.gpu), step)
+                    part = lands
+                if operands and operand != dst:
+                    yield gpu, level, 1, OriginStep(Copy(operand, dst), step)
+                if is_local and (operands or part != dst):
+                    yield gpu, level, 3 if operands else 1, OriginStep((Reduce if operands else Copy)(part, dst), step)
+        for rank in range(self._program.size):
+            for src, dst in _joined(*self._where.left(rank)):
+                yield rank, 0, 1, OriginStep(Copy(src, dst), None)
+
+
+def _joined(*columns: list[Slice]) -> Iterator[tuple[Slice, ...]]:
+    """Yield chunks that belong together, those that follow each other in every column as one."""
+    rows = list[tuple[Slice, ...]]()
+    for row in zip(*columns, strict=True):
+        if rows and all(last.buffer == part.buffer and last.first + last.count == part.first
+                        for last, part in zip(rows[-1], row, strict=True)):
+            row = tuple(last._replace(count=last.count + 1) for last in rows.pop())
+        rows.append(row)
+    return iter(rows)
+
+
+class _Where:
+    """Where the chunks of a program lie with us: input is never written, and chunks of one place are equally long."""
+
+    def __init__(self, program: XmlProgram) -> None:
+        self._program, self._per_block = program, program.per_block
+        row, size = program.row, program.size
+        self._now: list[dict[Place, Slice]] = [{} for _ in range(size)]
+        self._slots: list[dict[Any, Slice]] = [{} for _ in range(size)]
+        self._count = [collections.Counter[int]() for _ in range(size)]
+        self._base = -(-program.scratch // self._per_block) * self._per_block
+        for rank in range(size):
+            if row.input.exists(rank, ROOT):
+                for chunk in range(program.chunks if row.input.blocks else self._per_block):
+                    self._now[rank][self._first(rank, chunk)] = Slice("input", chunk)
+
+    def _first(self, rank: int, chunk: int) -> Place:
+        if self._program.in_place and self._program.row.name in ("all_gather", "gather"):
+            return "o", chunk + rank * self._per_block
+        return "i", chunk
+
+    def _result(self, rank: int, place: Place) -> int | None:
+        """Return which chunk of output a place is, None for any other."""
+        row, (buffer, chunk) = self._program.row, place
+        if not row.output.exists(rank, ROOT):
+            return None
+        if self._program.in_place and row.name not in ("all_gather", "gather"):
+            if buffer != "i":
+                return None
+            chunk -= rank * self._per_block if row.name in ("reduce_scatter", "scatter") else 0
+        elif buffer != "o":
+            return None
+        return chunk if 0 <= chunk < (self._program.chunks if row.output.blocks else self._per_block) else None
+
+    def kind(self, part: Slice) -> int:
+        """Return what the length of a chunk goes by."""
+        return part.first % self._per_block
+
+    def read(self, event: XmlEvent, places: tuple[Place, ...]) -> list[Slice]:
+        """Return where places are."""
+        now = self._now[event.step.gpu]
+        for place in places:
+            if place not in now:
+                raise refused(event.step, f"it reads {place[0]}[{place[1]}], which nobody has written")
+        return [now[place] for place in places]
+
+    def write(self, event: XmlEvent, kinds: list[int]) -> list[Slice]:
+        """Return where what comes is put; from now on it is there."""
+        gpu = event.step.gpu
+        targets = [self._target(gpu, place, kind) for place, kind in zip(event.writes, kinds, strict=True)]
+        self._now[gpu].update(zip(event.writes, targets, strict=True))
+        return targets
+
+    def _target(self, gpu: int, place: Place, kind: int) -> Slice:
+        result = self._result(gpu, place)
+        if result is not None and result % self._per_block == kind:
+            return Slice("output", result)
+        buffer: Buffer = "scratch"
+        if place[0] == "s" and place[1] % self._per_block == kind:
+            return Slice(buffer, place[1])
+        key = place, kind
+        if key not in self._slots[gpu]:
+            self._slots[gpu][key] = self.fresh(gpu, kind)
+        return self._slots[gpu][key]
+
+    def fresh(self, gpu: int, kind: int) -> Slice:
+        """Return a chunk of scratch that is used for nothing else."""
+        self._count[gpu][kind] += 1
+        return Slice("scratch", self._base + (self._count[gpu][kind] - 1) * self._per_block + kind)
+
+    def left(self, rank: int) -> tuple[list[Slice], list[Slice]]:
+        """Return the chunks of input that stayed where they are, and belong to the result; and where."""
+        pairs = [(part, Slice("output", result)) for place, part in sorted(self._now[rank].items())
+                 if part.buffer == "input" and (result := self._result(rank, place)) is not None]
+        return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _levels(edges: Edges) -> tuple[dict[Node, int], list[Node]]:
+    """Return the first round of every node; or those that are to be after each other, and in no later round.
+
+    By Tarjan's strongly connected components: those of one share a round.
+    """
+    component = dict[Node, int]()
+    members = list[list[Node]]()
+    low, number = dict[Node, int](), dict[Node, int]()
+    stack = list[Node]()
+    for root in edges:
+        if root in number:
+            continue
+        path = [(root, iter(edges[root]))]
+        number[root] = low[root] = len(number)
+        stack.append(root)
+        while path:
+            node, rest = path[-1]
+            following = next(rest, None)
+            if following is None:
+                path.pop()
+                if path:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[node])
+                if low[node] == number[node]:
+                    members.append([])
+                    while node not in component:
+                        members[-1].append(stack.pop())
+                        component[members[-1][-1]] = len(members) - 1
+            elif following not in number:
+                number[following] = low[following] = len(number)
+                stack.append(following)
+                path.append((following, iter(edges[following])))
+            elif following not in component:
+                low[node] = min(low[node], number[following])
+    turns = [0] * len(members)
+    for which in reversed(range(len(members))):  # a component comes after all those that follow it
+        for node in members[which]:
+            for following, apart in edges[node].items():
+                other = component[following]
+                if other == which and apart:
+                    return {}, members[which]
+                turns[other] = max(turns[other], turns[which] + apart)
+    return {node: turns[which] for node, which in component.items()}, []

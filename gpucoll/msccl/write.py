@@ -1,0 +1,165 @@
+"""Our rounds as MSCCL's XML: a thread block for each peer and direction, and one for what a GPU does alone."""
+
+from __future__ import annotations
+
+import collections
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+from xml.sax.saxutils import quoteattr
+
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.errors import ArgumentError
+from gpucoll.msccl.program import NAMES
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
+
+Block: TypeAlias = tuple[int, int]  # the rank it sends to, the one it receives from, -1 for none
+TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}
+NOP = Slice("input", -1, 0)
+
+
+class Line(NamedTuple):
+    """A step of a thread block: what it is, and which step of which other block it waits for."""
+
+    type: str
+    src: Slice
+    dst: Slice
+    after: tuple[Block, int] | None
+
+
+def xml(schedules: list[Schedule]) -> str:
+    """Return the file of a schedule, given for every rank: out of place, one channel.
+
+    Raises ArgumentError for collectives that MSCCL does not have.
+    """
+    one = schedules[0]
+    names = {ours: theirs for theirs, ours in NAMES.items()}
+    if one.collective not in names:
+        raise ArgumentError(f"MSCCL has no {one.collective}; it has {', '.join(names)}", code="GC-XML")
+    row = COLLECTIVES[one.collective]
+    per_block = one.chunks // one.size if row.blocks else one.chunks
+    extents = [one.chunks if side.blocks else per_block for side in (row.input, row.output)]
+    lines = [f'<algo name={quoteattr(one.algorithm)} proto="Simple" nchannels="1" nchunksperloop="{one.chunks}" '
+             f'ngpus="{one.size}" coll="{names[one.collective]}" inplace="0" outofplace="1" minBytes="0" maxBytes="0">']
+    for schedule in schedules:
+        gpu = _Gpu()
+        for steps in schedule:
+            gpu.round(steps)
+        there = [side.exists(schedule.rank, 0) * extent
+                 for side, extent in zip((row.input, row.output), extents, strict=True)]
+        lines.append(f'  <gpu id="{schedule.rank}" i_chunks="{there[0]}" o_chunks="{there[1]}" '
+                     f's_chunks="{gpu.scratch}">')
+        lines += [f"    {line}" for line in gpu.lines()]
+        lines.append("  </gpu>")
+    return "\n".join([*lines, "</algo>\n"])
+
+
+class _Gpu:
+    """Deals the steps of one rank out to thread blocks, which wait for each other where they touch the same chunks."""
+
+    def __init__(self) -> None:
+        self.scratch = 0
+        self._blocks: dict[Block, list[Line]] = collections.defaultdict(list)
+        self._writer = dict[tuple[str, int], tuple[Block, int]]()
+        self._readers: dict[tuple[str, int], list[tuple[Block, int]]] = collections.defaultdict(list)
+        self._clocks = dict[tuple[Block, int], dict[Block, int]]()  # of each step: the last one before it, by block
+
+    def round(self, steps: Round) -> None:
+        """Add a round, its steps in an order in which all reads of a chunk come before its writes."""
+        for step in steps:
+            for part in step:
+                if isinstance(part, Slice) and part.buffer == "scratch":
+                    self.scratch = max(self.scratch, part.first + part.count)
+        turns = _sorted(steps)
+        stuck = {*range(len(steps))} - {*turns}
+        if stuck:  # as where two chunks change places: they are read into scratch first
+            aside = list[Step]()
+            whole = list(steps)
+            for index in sorted(stuck):
+                step = whole[index]
+                if isinstance(step, Copy | Reduce):
+                    aside.append(Copy(step.src, Slice("scratch", self.scratch, step.src.count)))
+                    whole[index] = type(step)(aside[-1].dst, step.dst)  # type: ignore[union-attr] # it is a Copy
+                    self.scratch += step.src.count
+            self.round(tuple(aside))
+            steps = tuple(whole)
+            turns = _sorted(steps)
+        for index in turns:
+            self._add(steps[index])
+
+    def _add(self, step: Step) -> None:
+        block = (step.peer if isinstance(step, Send) else -1, step.peer if isinstance(step, Recv | RecvReduce) else -1)
+        src = step.dst if isinstance(step, Recv | RecvReduce) else step.src
+        dst = step.src if isinstance(step, Send) else step.dst
+        reads = _chunks(src) if not isinstance(step, Recv) else []
+        writes = _chunks(dst) if not isinstance(step, Send) else []
+        before = [self._writer[chunk] for chunk in (*reads, *writes) if chunk in self._writer]
+        before += [reader for chunk in writes for reader in self._readers.pop(chunk, ())]
+        clock = dict(self._clocks.get((block, len(self._blocks[block]) - 1), {}))
+        waits = list[tuple[Block, int]]()
+        for other, number in sorted(set(before), key=lambda one: -one[1]):  # the late ones say most
+            if other != block and clock.get(other, -1) < number:
+                waits.append((other, number))
+                for known, last in {**self._clocks[other, number], other: number}.items():
+                    clock[known] = max(clock.get(known, -1), last)
+        lines = self._blocks[block]
+        for wait in waits[1:]:
+            self._clocks[block, len(lines)] = clock
+            lines.append(Line("nop", NOP, NOP, wait))
+        me = block, len(lines)
+        self._clocks[me] = clock
+        lines.append(Line(TYPES[type(step)], src, dst, waits[0] if waits else None))
+        for chunk in reads:
+            self._readers[chunk].append(me)
+        for chunk in writes:
+            self._writer[chunk] = me
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the file."""
+        blocks = {block: number for number, block in enumerate(sorted(self._blocks))}
+        waited = {line.after for lines in self._blocks.values() for line in lines}
+        for block, number in blocks.items():
+            yield f'<tb id="{number}" send="{block[0]}" recv="{block[1]}" chan="0">'
+            for index, line in enumerate(self._blocks[block]):
+                after = (-1, -1) if line.after is None else (blocks[line.after[0]], line.after[1])
+                yield (f'  <step s="{index}" type="{line.type}" srcbuf="{line.src.buffer[0]}" '
+                       f'srcoff="{line.src.first}" dstbuf="{line.dst.buffer[0]}" dstoff="{line.dst.first}" '
+                       f'cnt="{line.src.count}" depid="{after[0]}" deps="{after[1]}" '
+                       f'hasdep="{int((block, index) in waited)}"/>')
+            yield "</tb>"
+
+
+def _chunks(part: Slice) -> list[tuple[str, int]]:
+    return [(part.buffer, part.first + index) for index in range(part.count)]
+
+
+def _sorted(steps: Round) -> list[int]:
+    """Return the steps as they may come one after the other; those that wait for each other are left out.
+
+    Who reads a chunk comes before who writes it; those of one destination, and messages of one peer, as they are
+    listed.
+    """
+    readers: dict[tuple[str, int], list[int]] = collections.defaultdict(list)
+    for index, step in enumerate(steps):
+        for chunk in _chunks(step.src) if isinstance(step, Send | Copy | Reduce) else ():
+            readers[chunk].append(index)
+    before: list[set[int]] = [set() for _ in steps]
+    last = dict[object, int]()
+    for index, step in enumerate(steps):
+        keys: Iterable[object] = () if isinstance(step, Send) else _chunks(step.dst)
+        for chunk in () if isinstance(step, Send) else _chunks(step.dst):
+            before[index].update(reader for reader in readers[chunk] if reader != index)
+        ends = [] if isinstance(step, Copy | Reduce) else [(isinstance(step, Send), step.peer)]
+        for key in (*keys, *ends):
+            before[index].update({last[key]} if key in last else ())
+            last[key] = index
+    turns, ready = list[int](), [index for index, some in enumerate(before) if not some]
+    while ready:
+        done = heapq.heappop(ready)
+        turns.append(done)
+        for index, some in enumerate(before):
+            if done in some:
+                some.discard(done)
+                if not some:
+                    heapq.heappush(ready, index)
+    return turns

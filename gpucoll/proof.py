@@ -1,0 +1,199 @@
+"""Prove rounds: run all ranks symbolically and hold the result against the collective's promise.
+
+A chunk's content is a pair: which chunk of the inputs it is made of, and how often each
+rank has contributed (one 16-bit digit per rank in one integer, so that combining is
+addition and "exactly once" is a constant). Everything that could go wrong in an executor
+is an error here: a slice out of range, a read of what nobody wrote, a write to input, two
+writers of one destination in a round, lengths that differ, a message without a partner,
+ranks that wait for each other, a contribution lost or counted twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from gpucoll.collectives import Collective, Side, collective
+from gpucoll.replay import ScheduleError, place_of, replay
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, writes
+
+DIGIT = 16
+READING, COMBINING, STORING = (Send, Copy, Reduce), (RecvReduce, Reduce), (Copy, Recv)
+
+Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
+Key: TypeAlias = tuple[str, int]  # buffer, chunk
+
+
+class Proof(NamedTuple):
+    """A proved schedule: the most rounds of a rank, the messages of all ranks."""
+
+    rounds: int
+    messages: int
+
+
+def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Proof:
+    """Prove given rounds, one iterable a rank, for collective `name`; raise ScheduleError."""
+    return SymbolicMemory(collective(name), len(schedules), root, chunks).prove(schedules)
+
+
+class SymbolicMemory:
+    """The observer of a replay: all ranks' buffers."""
+
+    def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
+        if (row.blocks and chunks % size) or (row.ragged and chunks != size):
+            many = "not one for each" if row.ragged else "no multiple"
+            raise ScheduleError(f"{row.name}: {chunks} chunks are {many} of {size} blocks")
+        self.ranks = [_Rank(row, rank, size, root, chunks) for rank in range(size)]
+
+    def prove(self, schedules: Sequence[Iterable[Round]]) -> Proof:
+        """Run them; raise ScheduleError where they are wrong."""
+        messages = replay(schedules, self)
+        for rank in self.ranks:
+            rank.check_result()
+        return Proof(max(rank.round for rank in self.ranks), messages)
+
+    def begin(self, rank: int, steps: Round) -> None:
+        self.ranks[rank].begin(steps)
+
+    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
+        source, target = self.ranks[sender], self.ranks[receiver]
+        src, dst = source.steps[sent].src, target.steps[received].dst  # type: ignore[union-attr]
+        if source.lengths(src) != target.lengths(dst):
+            raise target.error(target.steps[received], f"its length differs from that of {src} of rank {sender}")
+        target.came[received] = source.came[sent]
+
+    def finish(self, rank: int) -> None:
+        self.ranks[rank].finish()
+
+
+class _Rank:
+    """One rank's buffers, and the round that it is in."""
+
+    def __init__(self, row: Collective, rank: int, size: int, root: int, chunks: int) -> None:
+        self.row, self.rank, self.size, self.root, self.chunks = row, rank, size, root, chunks
+        self.per_block = chunks // size if row.blocks else chunks
+        self.limits = {"input": self._extent(row.input), "output": self._extent(row.output)}
+        own = {chunk: (chunk, 1 << DIGIT * rank) for chunk in range(self.limits["input"])}
+        self.content: dict[str, dict[int, Content]] = {"input": own, "output": {}, "scratch": {}}  # by chunk
+        self.round = 0
+        self.steps: Round = ()
+        self.came: dict[int, list[Content]] = {}  # by step: what it read at the beginning, or received
+
+    def _extent(self, side: Side) -> int:
+        if not side.exists(self.rank, self.root):
+            return 0
+        return self.chunks if side.blocks else self.per_block
+
+    def error(self, step: Step | None, why: str) -> ScheduleError:
+        """Return the error that names rank, round, chunks and step."""
+        where = f"{self.row.name}: rank {self.rank}, round {self.round}"
+        if step is None:
+            return ScheduleError(f"{where}, {why}", ranks=(self.rank,))
+        error = ScheduleError(f"{where}, {place_of(step)}: {step}: {why}", ranks=(self.rank,))
+        error.step = self.rank, self.round - 1, self.steps.index(step)
+        return error
+
+    def begin(self, steps: Round) -> None:
+        """Begin a round: check it, and read what it reads before anything is written."""
+        self.steps, self.round = steps, self.round + 1
+        written: dict[Key, Slice] = {}
+        for step in steps:
+            self._check_slices(step)
+            self._check_target(step, written)
+        self.came = {index: self._read(step, step[0]) for index, step in enumerate(steps) if isinstance(step, READING)}
+
+    def _check_slices(self, step: Step) -> None:
+        for part in step:
+            if isinstance(part, Slice):
+                limit = self.limits.get(part.buffer, part.first + part.count)
+                if part.first < 0 or part.count < 0 or part.first + part.count > limit:
+                    raise self.error(step, f"{part} is not in the {limit} chunks of this rank's {part.buffer}")
+                if part.buffer == "scratch" and self.row.ragged:
+                    raise self.error(step, "there is no scratch where blocks are not alike")
+        if isinstance(step, Copy | Reduce) and self.lengths(step.src) != self.lengths(step.dst):
+            raise self.error(step, "the lengths of source and destination differ")
+
+    def _check_target(self, step: Step, written: dict[Key, Slice]) -> None:
+        """A destination: never input; one Copy or Recv, first; and equal or disjoint to the others of the round."""
+        target = writes(step)
+        if target is None:
+            return
+        if target.buffer == "input":
+            raise self.error(step, "it writes to input")
+        for chunk in _chunks(target):
+            key = target.buffer, chunk
+            if key in written and (isinstance(step, STORING) or written[key] != target):
+                raise self.error(step, "an earlier step of the round writes there")
+            written[key] = target
+
+    def lengths(self, part: Slice) -> list[object]:
+        """Return the length classes of the chunks: those of chunk i of all blocks are one, unless they are ragged."""
+        if self.row.ragged is None:
+            return [chunk % self.chunks % self.per_block for chunk in _chunks(part)]
+        return [self._ragged(part.buffer, chunk) for chunk in _chunks(part)]
+
+    def _ragged(self, buffer: str, chunk: int) -> object:
+        """Return what the length of a chunk depends on; a side that is one array depends on its own rank only."""
+        side = self.row.input if buffer == "input" else self.row.output
+        other = chunk if side.blocks else None
+        source, target = (self.rank, other) if buffer == "input" else (other, self.rank)
+        return {"source": source, "target": target, "pair": (source, target)}[self.row.ragged or "pair"]
+
+    def _read(self, step: Step, part: Slice) -> list[Content]:
+        try:
+            return list(map(self.content[part.buffer].__getitem__, _chunks(part)))
+        except KeyError as missing:
+            raise self.error(step, f"reads {(part.buffer, missing.args[0])}, which nobody has written") from None
+
+    def finish(self) -> None:
+        """Apply the writes of the round, in listed order."""
+        for index, step in enumerate(self.steps):
+            if not isinstance(step, Send):
+                contents = zip(_chunks(step.dst), self.came[index], strict=True)
+                if isinstance(step, COMBINING):
+                    self._combine(step, contents)
+                else:
+                    self.content[step.dst.buffer].update(contents)
+
+    def _combine(self, step: RecvReduce | Reduce, contents: Iterable[tuple[int, Content]]) -> None:
+        held = self.content[step.dst.buffer]
+        for place, (chunk, counts) in contents:
+            old = held.get(place)
+            if old is None or old[0] != chunk:
+                raise self.error(step, f"combines chunk {chunk} into {_words(old, self.size)}")
+            held[place] = (chunk, old[1] + counts)
+
+    def check_result(self) -> None:
+        """Raise where the output is not what the collective promises."""
+        for index, wanted in enumerate(self.wanted()):
+            held = self.content["output"].get(index)
+            if wanted[1] and held != wanted:
+                raise self.error(None, f"output chunk {index}: at the end it holds {_words(held, self.size)}, "
+                                       f"not {_words(wanted, self.size)}")
+
+    def wanted(self) -> list[Content]:
+        """Return what every chunk of output has to hold; no contributions where nothing is promised."""
+        pieces = (self.row.result(self.rank, self.size, self.root, self.per_block, index)
+                  for index in range(self.limits["output"]))
+        return [(piece.chunk, _once(piece.ranks)) for piece in pieces]
+
+
+@functools.lru_cache(maxsize=256)
+def _once(ranks: frozenset[int]) -> int:
+    return sum(1 << DIGIT * rank for rank in ranks)
+
+
+def _chunks(part: Slice) -> range:
+    return range(part.first, part.first + part.count)
+
+
+def _words(content: Content | None, size: int) -> str:
+    if content is None:
+        return "nothing"
+    return f"chunk {content[0]} with contributions {contributions(content, size)}"
+
+
+def contributions(content: Content, size: int) -> list[int]:
+    """Return how often each rank has contributed to a content."""
+    return [content[1] >> DIGIT * rank & (1 << DIGIT) - 1 for rank in range(size)]

@@ -1,0 +1,195 @@
+"""What a user's algorithm does, proved before anything runs it: its rounds as they are checked, costs as counted.
+
+Whatever is wrong is an ArgumentError with code GC-PROOF that names rank, round and chunk, and shows who holds what.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.errors import ArgumentError
+from gpucoll.proof import Content, SymbolicMemory, contributions
+from gpucoll.replay import ScheduleError, replay
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send, Slice, Step
+
+MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20  # beyond, a generator is taken for one that never ends
+SHOWN_RANKS, SHOWN_CHUNKS = 4, 12
+BUFFERS = ("input", "output", "scratch")
+STEPS = (Send, Recv, RecvReduce, Copy, Reduce)
+
+
+class Claim(NamedTuple):
+    """A generator, as it is asked for: what is to be proved."""
+
+    collective: str
+    name: str
+    make: Callable[..., Iterable[Any]]
+    size: int
+    chunks: int
+    root: int
+    options: tuple[tuple[str, Any], ...]
+
+    def rounds(self, rank: int) -> Rounds:
+        """Yield the rounds of `rank`; raise ArgumentError for what is none."""
+        where, number = f"{self.collective} by {self.name} for {self.size} ranks: rank {rank}", 0
+        try:
+            for number, steps in enumerate(self.make(rank, self.size, **dict(self.options)), 1):
+                if not isinstance(steps, tuple | list) or isinstance(steps, STEPS) or number > MOST_ROUNDS:
+                    more = f"is one of more than {MOST_ROUNDS}: does it ever end?"
+                    what = more if number > MOST_ROUNDS else f"is {steps!r:.80}, and not a tuple of steps"
+                    raise refused(f"{where}, round {number}, no chunk: it {what}")
+                yield tuple(_step(f"{where}, round {number}", step, rank, self.size) for step in steps)
+        except (ArgumentError, GeneratorExit):
+            raise
+        except Exception as error:
+            raise refused(f"{where}, round {number + 1}, no chunk: the generator raised {type(error).__name__}: "
+                          f"{error}") from error
+
+    def counted(self) -> dict[str, Fraction]:
+        """Return what the formulas of `Cost` say, counted, as shares of the larger of input and output."""
+        ledger = Ledger(self.size)
+        replay(map(self.rounds, range(self.size)), ledger)
+        return ledger.costs(self.chunks)
+
+
+def checked_chunks(value: object) -> int:
+    """Return a number of chunks; raise ValueError for anything else."""
+    chunks = operator.index(value)  # type: ignore[arg-type] # which raises TypeError
+    if not 1 <= chunks <= MOST_CHUNKS:
+        raise ValueError(chunks)
+    return chunks
+
+
+def refused(why: str) -> ArgumentError:
+    """Return the error of a proof that fails."""
+    return ArgumentError(why, code="GC-PROOF")
+
+
+def _step(where: str, step: Any, rank: int, size: int) -> Step:
+    """Return the step in plain numbers; raise ArgumentError for anything else."""
+    if not isinstance(step, STEPS):
+        raise refused(f"{where}, no chunk: {step!r:.80} is no step: Send, Recv, RecvReduce, Copy or Reduce")
+    parts = list[Any]()
+    try:
+        for value in step:
+            if isinstance(value, Slice):
+                value = Slice(value.buffer, operator.index(value.first), operator.index(value.count))
+                if value.buffer not in BUFFERS or not 0 <= value.count <= MOST_CHUNKS or abs(value.first) > MOST_CHUNKS:
+                    raise TypeError
+            parts.append(value if isinstance(value, Slice) else operator.index(value))
+        same = [isinstance(part, Slice) for part in parts] == [True, isinstance(step, Copy | Reduce)]
+    except TypeError:
+        same = False
+    if not same:
+        raise refused(f"{where}, no chunk: {step!r:.200} is none: its slices are Slice(buffer, first, count) of input, "
+                      "output or scratch, its peer is a rank")
+    made: Step = type(step)(*parts)
+    if not isinstance(made, Copy | Reduce) and (not 0 <= made.peer < size or made.peer == rank):
+        place = made.src if isinstance(made, Send) else made.dst
+        raise refused(f"{where}, {place.buffer} chunk {place.first}: {made}: its peer must be another rank of "
+                      f"0..{size - 1}")
+    return made
+
+
+@functools.lru_cache(maxsize=1024)
+def proved(claim: Claim) -> tuple[str, ...]:
+    """Return a digest of each rank's rounds, which are proved; the last one is that of all of them."""
+    what = f"{claim.collective} by {claim.name} for {claim.size} ranks is wrong"
+    try:
+        memory = SymbolicMemory(COLLECTIVES[claim.collective], claim.size, claim.root, claim.chunks)
+    except ScheduleError as error:
+        raise refused(f"{what}: {error.args[0]}") from None
+    digests = [hashlib.blake2b(digest_size=4) for _ in range(claim.size)]
+
+    def noted(rank: int) -> Rounds:
+        for steps in claim.rounds(rank):
+            digests[rank].update(repr(steps).encode())
+            yield steps
+
+    try:
+        memory.prove([*map(noted, range(claim.size))])
+    except ScheduleError as error:
+        raise refused(f"{what}: {error.args[0]}\n{picture(memory, error)}") from None
+    each = [one.hexdigest() for one in digests]
+    return (*each, hashlib.blake2b("".join(each).encode(), digest_size=4).hexdigest())
+
+
+def as_proved(claim: Claim, rank: int) -> Rounds:
+    """Yield the rounds of `rank`; raise where they are others than those that were proved."""
+    rounds = [*claim.rounds(rank)]
+    digest = hashlib.blake2b("".join(map(repr, rounds)).encode(), digest_size=4).hexdigest()
+    if digest != proved(claim)[rank]:
+        raise refused(f"{claim.collective} by {claim.name}: rank {rank} does not yield the rounds that were proved; a "
+                      "generator may go by its arguments only")
+    return iter(rounds)
+
+
+def picture(memory: SymbolicMemory, error: ScheduleError) -> str:
+    """Return lines that show what the ranks of an error, and those it has to do with, hold at that moment."""
+    ranks = dict.fromkeys(error.ranks)
+    for rank in error.ranks:
+        ranks |= {step.peer: None for step in memory.ranks[rank].steps if not isinstance(step, Copy | Reduce)}
+    lines = ["who holds what then (chunk=which of the inputs, of the ranks):"]
+    for rank in [*ranks][:SHOWN_RANKS]:
+        content = memory.ranks[rank].content
+        lines += [f"  rank {rank} {buffer:8}{_row(content[buffer], len(memory.ranks))}"
+                  for buffer in BUFFERS[1:] if content[buffer]] or [f"  rank {rank} its input only"]
+    return "\n".join(lines)
+
+
+def _row(held: dict[int, Content], size: int) -> str:
+    words = [f" {chunk}={content[0]} of " + "+".join(
+        f"{rank}" if times == 1 else f"{times}x{rank}" for rank, times in enumerate(contributions(content, size))
+        if times) for chunk, content in sorted(held.items())]
+    return "".join(f" [{word[1:]}]" for word in words[:SHOWN_CHUNKS]) + " ..." * (len(words) > SHOWN_CHUNKS)
+
+
+class Ledger:
+    """The observer of a replay that adds up, in chunks, what its ranks do.
+
+    A round ends for a rank one message after the later of both ends began it; messages of one round from one rank to
+    another share their link, all others have one of their own.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.depth, self.length, self.beside = [0] * size, [0] * size, 0
+        self.moved = [[0, 0, 0] for _ in range(size)]  # sent, received, reduced
+        self._ends: list[tuple[int, int]] = [(0, 0)] * size
+        self._steps: Sequence[Round] = [()] * size
+
+    def costs(self, chunks: int) -> dict[str, Fraction]:
+        """Return the fields of `Cost`; bytes are shares of the larger of input and output, cut into `chunks`."""
+        sent, received, reduced = (Fraction(max(column), chunks) for column in zip(*self.moved, strict=True))
+        return {"rounds": Fraction(max(self.depth)), "path": Fraction(max(self.length), chunks), "sent": sent,
+                "received": received, "reduced": reduced, "beside": Fraction(self.beside)}
+
+    def begin(self, rank: int, steps: Round) -> None:
+        self._steps[rank], self._ends[rank] = steps, (self.depth[rank], self.length[rank])  # type: ignore[index]
+        for step in steps:
+            self.moved[rank][0] += step.src.count if isinstance(step, Send) else 0
+            self.moved[rank][1] += step.dst.count if isinstance(step, Recv | RecvReduce) else 0
+            self.moved[rank][2] += step.dst.count if isinstance(step, Reduce | RecvReduce) else 0
+        if rank == 0:
+            self.beside += max(0, len([*_peers(steps, Send)]) - 1) + max(0, len([*_peers(steps, Recv)]) - 1)
+
+    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
+        chunks = sum(step.src.count for step in self._steps[sender] if isinstance(step, Send) and step.peer == receiver)
+        depth = max(self.depth[sender], self.depth[receiver]) + 1
+        length = max(self.length[sender], self.length[receiver]) + chunks
+        for rank in (sender, receiver):
+            self._ends[rank] = (max(self._ends[rank][0], depth), max(self._ends[rank][1], length))
+
+    def finish(self, rank: int) -> None:
+        self.depth[rank], self.length[rank] = self._ends[rank]
+
+
+def _peers(steps: Round, kind: type) -> Iterator[int]:
+    """Yield each rank that a round sends to, or for Recv receives from, once."""
+    kinds = (Send,) if kind is Send else (Recv, RecvReduce)
+    yield from {step.peer for step in steps if isinstance(step, kinds)}

@@ -1,0 +1,53 @@
+"""Algorithms of a user's own, and one of MSCCL's XML, on every executor: bit for bit what the oracle has."""
+
+from pathlib import Path
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import mixture
+import oracle
+from grids import generator
+from msccl_files import FILES, written
+
+NAMES = {"own_all": "all_reduce", "own_line": "all_reduce", "own_star": "broadcast", "own_turns": "all_to_all",
+         "own_direct": "reduce_scatter", "own_gather": "all_gather_v"}
+OWN = str(Path(__file__).parents[1] / "own.py")
+pytestmark = pytest.mark.usefixtures("own_algorithms")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_users_algorithm(executor, name):
+    assert gc.load(f"{OWN}:{name}") == name
+    random = generator(f"{executor.name}/{name}")
+    for size in (1, 2, 3, 4):
+        calls = [(NAMES[name], name, *random.choice(executor.pairs), length, random.random())
+                 for length in (0, 1, 5, 1000)]
+        executor.run(size, mixture.called, calls)
+
+
+def again(comm, name):
+    """The same call many times, on the same arrays: as it is cached, and as a graph."""
+    for turn in range(6):
+        x = numpy.arange(100, dtype=numpy.float32) % 7 + comm.rank + turn
+        total = sum(numpy.arange(100, dtype=numpy.float32) % 7 + rank + turn for rank in range(comm.size))
+        out = numpy.empty_like(x)
+        for _ in range(2):
+            assert oracle.same_bits(comm.all_reduce(x, out=out, algorithm=name), total)
+
+
+def test_a_call_that_comes_again(executor):
+    executor.run(3, again, gc.load(f"{OWN}:own_line"))
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_xml(executor, tmp_path, kind):
+    """One file of each kind, on as many ranks as it is for."""
+    collective, _, sizes = FILES[kind]
+    size = next(size for size in reversed(sizes) if size <= 4)
+    path = tmp_path / "algorithm.xml"
+    path.write_text(written(kind, size))
+    name, random = gc.load(str(path)), generator(f"{executor.name}/{kind}")
+    calls = [(collective, name, *random.choice(executor.pairs), length, random.random()) for length in (0, 3, 1000)]
+    executor.run(size, mixture.called, calls)

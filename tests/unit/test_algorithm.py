@@ -1,0 +1,260 @@
+"""Algorithms of a user's own: registered, proved before use, priced, drawn, loaded from files; mistakes are named."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from commands_of import run
+from gpucoll import Copy, Recv, Reduce, Send, Slice
+from gpucoll.algorithms import find
+from gpucoll.analysis.draw import draw
+from gpucoll.analysis.simulate import simulate
+from gpucoll.analysis.verify import verify
+from gpucoll.proved import Claim, proved
+from gpucoll.tuner.choice import allowed, scheduled
+from refusals import refused
+from thread_ranks import on_threads
+
+OWN = str(Path(__file__).parents[1] / "own.py")
+IN, OUT, HELD = Slice("input", 0), Slice("output", 0), Slice("scratch", 0)
+pytestmark = pytest.mark.usefixtures("own_algorithms")
+
+
+def ring(rank, size):
+    """All-reduce of one chunk: round once, then once more; right."""
+    right, left = (rank + 1) % size, (rank - 1) % size
+    yield Copy(IN, OUT), Send(IN, right), Recv(HELD, left)
+    for turn in range(size - 1):
+        more = (Send(HELD, right), Recv(HELD, left)) if turn < size - 2 else ()
+        yield Reduce(HELD, OUT), *more
+
+
+def changed(where, change):
+    """The generator with `change(steps)` for the steps of (rank, round)."""
+    def make(rank, size):
+        for number, steps in enumerate(ring(rank, size), 1):
+            yield change(steps) if (rank, number) == where else steps
+
+    return make
+
+
+def raises(steps):
+    raise KeyError("nothing")
+
+
+MISTAKES = {  # change, and what the message says beside rank 2 and round 2
+    "a step is missing": (lambda steps: steps[1:], "output chunk 0.*contributions"),
+    "a step twice": (lambda steps: (steps[0], *steps), "output chunk 0.*contributions"),
+    "a copy for a reduction": (lambda steps: (Copy(HELD, OUT), *steps[1:]), "output chunk 0.*contributions"),
+    "a send is missing": (lambda steps: (steps[0], steps[2]), "scratch chunk 0.*waits for ever"),
+    "a receive is missing": (lambda steps: steps[:2], "(scratch|output) chunk 0.*waits for ever"),
+    "another chunk": (lambda steps: (Reduce(Slice("input", 1), OUT), *steps[1:]), "output chunk 0.*not in the"),
+    "a chunk before the first": (lambda steps: (Reduce(Slice("scratch", -1), OUT), *steps[1:]), "output .*not in"),
+    "nobody has written it": (lambda steps: (Reduce(Slice("scratch", 3), OUT), *steps[1:]),
+                              "output chunk 0.*nobody has written"),
+    "writes to input": (lambda steps: (Copy(HELD, IN), *steps), "input chunk 0.*writes to input"),
+    "two writers": (lambda steps: (*steps, Copy(IN, HELD)), "scratch chunk 0.*an earlier step of the round"),
+    "of unlike lengths": (lambda steps: (Reduce(Slice("scratch", 0, 2), OUT), *steps[1:]), "output chunk 0.*lengths"),
+    "a peer that is not there": (lambda steps: (Send(HELD, 4), *steps), "scratch chunk 0.*another rank of 0..3"),
+    "a peer that is itself": (lambda steps: (Send(HELD, 2), *steps), "scratch chunk 0.*another rank"),
+    "no tuple": (lambda steps: steps[0], "no chunk: it is Reduce.*not a tuple of steps"),
+    "no step": (lambda steps: ("send", *steps), "no chunk: 'send' is no step"),
+    "no slice": (lambda steps: (Reduce(0, OUT), *steps), "no chunk: Reduce.*its slices are"),
+    "no buffer": (lambda steps: (Reduce(Slice("outptu", 0), OUT), *steps), "no chunk: Reduce.*its slices are"),
+    "half a chunk": (lambda steps: (Reduce(Slice("input", 0.5), OUT), *steps), "no chunk: Reduce.*its slices are"),
+    "it raises": (raises, "no chunk: the generator raised KeyError: 'nothing'"),
+}
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_named(mistake):
+    """Rank, round and chunk; what went wrong comes to light there, or at the end of that rank, or at its partner's."""
+    change, words = MISTAKES[mistake]
+    name = "faulty_" + mistake.replace(" ", "_")
+    gc.algorithm("all_reduce", name, chunks=1)(changed((2, 2), change))
+    with pytest.raises(gc.ArgumentError, match=f"(?s)rank [0-3], round [1-4], {words}") as caught:
+        gc.schedule("all_reduce", name, rank=0, size=4)
+    assert caught.value.code == "GC-PROOF"
+    assert name in str(caught.value)
+    if "waits for ever" not in words:
+        assert "rank 2, round" in str(caught.value)
+    if "no chunk" not in words and "another rank" not in words:
+        assert "who holds what" in str(caught.value)
+        assert "rank 2 output   [0=0 of " in str(caught.value) or "rank 2 its input" in str(caught.value) \
+            or "waits" in str(caught.value)
+    with pytest.raises(gc.ArgumentError) as again:  # nothing wrong is kept
+        on_threads(4, lambda comm: comm.all_reduce(numpy.ones(3), algorithm=name), executor="mpi")
+    assert again.value.code == "GC-PROOF"
+
+
+def test_what_never_ends_or_changes_is_refused(monkeypatch):
+    monkeypatch.setattr("gpucoll.proved.MOST_ROUNDS", 50)
+
+    @gc.algorithm("all_reduce", "endless", chunks=1)
+    def endless(rank, size):
+        while True:
+            yield ()
+
+    with pytest.raises(gc.ArgumentError, match=r"round 51, .*ever end"):
+        gc.schedule("all_reduce", "endless", rank=0, size=2)
+    times = []
+
+    @gc.algorithm("all_reduce", "restless", chunks=1)
+    def restless(rank, size):
+        times.append(rank)
+        yield from ring(rank, size)
+        if len(times) > size:
+            yield ()
+
+    made = gc.schedule("all_reduce", "restless", rank=0, size=3)
+    with pytest.raises(gc.ArgumentError, match="rank 0 does not yield the rounds that were proved"):
+        list(made)
+
+
+@pytest.mark.parametrize(("arguments", "make", "words"), [
+    (("all_reduce", "ring"), ring, "cannot be named 'ring': that is one of ours"),
+    (("all_reduce", "linear"), ring, "one of ours"), (("all_reduce", "auto"), ring, "one of ours"),
+    (("all_reduce", "a-b"), ring, "letters and digits"), (("all_reduce", "x"), 3, "no generator"),
+    (("all_reduce", "x"), lambda: (), "no generator"),
+    (("all_reduce", "x"), lambda rank, size, more: (), "no generator"),
+    (("all_reduc", "x"), ring, "did you mean"), (("all_reduce",), lambda rank, size: (), "cannot be named '<lambda>'")])
+def test_what_cannot_be_registered_is_refused(arguments, make, words):
+    with pytest.raises(gc.ArgumentError, match=words):
+        gc.algorithm(*arguments)(make)
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"chunks": "P / 2"}, "no whole number"), ({"chunks": 0}, "no whole number"), ({"chunks": "Q"}, "no whole number"),
+    ({"chunks": 1 << 30}, "no whole number"), ({"rounds": "1", "path": "N", "sent": "n"}, "has no value"),
+    ({"rounds": "P"}, "has no value"), ({"rounds": "'a'", "path": "N", "sent": "N"}, "no number"),
+    ({"alike": "1"}, "leave out alike")])
+def test_formulas_that_have_no_value_are_refused(options, words):
+    def used():
+        gc.algorithm("all_reduce", "formulas", **options)(ring)
+        gc.schedule("all_reduce", "formulas", rank=0, size=3)
+
+    with pytest.raises(gc.ArgumentError, match=words):
+        used()
+
+
+def test_chunks_must_be_blocks():
+    gc.algorithm("all_gather", "halves", chunks=3)(ring)
+    gc.algorithm("all_gather_v", "ragged", chunks="2 * P")(ring)
+    for collective, name in (("all_gather", "halves"), ("all_gather_v", "ragged")):
+        with pytest.raises(gc.ArgumentError, match=r"chunks are .* of 2 blocks"):
+            gc.schedule(collective, name, rank=0, size=2)
+
+
+def test_it_is_a_name_like_any_other():
+    gc.algorithm("all_reduce", "mine", chunks=1, unfit=lambda size, nodes: "no" if size > 9 else None)(ring)
+    assert "mine" in gc.algorithms("all_reduce", size=5)
+    assert "mine" not in gc.algorithms("all_reduce", size=10)
+    assert "mine" not in gc.algorithms("all_gather")
+    assert "mine" not in scheduled("all_reduce", 4, 1)  # auto's
+    assert allowed("all_reduce:mine", "all_reduce", ["ring"]) == ["mine"]
+    assert verify("all_reduce", "mine", 5).messages == 20
+    assert [len(steps) for steps in gc.schedule("all_reduce", "mine", rank=0, size=3)] == [3, 3, 1]
+    assert draw("mine", size=4, form="svg").startswith("<svg")
+    with pytest.raises(gc.ArgumentError, match="is not for 10 ranks: no"):
+        gc.schedule("all_reduce", "mine", rank=0, size=10)
+    with pytest.raises(gc.ArgumentError, match="in use, and stays what it is"):
+        gc.algorithm("all_reduce", "mine", chunks=1)(ring)
+    gc.algorithm("all_to_all", "mine_too")(ring)
+    with pytest.raises(gc.ArgumentError, match="of your own can be part"):
+        gc.schedule("all_to_all", "hierarchical(direct,mine_too)", rank=0, size=4)
+
+
+def test_costs_are_counted_where_there_are_no_formulas():
+    gc.algorithm("all_reduce", "counted", chunks=1)(ring)
+    gc.algorithm("all_reduce", "told", chunks=1, rounds="P - 1", path="(P - 1) * N", sent="(P - 1) * N",
+                 reduced="(P - 1) * N")(ring)
+    for size in (2, 4, 7):
+        assert find("all_reduce", "counted").price(size, 1000.0) == find("all_reduce", "told").price(size, 1000.0)
+    assert simulate("all_reduce", "counted", 4, 10_000).seconds == simulate("all_reduce", "told", 4, 10_000).seconds
+
+
+def test_explain_lists_it_and_auto_does_not_choose_it():
+    gc.algorithm("all_reduce", "free", chunks=1, rounds="0", path="0", sent="0")(ring)
+    with gc.init_local(1)[0] as comm:
+        explained = comm.explain("all_reduce", 1 << 16)
+    names = [row["algorithm"] for row in explained.candidates]
+    assert explained.choice != "free"
+    assert "free" in names
+    assert "free" not in names[:names.index("free")]
+    assert "free" not in explained.reason
+
+
+def test_the_digest_is_that_of_all_ranks():
+    """So that ranks with unlike generators under one name are told apart before data move."""
+    def other(rank, size):
+        yield from ring(rank, size)
+        if rank == 2:
+            yield (Copy(OUT, HELD),)
+
+    digests = {proved(Claim("all_reduce", "x", make, 4, 1, 0, ()))[-1] for make in (ring, other)}
+    assert len(digests) == 2
+    gc.algorithm("all_reduce", "digested", chunks=1)(ring)
+    assert {gc.schedule("all_reduce", "digested", rank=rank, size=4).digest for rank in range(4)} <= digests
+
+
+# ---------------------------------------------------------------- files and commands
+
+
+@pytest.mark.parametrize(("text", "words", "code"), [
+    ("x = (", "SyntaxError", "GC-FILE"), ("1 / 0", "ZeroDivisionError", "GC-FILE"), ("\0", "Error", "GC-FILE"),
+    ("raise SystemExit(3)", "SystemExit", "GC-FILE"), ("import no_such_module", "ModuleNotFoundError", "GC-FILE"),
+    ("", "registers no algorithm 'mine', but none", "GC-FILE"), ("\xff = 1", "Error", "GC-FILE"),
+    ("import gpucoll\n@gpucoll.algorithm('all_reduce', 'mind', chunks=1)\ndef f(rank, size):\n    yield ()",
+     "did you mean mind", "GC-FILE"),
+    ("import gpucoll\n@gpucoll.algorithm('all_reduce', 'ring')\ndef f(rank, size):\n    yield ()", "ours", "GC-ALGO")])
+def test_files_that_are_none_are_refused(text, words, code, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(gc.ArgumentError, match=words) as caught:
+        gc.load(f"{file}:mine")
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize("path", ["ring", "mine.py", "no/such.py:x", "no.xml", "a.txt:x", 3, None, "\0.py:x", ""])
+def test_paths_that_are_none_are_refused(path):
+    with pytest.raises(gc.ArgumentError) as caught:
+        gc.load(path)
+    assert caught.value.code == "GC-FILE"
+
+
+def test_a_file_is_loaded_once():
+    assert {gc.load(f"{OWN}:own_line") for _ in range(3)} == {"own_line"}
+    assert gc.load(os.path.relpath(OWN) + ":own_star") == "own_star"
+    assert verify("broadcast", "own_star", 5, root=3).messages == 4
+    assert verify("all_reduce", "own_line", 5, segments=3).messages == 8
+
+
+def test_commands_take_files(capsys, tmp_path):
+    assert run(capsys, "verify", "--ranks", "1..9", "--json", f"{OWN}:own_line", f"{OWN}:own_star")["faults"] == 0
+    found = run(capsys, "simulate", "all_reduce", "1M", "--ranks", "4", "--algorithm", f"{OWN}:own_line,ring", "--json")
+    assert {row["algorithm"] for row in found["predictions"]} == {"own_line", "ring"}
+    assert "broadcast by own_star, 8 ranks" in run(capsys, "draw", f"{OWN}:own_star", "-o", str(tmp_path / "a.svg"))
+    assert "own_all" in run(capsys, "convert", f"{OWN}:own_all", "--ranks", "3", "-o", str(tmp_path / "a.xml"))
+    from gpucoll.cli import main
+
+    for words in (["draw", f"{OWN}:own_star", "--collective", "reduce", "-o", "x.svg"], ["verify", f"{OWN}:none"],
+                  ["simulate", "reduce", "--algorithm", f"{OWN}:own_star"], ["convert", "ring", "-o", "ring.txt"],
+                  ["convert", "ring", "-o", str(tmp_path / "no" / "x.xml")],
+                  ["convert", "linear", "--collective", "scan", "-o", str(tmp_path / "x.xml")]):
+        assert refused(capsys, main, words)
+
+
+def test_a_wrong_file_is_a_fault_of_verify(capsys, tmp_path):
+    file = tmp_path / "wrong.py"
+    file.write_text("import gpucoll\n@gpucoll.algorithm('all_reduce', 'nothing', chunks=1)\ndef f(rank, size):\n"
+                    "    yield ()\n")
+    from gpucoll.cli import main
+
+    assert main(["verify", "--ranks", "2", "--json", f"{file}:nothing"]) == 1
+    fault = json.loads(capsys.readouterr().out)["algorithms"][0]["fault"]
+    assert "rank 0, round 1, output chunk 0: at the end it holds nothing" in fault

@@ -1,0 +1,258 @@
+"""MSCCL's XML: files of all kinds are read and proved, faults in them named, ours written and read again."""
+
+import re
+
+import pytest
+
+import gpucoll as gc
+from commands_of import run
+from gpucoll import msccl
+from gpucoll.algorithms import registry, schedule
+from gpucoll.analysis.verify import verify
+from gpucoll.collectives import COLLECTIVES
+from gpucoll.msccl.program import NAMES
+from gpucoll.msccl.write import xml
+from gpucoll.schedule import Copy, Recv, Reduce, Send, Slice
+from grids import generator, naming, sampled
+from msccl_files import FILES, File, written
+
+pytestmark = pytest.mark.usefixtures("own_algorithms")
+CASES = [(kind, size) for kind, (_, _, sizes) in FILES.items() for size in sizes]
+MESSAGES = {"ring": lambda p: 2 * p * (p - 1), "ring_all_gather": lambda p: p * (p - 1), "all_pairs":
+            lambda p: 2 * p * (p - 1), "chain": lambda p: p - 1, "tree": lambda p: 4 * (p - 1)}
+
+
+def read(text):
+    return msccl.register(text.encode(), "test.xml")
+
+
+def moves(collective, name, size, segments=1):
+    """What all ranks do, chunk by chunk, rounds aside: messages in order of their pair, and local steps."""
+    sent, local = {}, []
+    for rank in range(size):
+        for step in (step for steps in schedule(collective, name, rank=rank, size=size, segments=segments)
+                     for step in steps):
+            parts = [[(part.buffer, part.first + index) for index in range(part.count)]
+                     for part in step if isinstance(part, Slice)]
+            if isinstance(step, Copy | Reduce):
+                local += [(rank, type(step), *pair) for pair in zip(*parts, strict=True)]
+            else:
+                sent.setdefault((rank, step.peer, type(step)), []).extend(parts[0])
+    return {key: sorted(chunks) for key, chunks in sent.items()}, sorted(local, key=str)
+
+
+@pytest.mark.parametrize(("kind", "size"), CASES)
+def test_files_are_read_and_proved(kind, size):
+    collective, name = read(written(kind, size))
+    assert (collective, name) == (FILES[kind][0], f"test_{kind}_{size}")
+    for root in {0, size - 1} if COLLECTIVES[collective].rooted else {0}:
+        proof = verify(collective, name, size, root=root)
+    assert proof.messages == MESSAGES.get(kind, lambda p: proof.messages)(size)
+    assert gc.algorithms(collective, size=size + 1).count(name) == 0
+
+
+def test_a_ring_has_the_rounds_of_a_ring():
+    assert verify(*read(written("ring", 8)), 8).rounds == verify("all_reduce", "ring", 8).rounds
+
+
+@pytest.mark.parametrize(("kind", "size"), CASES)
+def test_what_is_read_is_written_and_read_again(kind, size):
+    collective, name = read(written(kind, size))
+    again = read(xml([schedule(collective, name, rank=rank, size=size) for rank in range(size)]))
+    assert again[1].startswith(f"{name}_")
+    assert moves(collective, name, size) == moves(*again, size)
+
+
+@pytest.mark.parametrize(("collective", "name"), [key for key in registry() if key[0] in NAMES.values()])
+def test_ours_are_written_and_read_again(collective, name):
+    for size, segments in ((2, 1), (4, 2), (5, 1), (8, 1)):
+        with naming((size, segments)):
+            ours = [schedule(collective, name, rank=rank, size=size, segments=segments) for rank in range(size)]
+            again = read(xml(ours))
+            verify(*again, size)
+            assert moves(collective, name, size, segments) == moves(*again, size)
+
+
+def test_chunks_that_change_places_are_written():
+    """Two copies that each overwrite what the other reads."""
+    one, two = Slice("scratch", 0), Slice("scratch", 1)
+
+    @gc.algorithm("all_to_all", "swapped", chunks="P")
+    def swapped(rank, size):
+        own, other = Slice("input", rank), Slice("input", 1 - rank)
+        yield Copy(own, one), Send(other, 1 - rank), Recv(two, 1 - rank)
+        yield Copy(one, two), Copy(two, one)
+        yield Copy(two, Slice("output", rank)), Copy(one, Slice("output", 1 - rank))
+
+    text = xml([gc.schedule("all_to_all", "swapped", rank=rank, size=2) for rank in range(2)])
+    assert verify(*read(text), 2).messages == 2
+
+
+def test_messages_that_leave_before_they_arrive_are_received_aside():
+    """MSCCL sends without waiting: here no round could hold a message's both ends."""
+    file = File("alltoall", 2, 2, scratch=4)
+    blocks = [file.gpus[rank][1 - rank, 1 - rank, 0] for rank in range(2)]
+    local = [file.gpus[rank][-1, -1, 0] for rank in range(2)]
+    for rank in range(2):
+        local[rank].append(["cpy", ("i", 1 - rank), ("s", 0), 1, None])
+        local[rank].append(["cpy", ("i", rank), ("o", rank), 1, None])
+        blocks[rank].append(["s", ("s", 0), ("s", 0), 1, ((-1, -1, 0), 0)])  # leaves
+        blocks[rank].append(["r", ("s", 0), ("s", 0), 1, None])  # overwrites what has left
+    for rank in range(2):
+        local[rank].append(["cpy", ("s", 0), ("o", 1 - rank), 1, ((1 - rank, 1 - rank, 0), 1)])
+    assert verify(*read(file.text("leaving")), 2).messages == 2
+    early = File("allreduce", 2, 1, scratch=3)
+    for rank in range(2):
+        other = (1 - rank, 1 - rank, 0)
+        early.gpus[rank][other] += [["s", ("i", 0), ("s", 0), 1, None], ["r", ("i", 0), ("s", 0), 1, None],
+                                    ["s", ("s", 0), ("s", 1), 1, None], ["r", ("s", 0), ("s", 1), 1, None]]
+        early.gpus[rank][-1, -1, 0] += [["cpy", ("i", 0), ("o", 0), 1, None],
+                                        ["re", ("s", 0), ("o", 0), 1, (other, 1)]]
+    assert verify(*read(early.text("early")), 2).messages == 4
+
+
+def test_a_reduction_whose_source_is_the_senders_is_understood():
+    """msccl-tools means a chunk of the sender, the runtime one of its own GPU: what can be proved counts."""
+    file = File("allreduce", 2, 1, scratch=1)
+    for rank in range(2):
+        file.move(rank, ("i", 0), rank, ("s", 0))
+    for rank in range(2):
+        file.move(rank, ("i", 0), 1 - rank, ("s", 0), reduce=True)
+        file.gpus[1 - rank][rank, rank, 0][-1][1] = ("i", 0)
+    for rank in range(2):
+        file.move(rank, ("s", 0), rank, ("o", 0))
+    assert verify(*read(file.text()), 2).messages == 2
+    sender = File("allreduce", 2, 1, scratch=2)
+    for rank in range(2):
+        sender.move(rank, ("i", 0), rank, ("s", 1))
+        sender.move(rank, ("i", 0), rank, ("o", 0))
+    for rank in range(2):
+        sender.move(rank, ("s", 1), 1 - rank, ("o", 0), reduce=True)
+    text = sender.text().replace('type="rrc" srcbuf="o" srcoff="0"', 'type="rrc" srcbuf="s" srcoff="1"')
+    assert verify(*read(text), 2).messages == 2
+
+
+# ---------------------------------------------------------------- faults
+
+
+RING = written("ring", 4)
+FAULTS = {  # a pattern of a right file, what is put there instead, and what the error says
+    "a chunk twice": (('s="3" type="rrcs" srcbuf="i" srcoff="1" dstbuf="i" dstoff="1"',
+                       's="3" type="rrcs" srcbuf="i" srcoff="2" dstbuf="i" dstoff="2"'), "gpu 0, tb 0, step"),
+    "a message that nobody takes": (('type="r" ', 'type="nop" '), r"gpu \d, tb 0, step \d.*waits for ever"),
+    "another type": (('s="3" type="rrcs"', 's="3" type="rcs"'), "output chunk"),
+    "more chunks than came": (('s="1" type="rrs" srcbuf="i" srcoff="3" dstbuf="i" dstoff="3" cnt="1"',
+                               's="1" type="rrs" srcbuf="i" srcoff="2" dstbuf="i" dstoff="2" cnt="2"'),
+                              r"gpu 0, tb 0, step 1 \(rrs\).*it takes 2 chunks of the 1"),
+    "a wait for nothing": (('depid="-1" deps="-1"', 'depid="0" deps="77"'), r"waits for tb 0, step 77"),
+    "a wait for itself": (('cnt="1" depid="-1" deps="-1"', 'cnt="1" depid="0" deps="6"'), "gpu 0, tb 0.*for ever"),
+    "nobody has written": (('type="s" srcbuf="i"', 'type="s" srcbuf="s"'), r"gpu 0, tb 0, step 0 \(s\): it reads s"),
+}
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_names_its_step(fault):
+    (old, new), words = FAULTS[fault]
+    assert old in RING
+    with pytest.raises(gc.ArgumentError, match=f"(?s){words}") as caught:
+        read(RING.replace(old, new, 1))
+    assert caught.value.code == "GC-PROOF"
+    assert "test_ring_4" not in gc.algorithms("all_reduce")
+
+
+@pytest.mark.mutant
+@pytest.mark.parametrize(("kind", "size"), sampled(
+    [case for case in CASES if "depid=\"0\"" in written(*case) and case[1] < 9], keep=6, seed=31))
+def test_steps_that_do_not_wait_are_a_race_or_needless(kind, size):
+    """Where a wait is left out the file is refused, or something else orders the steps: and then it is proved."""
+    text, refusals = written(kind, size), []
+    waits = [match.span() for match in re.finditer(r'depid="\d+" deps="\d+"', text)]
+    for begin, end in waits:
+        try:
+            verify(*read(text[:begin] + 'depid="-1" deps="-1"' + text[end:]), size)
+        except gc.ArgumentError as error:
+            refusals.append(str(error))
+    assert refusals
+    said = re.compile(r"\[GC-PROOF\] gpu \d+, tb \d+, step \d+ \(\w+\): it (touches|reads) ")
+    assert [text for text in refusals if not said.match(text)] == []
+
+
+BOMB = ('<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><algo name="&b;" ngpus="1" coll="allreduce" '
+        'nchunksperloop="1"><gpu id="0"/></algo>')
+HEAD = '<algo name="x" ngpus="1" coll="allreduce" nchunksperloop="1">'
+BLOCK = HEAD + '<gpu id="0"><tb id="0" send="-1" recv="-1" chan="0">'
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    (BOMB, "document types"), ("", "no XML"), ("<algo", "no XML"), ("\0\0", "no XML"), ("<a/>", "'a' at depth 0"),
+    ('<?xml version="1.0" encoding="klingon"?><algo/>', "no XML"), ("<algo/>", "ngpus=''"),
+    (HEAD.replace('"1"', '"99999999999999999999"', 1), "no XML|ngpus"), (HEAD + "</algo>", "0 of element gpu"),
+    (HEAD + '<gpu id="1"/></algo>', "id='1'"), (HEAD + '<gpu id="0"/><gpu id="0"/></algo>', "two of id 0"),
+    (HEAD.replace("allreduce", "custom") + "</algo>", "coll='custom'"), (HEAD + "<tb/></algo>", "'tb' at depth 1"),
+    (HEAD.replace('loop="1"', 'loop="0"') + '<gpu id="0"/></algo>', "nchunksperloop"),
+    (HEAD.replace('loop="1"', 'loop="1e3"') + '<gpu id="0"/></algo>', "nchunksperloop"),
+    (BLOCK + '<step s="0" type="x"/></tb></gpu></algo>', "type='x'"),
+    (BLOCK + '<step s="1" type="nop"/></tb></gpu></algo>', "comes as number 0"),
+    (BLOCK + '<step s="0" type="s" srcbuf="i" srcoff="0" cnt="1"/></tb></gpu></algo>', "has no send"),
+    (BLOCK + '<step s="0" type="cpy" srcbuf="q" srcoff="0" cnt="1"/></tb></gpu></algo>', "srcbuf='q'"),
+    (BLOCK + '<step s="0" type="cpy" srcbuf="i" srcoff="-1" cnt="1"/></tb></gpu></algo>', "srcoff='-1'"),
+    (BLOCK.replace('send="-1"', 'send="0"') + "</tb></gpu></algo>", "its peer is itself"),
+    (BLOCK + '</tb><tb id="0" send="-1" recv="-1" chan="0"/></gpu></algo>', "two of this id"),
+    ("<algo>" * 10000, "at depth 1"), (HEAD.replace("allreduce", "alltoall").replace('gpus="1"', 'gpus="2"')
+                                      + '<gpu id="0"/><gpu id="1"/></algo>', "no multiple"),
+    (BLOCK + '<step s="0" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="60000"/>' + "".join(
+        f'<step s="{number}" type="cpy" srcbuf="i" srcoff="0" dstbuf="o" dstoff="0" cnt="60000"/>'
+        for number in range(1, 80)) + "</tb></gpu></algo>", "too much to be read"),
+])
+def test_what_is_no_such_xml_is_refused(text, words, tmp_path):
+    path = tmp_path / "algorithm.xml"
+    path.write_text(text)
+    with pytest.raises(gc.ArgumentError, match=words) as caught:
+        gc.load(str(path))
+    assert caught.value.code == "GC-XML"
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_stands_in_a_file_only_typed_errors_come(seed):
+    random, texts = generator(f"xml/{seed}"), [written(*case) for case in (("all_pairs", 4), ("ring", 3), ("tree", 3))]
+    codes = set()
+    for _ in range(150):
+        text = random.choice(texts)
+        for _ in range(random.randint(1, 3)):
+            begin = random.randrange(len(text))
+            match = random.choice([*re.finditer(r'="([^"]*)"', text)])
+            value = random.choice(["0", "1", "2", "3", "-1", "9", "", "x", "o", "s", "i", "rrc", "cpy", "re", "nop"])
+            text = text[:match.start(1)] + value + text[match.end(1):] if random.random() < 0.9 else \
+                text[:begin] + text[begin + random.randint(1, 40):]
+        try:
+            collective, name = read(text)
+            size = len(re.findall("<gpu ", text))
+            verify(collective, name, size)
+        except gc.ArgumentError as error:
+            codes.add(error.code)
+    assert codes == {"GC-XML", "GC-PROOF"}
+
+
+def test_names_are_made_of_letters_and_tell_files_apart():
+    text = written("ring", 4)
+    assert read(text.replace("test_ring_4", "a b/c")) == ("all_reduce", "a_b_c")
+    assert read(text.replace("test_ring_4", "9")) == ("all_reduce", "_9")
+    assert read(text.replace("test_ring_4", "")) == ("all_reduce", "xml")
+    first, second = read(text), read(written("two_rings", 4).replace("two_rings", "ring"))
+    assert first == read(text) == ("all_reduce", "test_ring_4")
+    assert re.fullmatch("test_ring_4_[0-9a-f]{8}", second[1])
+    assert read(text.replace("test_ring_4", "ring"))[1] != "ring"
+
+
+def test_the_command(capsys, tmp_path):
+    one, two = str(tmp_path / "one.xml"), str(tmp_path / "two.xml")
+    assert "6 rounds" in run(capsys, "convert", "ring", "--ranks", "4", "-o", one)
+    assert "24 messages" in run(capsys, "convert", one, "-o", two)
+    assert "24 messages" in run(capsys, "convert", two, "--ranks", "4", "-o", one)
+    assert run(capsys, "verify", "--ranks", "4", "--json", one, two)["faults"] == 0
+    assert "reduce by binomial" in run(capsys, "convert", "binomial", "--collective", "reduce", "-o", two)
+    assert "4 ranks" in run(capsys, "draw", one, "-o", str(tmp_path / "one.svg"))
+    found = run(capsys, "simulate", "all_reduce", "1M", "--ranks", "4", "--algorithm", one, "--json")
+    assert found["predictions"][0]["seconds"] > 0
