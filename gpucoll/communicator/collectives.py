@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare_scatter
+from gpucoll.arrays import NOTHING, Prepared, Sizes, block_shape, check_input, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import Core, How, Key, counted
 from gpucoll.communicator.gpu import beside
@@ -101,8 +101,8 @@ class Collectives(Headers):
         told: News = {}
         try:
             with self._current(stream, [x]):
-                source = self._checked_blocks(x)
-            told = header_of(source)
+                source = check_input("scatter", x)
+            told = header_of(source, (self.size, *block_shape("scatter", source, self.size)))
             if shows and not told["gpu"] and not self.options.emulated:
                 made = self._scattering(source, out, who, how, told)
         except (GpucollError, MemoryError) as error:
@@ -166,13 +166,6 @@ class Collectives(Headers):
             counted(Collectives._scattering)(self, None, out, who, how, told)
         self._waits.run(shows.compare(f"scatter, root {who.root}"), "scatter")
         return None
-
-    def _checked_blocks(self, x: Any) -> Any:
-        source = check_input("scatter", x)
-        if source.ndim == 0 or source.shape[0] != self.size:
-            raise ArgumentError(f"scatter: x has shape {source.shape}; its first axis must be {self.size}, a block for "
-                                "each rank", code="GC-SHAPE")
-        return source
 
     @shaped(Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",

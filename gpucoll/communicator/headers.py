@@ -22,9 +22,9 @@ ROOM, ROOM_PER_RANK = 1024, 24  # bytes
 KEPT = 256  # of what others told
 
 
-def header_of(x: Array) -> News:
-    """Return what the other ranks must know of an array."""
-    return {"shape": list(x.shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
+def header_of(x: Array, shape: Sequence[int]) -> News:
+    """Return what the other ranks must know of an array, which has that `shape` to them."""
+    return {"shape": list(shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
 class Headers(Closing):
