@@ -123,19 +123,21 @@ class Comm:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write the reduction of all ranks' `sendbuf` to every rank's `recvbuf`."""
-        self._reduced("all_reduce", "Allreduce", sendbuf, recvbuf, op)
+        out, name = plain(recvbuf), NAMES.get(id(op))
+        x = out if sendbuf is MPI.IN_PLACE else plain(sendbuf)
+        if x is None or out is None or name is None or x.shape != out.shape:
+            self._do("Allreduce", sendbuf, recvbuf, op)
+        else:
+            self.comm.all_reduce(x, out, name)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write the reduction over ranks 0 to this one."""
-        self._reduced("scan", "Scan", sendbuf, recvbuf, op)
-
-    def _reduced(self, call: str, name: str, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> None:
-        out = plain(recvbuf)
+        out, name = plain(recvbuf), NAMES.get(id(op))
         x = out if sendbuf is MPI.IN_PLACE else plain(sendbuf)
-        if x is None or out is None or x.shape != out.shape or id(op) not in NAMES:
-            self._do(name, sendbuf, recvbuf, op)
+        if x is None or out is None or name is None or x.shape != out.shape:
+            self._do("Scan", sendbuf, recvbuf, op)
         else:
-            getattr(self.comm, call)(x, out, NAMES[id(op)])
+            self.comm.scan(x, out, name)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write the reduction over the ranks before this one; rank 0's `recvbuf` stays."""
@@ -145,11 +147,11 @@ class Comm:
         """Write the reduction of all ranks' `sendbuf` to the root's `recvbuf`."""
         is_root = root == self.rank
         out = plain(recvbuf) if is_root else None
-        x = plain(sendbuf)
-        if x is None or id(op) not in NAMES or (is_root and (out is None or x.shape != out.shape)):
+        x, name = plain(sendbuf), NAMES.get(id(op))
+        if x is None or name is None or (is_root and (out is None or x.shape != out.shape)):
             self._do("Reduce", sendbuf, recvbuf, op, root)
         else:
-            self.comm.reduce(x, out, NAMES[id(op)], root)
+            self.comm.reduce(x, out, name, root)
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Write all ranks' `sendbuf` to every rank's `recvbuf`."""
@@ -187,11 +189,11 @@ class Comm:
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write block i of the reduction of all ranks' `sendbuf` to the `recvbuf` of rank i."""
-        x, out = plain(sendbuf), plain(recvbuf)
-        if x is None or out is None or x.size != self.size * out.size or id(op) not in NAMES:
+        x, out, name = plain(sendbuf), plain(recvbuf), NAMES.get(id(op))
+        if x is None or out is None or name is None or x.size != self.size * out.size:
             self._do("Reduce_scatter_block", sendbuf, recvbuf, op)
         else:
-            self.comm.reduce_scatter(x, out, NAMES[id(op)])
+            self.comm.reduce_scatter(x, out, name)
 
     def Reduce_scatter(self, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: MPI.Op = MPI.SUM) -> None:
         """Write part i, of ``recvcounts[i]`` elements, of the reduction to the `recvbuf` of rank i."""

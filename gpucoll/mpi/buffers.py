@@ -5,22 +5,38 @@ What is not ours, as a datatype that a user has made, raises `NotOurs`; mpi4py s
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
+from numpy import ndarray
 
-from gpucoll.arrays import Array, as_array, module_of, on_gpu
+from gpucoll.arrays import Array, as_array, on_gpu
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError
 from gpucoll.ops import op_of
 
 PLAIN = frozenset("?bhilqBHILQefdFD")  # the dtypes that arrays have most of the time
+WHOLE = (int, numpy.integer)
 OPS = {id(getattr(MPI, name)): name.lower() for name in
        ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")}
+
+
+def _spelled() -> dict[int, tuple[MPI.Datatype, numpy.dtype]]:
+    """Return the dtypes of MPI's predefined datatypes that have one of ours, by handle; characters are bytes."""
+    found = {}
+    for one in map(MPI.__dict__.get, dir(MPI)):
+        if isinstance(one, MPI.Datatype) and one != MPI.DATATYPE_NULL and one.typestr[0] in "biufcS":
+            dtype = numpy.dtype("u1" if one.typestr == "S1" else one.typestr)
+            if dtype.char in PLAIN:
+                found[one.handle] = one, dtype
+    return found
+
+
+DTYPES = _spelled()
+SPELLED = {id(one): dtype for one, dtype in DTYPES.values()}  # of those that are named most
 
 
 class NotOurs(Exception):
@@ -48,23 +64,14 @@ def op_name(op: Any) -> str:
         raise NotOurs from None
 
 
-@functools.cache
-def _dtypes() -> dict[int, numpy.dtype]:
-    """Return the dtype of each of MPI's predefined datatypes that has one of ours, by its handle; characters are bytes.
-    """
-    found = {}
-    for name in dir(MPI):
-        one = getattr(MPI, name)
-        if isinstance(one, MPI.Datatype) and one != MPI.DATATYPE_NULL and one.typestr[0] in "biufcS":
-            dtype = numpy.dtype("u1" if one.typestr == "S1" else one.typestr)
-            if dtype.char in PLAIN:
-                found[one.handle] = dtype
-    return found
-
-
 def plain(x: Any) -> Array | None:
     """Return the elements of one of NumPy's arrays as a row; None for what is to be looked at closer."""
-    if type(x) is not numpy.ndarray or x.dtype.char not in PLAIN:
+    if type(x) is not ndarray:
+        if type(x) not in (list, tuple) or len(x) != 2 or type(x[0]) is not ndarray \
+                or SPELLED.get(id(x[1])) != x[0].dtype:
+            return None
+        x = x[0]
+    if x.dtype.char not in PLAIN:
         return None
     if x.ndim == 1:
         return x
@@ -92,10 +99,10 @@ def parts(spec: Any, size: int) -> Parts:
     whole = _opened(data, datatype)
     if counts is None:
         counts = [len(whole) // size + (len(whole) % size > rank) for rank in range(size)]
-    counts = [counts] * size if numpy.ndim(counts) == 0 else [*counts]
+    counts = [counts] * size if isinstance(counts, WHOLE) else [*counts]
     if starts is None:
         starts = [0, *itertools.accumulate(counts)][:size]
-    starts = [rank * starts for rank in range(size)] if numpy.ndim(starts) == 0 else [*starts]
+    starts = [rank * starts for rank in range(size)] if isinstance(starts, WHOLE) else [*starts]
     if len(counts) != size or len(starts) != size:
         raise ArgumentError(f"{len(counts)} counts and {len(starts)} displacements are not {size}, one for each rank",
                             code="GC-COUNTS")
@@ -105,7 +112,7 @@ def parts(spec: Any, size: int) -> Parts:
 
 
 def _whole(count: Any, most: int, blocks: int = 1) -> int:
-    if not isinstance(count, int | numpy.integer) or not 0 <= count * blocks <= most:
+    if not isinstance(count, WHOLE) or not 0 <= count * blocks <= most:
         raise ArgumentError(f"{count!r} is no count or displacement in a buffer of {most} elements", code="GC-COUNTS")
     return int(count)
 
@@ -132,9 +139,12 @@ def _opened(data: Any, datatype: Any) -> Array:
         raise ArgumentError("BOTTOM names no array; pass the array itself", code="GC-ARRAY")
     if isinstance(datatype, str):
         datatype = MPI.Datatype.fromcode(datatype)
-    dtype = None if datatype is None else _dtypes().get(datatype.handle)
+    dtype = None if datatype is None else DTYPES.get(datatype.handle, (None, None))[1]
     if datatype is not None and dtype is None:
         raise NotOurs
+    known = plain(data)
+    if known is not None and (dtype is None or dtype == known.dtype):
+        return known
     try:
         array = numpy.empty(0, dtype) if data is None and dtype is not None else _array(data)
         if dtype is None:
@@ -154,7 +164,7 @@ def _opened(data: Any, datatype: Any) -> Array:
 
 
 def _array(data: Any) -> Array:
-    if not isinstance(data, numpy.ndarray) and not on_gpu(data):
+    if not isinstance(data, ndarray) and not on_gpu(data):
         try:
             return numpy.asarray(memoryview(data))
         except TypeError:
@@ -166,7 +176,7 @@ def is_on_gpu(*specs: Any) -> bool:
     """Return whether one of the buffers is an array that CuPy can open."""
     for spec in specs:
         data = spec[0] if isinstance(spec, list | tuple) and spec else spec
-        if type(data) is not numpy.ndarray and on_gpu(data):
+        if type(data) is not ndarray and on_gpu(data):
             try:
                 as_array("", "a buffer", data)
             except ArgumentError:
@@ -188,5 +198,4 @@ def fill(places: Sequence[Array], came: Sequence[Array]) -> None:
         if len(block) > len(place):
             raise ArgumentError(f"{len(block)} elements came from rank {rank}, but there is room for {len(place)}",
                                 code="GC-COUNTS")
-        if len(block):
-            module_of(place).copyto(place[:len(block)], block)
+        place[:len(block)] = block
