@@ -96,7 +96,7 @@ class Prepared(NamedTuple):
     """A call's arrays, checked: flat input, target of the result, what the caller gets, bytes of the larger side.
 
     `shape` is that of an array, or of a block where there is one for each rank, without the first axis where blocks
-    differ in it. `given` is what the input was packed from, which must live as long.
+    differ in it: ranks compare it. `given` is what the input was packed from, which must live as long.
     """
 
     input: Array | None
@@ -142,7 +142,8 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
     given = space.read_as(joined([source], space) if aside else flat(source, space), kind)
     if formed is not None:
         formed = Target(formed.out, space.read_as(formed.row, kind))
-    return _prepared(row, given, formed, kind, shape, who.size, result, space)._replace(given=source)
+    call = _prepared(row, given, formed, kind, shape, who.size, result, space)._replace(given=source)
+    return call._replace(shape=_without_ones(shape)) if row.input.blocks else call
 
 
 def _prepared(row: Collective, source: Array | None, formed: Target | None, kind: Dtype,
@@ -161,6 +162,11 @@ def block_shape(name: str, x: Array, size: int) -> tuple[int, ...]:
         raise ArgumentError(f"{name}: x has shape {x.shape}; its first axis must be {size}, a block for each rank, or "
                             f"a multiple of it: (size, *s) or (size * s[0], *s[1:])", code="GC-SHAPE")
     return x.shape[1:] if x.shape[0] == size else (x.shape[0] // size, *x.shape[1:])
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return by what ranks compare a block that is read as (\\*s) by some of them, and by others as (1, \\*s)."""
+    return tuple(itertools.dropwhile(lambda length: length == 1, shape))
 
 
 def _result_shapes(row: Collective, given: tuple[int, ...], shape: tuple[int, ...],
