@@ -3,6 +3,7 @@
     cli                         the command's verbs, imported when used
     doctor                      is this machine, and this job, fit for collectives
     distributed, launch         torch.distributed's names for it all; `gpucoll run`
+    mpi                         mpi4py's names
     training                    data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     communicator                one method per collective
     links                       what joins ranks: MPI between processes, memory between threads
@@ -20,7 +21,7 @@
 """
 
 from gpucoll.algorithms import algorithms, schedule
-from gpucoll.communicator import Communicator, init, init_local
+from gpucoll.communicator import Communicator, init, init_local, run_local
 from gpucoll.errors import (
     ArgumentError,
     BackendError,
@@ -42,5 +43,5 @@ from gpucoll.work import Work
 __all__ = [
     "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "DtypeError", "GpucollError",
     "MismatchError", "PeerError", "RankFailedError", "ReduceOp", "RevokedError", "UsageError", "Work", "algorithms",
-    "elementwise_op", "init", "init_local", "on_terminate", "premul_sum", "schedule",
+    "elementwise_op", "init", "init_local", "on_terminate", "premul_sum", "run_local", "schedule",
 ]
