@@ -68,7 +68,7 @@ def plain(x: Any) -> Array | None:
     """Return the elements of one of NumPy's arrays as a row; None for what is to be looked at closer."""
     if type(x) is not ndarray:
         if type(x) not in (list, tuple) or len(x) != 2 or type(x[0]) is not ndarray \
-                or SPELLED.get(id(x[1])) != x[0].dtype:
+                or (dtype := SPELLED.get(id(x[1]))) is None or dtype != x[0].dtype:
             return None
         x = x[0]
     if x.dtype.char not in PLAIN:
