@@ -3,6 +3,7 @@
     cli                         the command's verbs, imported when used
     doctor                      is this machine, and this job, fit for collectives
     distributed, launch         torch.distributed's names for it all; `gpucoll run`
+    mpi                         mpi4py's names
     training                    data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     communicator                one method per collective
     links                       what joins ranks: MPI between processes, memory between threads
@@ -22,7 +23,7 @@
 """
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
-from gpucoll.communicator import Communicator, init, init_local
+from gpucoll.communicator import Communicator, init, init_local, run_local
 from gpucoll.errors import (
     ArgumentError,
     BackendError,
@@ -47,5 +48,5 @@ __all__ = [
     "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "Copy", "DtypeError",
     "GpucollError", "MismatchError", "PeerError", "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp",
     "RevokedError", "Send", "Slice", "UsageError", "Work", "algorithm", "algorithms", "elementwise_op", "init",
-    "init_local", "load", "on_terminate", "premul_sum", "schedule",
+    "init_local", "load", "on_terminate", "premul_sum", "run_local", "schedule",
 ]

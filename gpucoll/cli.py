@@ -12,6 +12,8 @@ from typing import Any
 
 from gpucoll.arguments import Parser, refuse, size_range
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
+from gpucoll.launchers import launched
+from gpucoll.version import __version__
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,7 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
         from gpucoll.launch import main as launch
 
         return launch(given[1:])
-    options = _parser().parse_args(given)
+    parser = _parser()
+    options = parser.parse_args(given)
+    if options.verb is None:
+        if not options.version:
+            parser.print_help()
+        elif launched()[1] == 0:
+            print(f"gpucoll {__version__}")
+        return 0
     try:
         return options.run(options)
     except (ArgumentError, DtypeError, UsageError, BackendError) as error:  # the same on every rank
@@ -34,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> Parser:
     parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs under MPI.")
-    verbs = parser.add_subparsers(dest="verb", required=True, parser_class=Parser)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
     verbs.add_parser("run", help="launch a program under mpiexec with torchrun's variables", add_help=False)
     verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
                      add_help=False)

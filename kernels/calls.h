@@ -29,6 +29,7 @@ struct Look {
 struct Entry {
     PyObject* options[4];  // what is called, op, root, algorithm
     Look x, out;
+    bool allocates;          // whether it was given no `out`
     int memory;              // whether it is in place, and whether all arrays are in symmetric memory; ANY where no matter
     PlanObject* plan;        // null where there is no entry
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
@@ -93,12 +94,18 @@ static bool is_of(const Entry* entry, PyObject* const* options, PyObject* x, int
            && (entry->memory == ANY || entry->memory == memory);
 }
 
+// Whether an entry is of calls with such an `out`: results that are allocated have a shape that a given one need not have.
+static bool is_to(const Entry* entry, PyObject* out) {
+    if (entry->plan == nullptr || entry->out.dtype == nullptr || entry->plan->plan->overwrites) return true;
+    return out == Py_None ? entry->allocates : entry->out.is_of(out);
+}
+
 // Returns the entry of a call, null where there is none.
 static Entry* find(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
     Entry* set = set_of(self, options, x);
     const int memory = memory_of(self, x, out);
     for (Entry* entry = set; entry < set + WAYS; entry++)
-        if (is_of(entry, options, x, memory)) return entry;
+        if (is_of(entry, options, x, memory) && is_to(entry, out)) return entry;
     return nullptr;
 }
 
@@ -451,10 +458,10 @@ static void forget_entry(Entry* entry) {
 }
 
 // Returns an entry for a call: that which it has, or another one, which is overwritten.
-static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, int memory) {
+static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, int memory) {
     Entry *set = set_of(self, options, x), *unused = nullptr;
     for (Entry* entry = set; entry < set + WAYS; entry++) {
-        if (is_of(entry, options, x, memory)) return entry;
+        if (is_of(entry, options, x, memory) && is_to(entry, out)) return entry;
         if (entry->plan == nullptr && unused == nullptr) unused = entry;
     }
     return unused != nullptr ? unused : set + self->turn++ % WAYS;
@@ -467,10 +474,11 @@ static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArr
 static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PyObject* given,
                  PlanObject* planned, PyObject* seconds) {
     const int memory = planned->plan->in_control ? ANY : memory_of(self, x, given);
-    Entry* entry = entry_for(self, options, x, memory);
+    Entry* entry = entry_for(self, options, x, given, memory);
     for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
     look_at(&entry->x, x);
     look_at(&entry->out, out);
+    entry->allocates = given == Py_None;
     entry->memory = memory;
     Py_XSETREF(entry->plan, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
     Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));

@@ -33,15 +33,4 @@ def on_threads(size, program, *arguments, timeout=None, **options):
     No thread hangs: where one raises, the waits of the others end, and any wait ends after a minute with an error that
     names what is waited for, if `timeout` is None.
     """
-    comms, errors = gc.init_local(size, timeout=timeout or seconds(60), **options), []
-
-    def check():
-        if errors:
-            raise gc.RevokedError("another thread has failed")
-
-    def whole(comm):
-        comm._waits.hooks.append(check)
-        with comm:
-            return program(comm, *arguments)
-
-    return all_on_threads(comms, whole, errors)
+    return gc.run_local(lambda comm: program(comm, *arguments), size, timeout=timeout or seconds(60), **options)

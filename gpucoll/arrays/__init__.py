@@ -27,6 +27,7 @@ from gpucoll.arrays.accept import (
     check_output,
     check_rows,
     check_writable,
+    is_block_of,
     is_borrowed,
     module_of,
     on_gpu,
@@ -40,8 +41,8 @@ from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-__all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "bounds",
-           "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",
+__all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array", "block_shape",
+           "bounds", "check_blocks", "check_input", "check_op", "check_output", "check_rows", "check_writable", "combiner",
            "flat", "is_borrowed", "joined", "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks",
            "prepare_scatter", "same_memory", "split", "stream_of", "target"]
 
@@ -95,7 +96,7 @@ class Prepared(NamedTuple):
     """A call's arrays, checked: flat input, target of the result, what the caller gets, bytes of the larger side.
 
     `shape` is that of an array, or of a block where there is one for each rank, without the first axis where blocks
-    differ in it. `given` is what the input was packed from, which must live as long.
+    differ in it: ranks compare it. `given` is what the input was packed from, which must live as long.
     """
 
     input: Array | None
@@ -133,13 +134,16 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
     space.check(row.name, "x", source)
     if row.name == "broadcast":
         return _prepare_broadcast(row, x, source, who, space)
-    shape = _block_shape(row, source, who.size)
+    shape = block_shape(row.name, source, who.size) if row.input.blocks else source.shape
     kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
-    formed, result = _prepare_output(row, source, out, (who.size, *shape) if row.output.blocks else shape, who, space)
-    given = space.read_as(flat(source, space), kind)
+    formed, result = _prepare_output(row, source, out, _result_shapes(row, source.shape, shape, who.size), who, space)
+    # One's own block of `out` may be written before all have read it
+    aside = formed is not None and _is_own_block(row, source, formed.out, who)
+    given = space.read_as(joined([source], space) if aside else flat(source, space), kind)
     if formed is not None:
         formed = Target(formed.out, space.read_as(formed.row, kind))
-    return _prepared(row, given, formed, kind, shape, who.size, result, space)._replace(given=source)
+    call = _prepared(row, given, formed, kind, shape, who.size, result, space)._replace(given=source)
+    return call._replace(shape=_without_ones(shape)) if row.input.blocks else call
 
 
 def _prepared(row: Collective, source: Array | None, formed: Target | None, kind: Dtype,
@@ -149,29 +153,57 @@ def _prepared(row: Collective, source: Array | None, formed: Target | None, kind
     return Prepared(source, formed, kind, Cut(elements), nbytes, result, space, shape)
 
 
-def _block_shape(row: Collective, x: Array, size: int) -> tuple[int, ...]:
-    if not row.input.blocks:
-        return x.shape
-    if x.ndim == 0 or x.shape[0] != size:
-        raise ArgumentError(f"{row.name}: x has shape {x.shape}; its first axis must be {size}, a block for each rank",
-                            code="GC-SHAPE")
-    return x.shape[1:]
+def block_shape(name: str, x: Array, size: int) -> tuple[int, ...]:
+    """Return the shape s of a block of `x`, which is (size, \\*s), or else has the blocks one after another.
+
+    Raises ArgumentError.
+    """
+    if x.ndim == 0 or x.shape[0] % size:
+        raise ArgumentError(f"{name}: x has shape {x.shape}; its first axis must be {size}, a block for each rank, or "
+                            f"a multiple of it: (size, *s) or (size * s[0], *s[1:])", code="GC-SHAPE")
+    return x.shape[1:] if x.shape[0] == size else (x.shape[0] // size, *x.shape[1:])
 
 
-def _prepare_output(row: Collective, x: Array, out: object, shape: tuple[int, ...], who: Sizes,
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return by what ranks compare a block that is read as (\\*s) by some of them, and by others as (1, \\*s)."""
+    return tuple(itertools.dropwhile(lambda length: length == 1, shape))
+
+
+def _result_shapes(row: Collective, given: tuple[int, ...], shape: tuple[int, ...],
+                   size: int) -> list[tuple[int, ...]]:
+    """Return the shapes that an `out` may have, first that of results that are allocated.
+
+    `shape` is that of a block. An input (size, \\*s) may as well be concatenated blocks (1, \\*s).
+    """
+    is_both = row.input.blocks and given[:1] == (size,)
+    if not row.output.blocks:
+        return [shape, (1, *shape)] if is_both else [shape]
+    concatenated = [(size * shape[0], *shape[1:])] if shape else []
+    return [(size, *shape), *concatenated, *([(size, 1, *shape)] if is_both else [])]
+
+
+def _is_own_block(row: Collective, x: Array | None, out: Array, who: Sizes) -> bool:
+    """Return whether a gathering is in place: `x` is this rank's block of a longer `out`."""
+    return x is not None and row.output.blocks and not row.input.blocks and who.size > 1 \
+        and is_block_of(x, out, who.rank, who.size)
+
+
+def _prepare_output(row: Collective, x: Array, out: object, shapes: Sequence[tuple[int, ...]], who: Sizes,
                     space: Space) -> tuple[Target | None, Any]:
-    array = None if out is None else _checked_output(row, out, shape, x.dtype, x, space)
+    array = None if out is None else _checked_output(row, out, shapes, x.dtype, x, who, space)
     if not row.output.exists(who.rank, who.root):
         return None, None
     if array is None:
-        array = out = space.empty(shape, x.dtype)
+        array = out = space.empty(shapes[0], x.dtype)
     return target(array, space), out
 
 
-def _checked_output(row: Collective, out: object, shape: tuple[int, ...], dtype: numpy.dtype, x: Array | None,
-                    space: Space) -> Array:
+def _checked_output(row: Collective, out: object, shapes: Sequence[tuple[int, ...]], dtype: numpy.dtype,
+                    x: Array | None, who: Sizes, space: Space) -> Array:
     with space.current:
-        array = check_output(row.name, out, shape, dtype, x)
+        array = as_array(row.name, "out", out)
+        is_own = array.shape in shapes and _is_own_block(row, x, array, who)
+        check_output(row.name, array, shapes, dtype, None if is_own else x)
     space.check(row.name, "out", array)
     return array
 
@@ -193,7 +225,8 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
                     space: Space) -> Prepared:
     """Return what scatter needs, the root's `shape` (size, \\*s) and dtype being known; `x` is the root's array."""
     row = COLLECTIVES["scatter"]
-    array = None if out is None else _checked_output(row, out, shape[1:], dtype, x, space)
+    shapes = _result_shapes(row, shape, shape[1:], who.size)
+    array = None if out is None else _checked_output(row, out, shapes, dtype, x, who, space)
     if array is None:
         array = out = space.empty(shape[1:], dtype)
     source = None if x is None else flat(x, space)

@@ -86,6 +86,15 @@ def same_memory(x: Any, out: Any) -> bool:
     return both_flat or x.strides == out.strides
 
 
+def is_block_of(x: Any, out: Any, rank: int, size: int) -> bool:
+    """Return whether `x` is block `rank` of the `size` blocks that `out` has, stacked or concatenated."""
+    if x.size * size != out.size:
+        return False
+    rows = out.shape[0] // size
+    block = out[rank * rows:(rank + 1) * rows]
+    return same_memory(x, block.reshape(x.shape) if out.ndim > x.ndim else block)
+
+
 def overlap(x: Any, out: Any) -> bool:
     """Return whether two arrays share an element, or whether that is too hard to tell."""
     if on_gpu(x) != on_gpu(out):
@@ -195,12 +204,13 @@ def check_input(name: str, x: object) -> Array:
     return array
 
 
-def check_output(name: str, out: object, shape: tuple[int, ...], dtype: numpy.dtype, x: Array | None) -> Array:
-    """Return `out` if the result may be written there; raise ArgumentError or DtypeError."""
+def check_output(name: str, out: object, shapes: Sequence[tuple[int, ...]], dtype: numpy.dtype,
+                 x: Array | None) -> Array:
+    """Return `out`, of one of `shapes`, if the result may be written there; raise ArgumentError or DtypeError."""
     array = as_array(name, "out", out)
-    if array.shape != shape:
-        raise ArgumentError(f"{name}: out has shape {array.shape}, expected {shape}; out=None allocates it",
-                            code="GC-SHAPE")
+    if array.shape not in shapes:
+        raise ArgumentError(f"{name}: out has shape {array.shape}, expected {' or '.join(map(str, shapes))}; out=None "
+                            "allocates it", code="GC-SHAPE")
     if array.dtype != dtype:
         raise DtypeError(f"{name}: out has dtype {array.dtype}, expected {dtype}")
     check_writable(name, "out", array)

@@ -13,7 +13,9 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
@@ -21,11 +23,13 @@ from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.symmetric import Symmetric
-from gpucoll.errors import ArgumentError, RankFailedError, UsageError
+from gpucoll.errors import ArgumentError, RankFailedError, RevokedError, UsageError
 from gpucoll.executors.mpi import leave
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink
 from gpucoll.waits import Waits
+
+T = TypeVar("T")
 
 
 class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
@@ -114,6 +118,34 @@ def init(**options: Any) -> Communicator:
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "
                          "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
     return _world
+
+
+def run_local(f: Callable[[Communicator], T], n: int, **options: Any) -> list[T]:
+    """Return what ``f(comm)`` returns on each of `n` threads, in the order of their ranks; options as in `init`.
+
+    Where threads raise, the others' waits end, and the first error is raised.
+    """
+    comms, errors = init_local(n, **options), list[BaseException]()
+
+    def check() -> None:
+        if errors:
+            raise RevokedError("another thread of run_local has failed")
+
+    def run(comm: Communicator) -> Any:
+        try:
+            comm._waits.hooks.append(check)
+            with comm:
+                return f(comm)
+        except BaseException as error:
+            error.add_note(f"on rank {comm.rank} of {n}")
+            errors.append(error)
+        return None
+
+    with ThreadPoolExecutor(n, "rank") as pool:
+        results = list(pool.map(run, comms))
+    if errors:
+        raise errors[0]
+    return results
 
 
 def init_local(n: int, **options: Any) -> list[Communicator]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpucoll.arrays import NOTHING, Prepared, Sizes, check_input, prepare_scatter
+from gpucoll.arrays import NOTHING, Prepared, Sizes, block_shape, check_input, prepare_scatter
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import GpucollError
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.shared.plans import TEXT
 from gpucoll.fingerprint import REFUSED
@@ -101,8 +101,8 @@ class Collectives(MetadataExchange):
         metadata: Metadata = {}
         try:
             with self._current(stream, [x]):
-                source = self._checked_blocks(x)
-            metadata = metadata_of(source)
+                source = check_input("scatter", x)
+            metadata = metadata_of(source, (self.size, *block_shape("scatter", source, self.size)))
             if shows and not metadata["gpu"] and not self.options.emulated:
                 made = self._scattering(source, out, who, options, metadata)
         except (GpucollError, MemoryError) as error:
@@ -169,13 +169,6 @@ class Collectives(MetadataExchange):
             counted(Collectives._scattering)(self, None, out, who, options, metadata)
         self._waits.run(shows.compare(f"scatter, root {who.root}"), "scatter")
         return None
-
-    def _checked_blocks(self, x: Any) -> Any:
-        source = check_input("scatter", x)
-        if source.ndim == 0 or source.shape[0] != self.size:
-            raise ArgumentError(f"scatter: x has shape {source.shape}; its first axis must be {self.size}, a block for "
-                                "each rank", code="GC-SHAPE")
-        return source
 
     @shaped(Reducing)
     def reduce_scatter(self, x: Any, out: Any = None, op: Any = "sum", *, dtype: Any = None, algorithm: str = "auto",

@@ -23,9 +23,9 @@ ROOM, ROOM_PER_RANK = 1024, 24  # bytes
 KEPT = 256  # of what others told
 
 
-def metadata_of(x: Array) -> Metadata:
-    """Return what the other ranks must know of an array."""
-    return {"shape": list(x.shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
+def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
+    """Return what the other ranks must know of an array, which has that `shape` to them."""
+    return {"shape": list(shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
 class MetadataExchange(Closing):

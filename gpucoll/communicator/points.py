@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -41,7 +42,10 @@ class Points(MetadataExchange):
         return found
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
-        """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2."""
+        """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2.
+
+        To mpi4py's ``PROC_NULL`` nothing is sent, and from there nothing comes: `out` stays as it is.
+        """
         if not async_op and self._group is None:
             begun = self._exchange_here(x, dst, None, -1, tag)
             if begun is not None:
@@ -121,9 +125,10 @@ class Points(MetadataExchange):
                 space.check(name, what, array)
         if taken is not None:
             check_writable(name, "out", taken)
-        to = -1 if given is None else self._check_rank(name, "dst", dst)
-        came = -1 if taken is None else self._check_rank(name, "src", src)
-        return PointMessage(name, given, to, taken, came, _check_tag(name, tag), out, space)
+        to = -1 if given is None or _is_nobody(dst) else self._check_rank(name, "dst", dst)
+        came = -1 if taken is None or _is_nobody(src) else self._check_rank(name, "src", src)
+        return PointMessage(name, None if to < 0 else given, to, None if came < 0 else taken, came,
+                            _check_tag(name, tag), out, space)
 
     def _point(self, message: PointMessage, async_op: bool) -> Any:
         if self._group is not None:
@@ -335,6 +340,12 @@ def _pieces(row: Array) -> list[Array]:
     """Return the bytes of a row in pieces: MPI counts them in 31 bits. An empty row is one piece."""
     everything = row.view(numpy.uint8)
     return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]
+
+
+def _is_nobody(rank: Any) -> bool:
+    """Return whether `rank` is MPI's PROC_NULL, which nothing is sent to, and nothing comes from."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and type(rank) is int and rank == mpi.PROC_NULL
 
 
 def _check_tag(name: str, tag: Any) -> int:

@@ -113,10 +113,41 @@ def in_order(comm):
     comm.barrier()
 
 
+def a_row_of_ranks(mpi):
+    """PROC_NULL stands beyond the ends: nothing comes from there, alone, in a group and begun beside others."""
+    from mpi4py import MPI
+
+    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    left, right = (other if 0 <= other < comm.size else MPI.PROC_NULL for other in (comm.rank - 1, comm.rank + 1))
+    x = numpy.array([comm.rank, 5])
+    for came in (lambda out: comm.sendrecv(x, out, right, left),
+                 lambda out: comm.sendrecv(x, out, right, left, async_op=True).wait(),
+                 lambda out: grouped(comm, x, out, right, left)):
+        out = numpy.full(2, -9)
+        assert came(out) is out
+        assert out.tolist() == ([comm.rank - 1, 5] if comm.rank else [-9, -9])
+    assert comm.send(x, MPI.PROC_NULL) is None
+    assert comm.recv(out, MPI.PROC_NULL) is out
+    with pytest.raises(gc.ArgumentError):
+        comm.send([1], MPI.PROC_NULL)
+    comm.close()
+
+
+def grouped(comm, x, out, right, left):
+    with comm.group():
+        comm.send(x, right)
+        comm.recv(out, left)
+    return out
+
+
+def test_nothing_goes_to_nobody(ranks_anywhere):
+    ranks_anywhere(a_row_of_ranks, 3)
+
+
 def refused(comm):
     """Arguments that no message can have, and a communicator that is closed, also where all else is plain."""
     x, other = numpy.zeros(3), comm.split(comm.rank)
-    for call in (lambda: comm.send(x, comm.size), lambda: comm.recv(x, -1), lambda: comm.send(x, 0, tag=-1),
+    for call in (lambda: comm.send(x, comm.size), lambda: comm.recv(x, -7), lambda: comm.send(x, 0, tag=-1),
                  lambda: comm.sendrecv(x, x, 0, 0), lambda: comm.sendrecv(x[:2], x[1:], 0, 0)):
         with pytest.raises(gc.ArgumentError):
             call()

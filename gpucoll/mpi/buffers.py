@@ -1,0 +1,201 @@
+"""mpi4py's buffer specifications, read as rows of elements: an array, [data, count, type] and the like.
+
+What is not ours, as a datatype that a user has made, raises `NotOurs`; mpi4py says what is wrong with it, if anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy
+from mpi4py import MPI
+from numpy import ndarray
+
+from gpucoll.arrays import Array, as_array, on_gpu
+from gpucoll.dtypes import row_of
+from gpucoll.errors import ArgumentError, DtypeError
+from gpucoll.ops import op_of
+
+PLAIN = frozenset("?bhilqBHILQefdFD")  # the dtypes that arrays have most of the time
+WHOLE = (int, numpy.integer)
+OPS = {id(getattr(MPI, name)): name.lower() for name in
+       ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")}
+
+
+def _spelled() -> dict[int, tuple[MPI.Datatype, numpy.dtype]]:
+    """Return the dtypes of MPI's predefined datatypes that have one of ours, by handle; characters are bytes."""
+    found = {}
+    for one in map(MPI.__dict__.get, dir(MPI)):
+        if isinstance(one, MPI.Datatype) and one != MPI.DATATYPE_NULL and one.typestr[0] in "biufcS":
+            dtype = numpy.dtype("u1" if one.typestr == "S1" else one.typestr)
+            if dtype.char in PLAIN:
+                found[one.handle] = one, dtype
+    return found
+
+
+DTYPES = _spelled()
+SPELLED = {id(one): dtype for one, dtype in DTYPES.values()}  # of those that are named most
+
+
+class NotOurs(Exception):
+    """A call that goes to mpi4py, on all ranks alike."""
+
+
+class Parts(NamedTuple):
+    """A row of elements, and where each rank's are: how many, from which one on."""
+
+    row: Array
+    counts: Sequence[int]
+    starts: Sequence[int]
+
+    @property
+    def views(self) -> list[Array]:
+        """Each rank's elements."""
+        return [self.row[start:start + count] for count, start in zip(self.counts, self.starts, strict=True)]
+
+
+def op_name(op: Any) -> str:
+    """Return our name of a predefined op."""
+    try:
+        return op_of(op).name
+    except ArgumentError:
+        raise NotOurs from None
+
+
+def plain(x: Any) -> Array | None:
+    """Return the elements of one of NumPy's arrays as a row; None for what is to be looked at closer."""
+    if type(x) is not ndarray:
+        if type(x) not in (list, tuple) or len(x) != 2 or type(x[0]) is not ndarray \
+                or (dtype := SPELLED.get(id(x[1]))) is None or dtype != x[0].dtype:
+            return None
+        x = x[0]
+    if x.dtype.char not in PLAIN:
+        return None
+    if x.ndim == 1:
+        return x
+    return x.reshape(-1) if x.flags.c_contiguous else None
+
+
+def row(spec: Any, blocks: int = 1) -> Array:
+    """Return the elements of `blocks` times the count that `spec` has: all that there are where it has none."""
+    data, count, start, datatype = _items(spec)
+    if isinstance(count, list):
+        count, start = count
+    whole = _opened(data, datatype)
+    if start is not None:
+        whole = whole[_whole(start, len(whole)):]
+    if count is None:
+        if len(whole) % blocks:
+            raise ArgumentError(f"a buffer of {len(whole)} elements is not {blocks} blocks alike", code="GC-COUNTS")
+        return whole
+    return whole[:_whole(count, len(whole), blocks) * blocks]
+
+
+def parts(spec: Any, size: int) -> Parts:
+    """Return the elements of each of `size` ranks: as many as `spec` has counts, one after another without starts."""
+    data, counts, starts, datatype = _items(spec)
+    whole = _opened(data, datatype)
+    if counts is None:
+        counts = [len(whole) // size + (len(whole) % size > rank) for rank in range(size)]
+    counts = [counts] * size if isinstance(counts, WHOLE) else [*counts]
+    if starts is None:
+        starts = [0, *itertools.accumulate(counts)][:size]
+    starts = [rank * starts for rank in range(size)] if isinstance(starts, WHOLE) else [*starts]
+    if len(counts) != size or len(starts) != size:
+        raise ArgumentError(f"{len(counts)} counts and {len(starts)} displacements are not {size}, one for each rank",
+                            code="GC-COUNTS")
+    for count, start in zip(counts, starts, strict=True):
+        _whole(count, len(whole) - _whole(start, len(whole)))
+    return Parts(whole, counts, starts)
+
+
+def _whole(count: Any, most: int, blocks: int = 1) -> int:
+    if not isinstance(count, WHOLE) or not 0 <= count * blocks <= most:
+        raise ArgumentError(f"{count!r} is no count or displacement in a buffer of {most} elements", code="GC-COUNTS")
+    return int(count)
+
+
+def _items(spec: Any) -> tuple[Any, Any, Any, Any]:
+    """Return data, count, displacement and datatype; None where `spec` has none."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None, None
+    if len(spec) == 4:
+        return spec[0], spec[1], spec[2], spec[3]
+    if not 2 <= len(spec) <= 3:
+        raise NotOurs
+    data, count, datatype = (*spec, None)[:3]
+    if isinstance(count, MPI.Datatype | str):
+        return data, None, None, count
+    if isinstance(count, tuple) and len(count) == 2:
+        return data, *count, datatype
+    return data, count, None, datatype
+
+
+def _opened(data: Any, datatype: Any) -> Array:
+    """Return data as a row of its own memory."""
+    if data is MPI.BOTTOM:
+        raise ArgumentError("BOTTOM names no array; pass the array itself", code="GC-ARRAY")
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    dtype = None if datatype is None else DTYPES.get(datatype.handle, (None, None))[1]
+    if datatype is not None and dtype is None:
+        raise NotOurs
+    known = plain(data)
+    if known is not None and (dtype is None or dtype == known.dtype):
+        return known
+    try:
+        array = numpy.empty(0, dtype) if data is None and dtype is not None else _array(data)
+        if dtype is None:
+            row_of(array.dtype)
+    except (ArgumentError, DtypeError, TypeError, ValueError, BufferError):
+        raise NotOurs from None
+    if not array.flags.c_contiguous:
+        array = array.T  # in the order of the memory, as mpi4py has it
+        if not array.flags.c_contiguous:
+            raise NotOurs
+    elements = array.reshape(-1)
+    if dtype is None or elements.dtype == dtype:
+        return elements
+    if elements.nbytes % dtype.itemsize:
+        raise NotOurs
+    return elements.view(dtype)
+
+
+def _array(data: Any) -> Array:
+    if not isinstance(data, ndarray) and not on_gpu(data):
+        try:
+            return numpy.asarray(memoryview(data))
+        except TypeError:
+            pass
+    return as_array("", "a buffer", data)
+
+
+def is_on_gpu(*specs: Any) -> bool:
+    """Return whether one of the buffers is an array that CuPy can open."""
+    for spec in specs:
+        data = spec[0] if isinstance(spec, list | tuple) and spec else spec
+        if type(data) is not ndarray and on_gpu(data):
+            try:
+                as_array("", "a buffer", data)
+            except ArgumentError:
+                return False
+            return True
+    return False
+
+
+def blocks_of(x: Array, given: int, taken: int, size: int) -> Array:
+    """Return the first `given` elements of each of `size` blocks of `taken`, as an `out` of ours."""
+    if given > taken:
+        raise ArgumentError(f"{given} elements come from each rank, but there is room for {taken}", code="GC-COUNTS")
+    return x if given == taken else x.reshape(size, taken)[:, :given]
+
+
+def fill(places: Sequence[Array], came: Sequence[Array]) -> None:
+    """Write what came from each rank at its place, which may be longer."""
+    for rank, (place, block) in enumerate(zip(places, came, strict=True)):
+        if len(block) > len(place):
+            raise ArgumentError(f"{len(block)} elements came from rank {rank}, but there is room for {len(place)}",
+                                code="GC-COUNTS")
+        place[:len(block)] = block

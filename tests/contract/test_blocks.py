@@ -1,0 +1,33 @@
+"""Blocks of all ranks, stacked or concatenated, and gatherings in place, by every algorithm of every executor."""
+
+import pytest
+
+import blocks
+from gpucoll import arrays
+from thread_ranks import on_threads
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "gather", "scatter", "reduce_scatter", "all_to_all"])
+def test_stacked_and_concatenated(executor, collective):
+    for number, algorithm in enumerate(executor.algorithms(collective)):
+        executor.run((3, 2, 4)[number % 3], blocks.either_layout, collective, algorithm)
+    executor.run(1, blocks.either_layout, collective, "auto")
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "gather"])
+def test_in_place(executor, collective):
+    for number, algorithm in enumerate(executor.algorithms(collective)):
+        executor.run((3, 2, 4)[number % 3], blocks.gathered_in_place, collective, algorithm)
+    executor.run(1, blocks.gathered_in_place, collective, "auto")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_plans_and_refusals(executor, size):
+    executor.run(size, blocks.others, check="off")
+
+
+@pytest.mark.mutant
+def test_a_block_of_the_result_that_is_not_ones_own_is_told(monkeypatch):
+    monkeypatch.setattr(arrays, "is_block_of", lambda x, out, rank, size: True)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        on_threads(2, blocks.others)

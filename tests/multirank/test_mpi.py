@@ -1,0 +1,58 @@
+"""mpi4py's spelling: the same calls by mpi4py and by ours, mpi4py's own tests, and what a call costs."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from grids import SEED
+from pace import seconds
+
+HERE = Path(__file__).parents[1]
+SUITE = ("test_cco_buf", "test_cco_vec", "test_cco_nb_buf", "test_cco_nb_vec", "test_p2p_buf")
+BY = "import sys; sys.path.insert(0, sys.argv[1]); import mpi_calls; from mpi4py import MPI; "
+
+
+@pytest.mark.parametrize("size", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_what_mpi4py_does(mpiexec, size):
+    job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_calls.against_mpi4py(MPI.COMM_WORLD, '{SEED}/{size}', 12)",
+                  HERE, timeout=seconds(100))
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_is_refused_and_what_is_mpi4pys(mpiexec, size):
+    job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_calls.others(MPI.COMM_WORLD)", HERE, timeout=seconds(60))
+    assert job.returncode == 0, job.stderr
+
+
+@pytest.fixture(scope="session")
+def suite(tmp_path_factory):
+    """The folder of the tests of the mpi4py that is installed, of its source distribution."""
+    folder = tmp_path_factory.mktemp("mpi4py")
+    pip = next((found for name in ("pip3", "pip") if (found := shutil.which(name))), None)
+    if pip is None:
+        pytest.skip("mpi4py's own tests: there is no pip to download its sources")
+    download = subprocess.run([pip, "download", "--quiet", "--no-deps", "--no-binary", "mpi4py", "--dest", folder,
+                               f"mpi4py=={version('mpi4py')}"], capture_output=True, text=True, check=False)
+    archives = [*folder.glob("mpi4py-*.tar.gz")]
+    if not archives:
+        pytest.skip(f"mpi4py's own tests: its sources cannot be downloaded: {download.stderr.strip()[-200:]}")
+    with tarfile.open(archives[0]) as archive:
+        archive.extractall(folder, filter="data")
+    return next(folder.glob("mpi4py-*/test"))
+
+
+@pytest.mark.slow
+def test_mpi4pys_own_tests(mpiexec, suite, size=3):
+    """Of one rank too: half of them are on COMM_SELF."""
+    job = mpiexec(size, sys.executable, HERE / "mpi_suite.py", suite, *SUITE, timeout=seconds(200))
+    assert job.returncode == 0, job.stderr
+    found = re.findall(r"rank \d+: (\d+) tests, (\d+) calls ours", job.stdout)
+    assert len(found) == size, job.stdout
+    assert all(int(tests) > 300 and int(calls) > 3000 for tests, calls in found), found
