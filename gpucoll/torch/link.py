@@ -19,8 +19,7 @@ from torch.distributed import DistError, PrefixStore, Store
 from gpucoll.bootstrap import RankTopology
 from gpucoll.executors.mpi import LEFT
 from gpucoll.guard.processes import Processes, process_namespace, visible
-from gpucoll.rendezvous import by_first_rank
-from gpucoll.tuner.table import load
+from gpucoll.tuner import built_in
 
 
 class StoreRanks:
@@ -134,7 +133,7 @@ class StoreLink:
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname()))
         self.place = place(rank, [namespace or host for _, namespace, host in everyone])
         self.processes = Processes(visible((process, namespace) for process, namespace, _ in everyone))
-        self.table = by_first_rank(self.mpi, load)
+        self.table = built_in()  # a machine's own is measured under its MPI
         self._left: dict[int, int] = {}
 
     def split(self, color: int | None, key: int) -> StoreLink | None:
