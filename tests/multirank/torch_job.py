@@ -61,7 +61,8 @@ def reductions(shape, dtype):
 def one_tensor(shape, dtype):
     what, mine = (shape, dtype), functools.partial(data, shape, dtype, RANK)
     for op, expected in reductions(shape, dtype):
-        for x, async_op in itertools.product((mine(), gaps(mine())), (False, True)):
+        for looks, async_op in itertools.product((torch.clone, gaps), (False, True)):
+            x = looks(mine())
             work = dist.all_reduce(x, op, async_op=async_op)
             if async_op:
                 (result,) = work.get_future().wait()
@@ -75,7 +76,7 @@ def one_tensor(shape, dtype):
     for x in (mine(), gaps(mine())):
         dist.broadcast(x, SIZE - 1)
         same(x, data(shape, dtype, SIZE - 1), ("broadcast", *what))
-    for make in (torch.empty_like, lambda x: gaps(x)):
+    for make in (torch.empty_like, gaps):
         outs = [make(mine()) for _ in range(SIZE)]
         dist.all_gather(outs, mine())
         for out, expected in zip(outs, everyone(shape, dtype), strict=True):
