@@ -186,9 +186,8 @@ class TorchProcessGroup(_Names):
         """Do the same for several."""
         calls = []
         for output, input in zip(outputs, inputs, strict=True):
-            out, x = room(output), row(input)
-            if x.data_ptr() != out.data_ptr() + self._rank * x.nbytes:
-                x = apart(x, out)
+            out = room(output)
+            x = apart(row(input), out)
             calls.append((output, out, moved(x), moved(out.view(self._size, -1) if out.numel() else out)))
 
         def call() -> None:
