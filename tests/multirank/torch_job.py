@@ -183,6 +183,10 @@ def functional():
         same(one.wait(), sum(everyone((4, SIZE), torch.float32)), "functional coalesced all_reduce")
 
 
+def no_mpi():
+    assert "mpi4py.MPI" not in sys.modules
+
+
 def objects():
     everything = [None] * SIZE
     dist.all_gather_object(everything, {"rank": RANK, "words": "x" * 100 * RANK})
