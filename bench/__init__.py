@@ -8,7 +8,8 @@
     summary        statistics, ratios and their intervals, two runs held against each other
     records        the JSON file; `table`, what is printed
     run            all of it, in turn, and its record; `interrupt`, Ctrl-C
-    training       steps of `gpucoll.training`; `torch_ddp` against PyTorch, `servers` against a ring
+    training       steps of `gpucoll.training`; `torch_ddp` and `torch_backend` against PyTorch,
+                   `servers` against a ring
     regret         what `auto` chooses against the best that it could have chosen
     report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
     strategies     what each strategy of training sends and keeps, beside its formula; `steps`, a step of each

@@ -3,6 +3,7 @@
     mpiexec -n 2 python -m bench.training [buckets]     small gradients in buckets, and by a call for each
     mpiexec -n 2 python -m bench.training overlap       a step against its computing and its communication alone
     mpiexec -n 2 python -m bench.training ddp           against PyTorch's DistributedDataParallel over Gloo
+    mpiexec -n 4 python -m bench.training backend       torch.distributed over gpucoll and over Gloo
     mpiexec -n 8 python -m bench.training servers       parameter servers against a ring
 
 With OMP_NUM_THREADS=1 each rank has one thread for computing, and leaves the other ranks theirs.
@@ -161,21 +162,21 @@ def main() -> None:
     """Measure one of them, under mpiexec."""
     parser = Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("what", nargs="?", choices=("buckets", "overlap", "ddp", "servers"), default="buckets")
+    add("what", nargs="?", choices=("buckets", "overlap", "ddp", "backend", "servers"), default="buckets")
     add("--gradients", type=int, default=1000, help="buckets: how many (1000)")
     add("--elements", type=int, default=1000, help="buckets: of float32, in each gradient (1000)")
-    add("--layers", type=int, help="overlap, ddp: of the network (16; 4)")
-    add("--width", type=int, default=1024, help="overlap, ddp: of each layer (1024)")
-    add("--batch", type=int, help="overlap, ddp: of each rank (overlap chooses it; 128)")
-    add("--bucket-bytes", type=byte_size, help="overlap, ddp: (4M; 25M, the default of both libraries)")
+    add("--layers", type=int, help="overlap, ddp, backend: of the network (16; 4; 6)")
+    add("--width", type=int, default=1024, help="overlap, ddp, backend: of each layer (1024)")
+    add("--batch", type=int, help="overlap, ddp, backend: of each rank (overlap chooses it; 128; 8)")
+    add("--bucket-bytes", type=byte_size, help="overlap, ddp, backend: (4M; 25M, the default of both libraries)")
     add("--bytes", type=byte_size, default=16 * MIB, help="servers: of the parameters (16M)")
     add("--repeats", type=int, default=15, help="(15)")
     options = parser.parse_args()
-    defaults = {"layers": 4, "batch": 128, "bucket_bytes": 25 * MIB} if options.what == "ddp" else {
-        "layers": 16, "bucket_bytes": 4 * MIB}
-    for name, value in defaults.items():
+    defaults = {"ddp": {"layers": 4, "batch": 128, "bucket_bytes": 25 * MIB},
+                "backend": {"layers": 6, "batch": 8, "bucket_bytes": 25 * MIB}}
+    for name, value in defaults.get(options.what, {"layers": 16, "bucket_bytes": 4 * MIB}).items():
         setattr(options, name, value if getattr(options, name) is None else getattr(options, name))
-    apart = {"ddp": "torch_ddp", "servers": "servers"}
+    apart = {"ddp": "torch_ddp", "backend": "torch_backend", "servers": "servers"}
     with gc.init() as comm:
         try:
             measure = {"buckets": buckets, "overlap": overlap}.get(options.what) or importlib.import_module(

@@ -159,13 +159,13 @@ _process = 0  # that has started MPI
 
 def _abort_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End the whole job on an uncaught exception: the other ranks would wait for this one."""
-    from mpi4py import MPI
-
-    rank = MPI.COMM_WORLD.rank if MPI.Is_initialized() and not MPI.Is_finalized() else 0
-    sys.stderr.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
-                     + "".join(traceback.format_exception(kind, error, trace)))
-    sys.stderr.flush()
-    if MPI.Is_initialized() and not MPI.Is_finalized():
+    MPI = sys.modules.get("mpi4py.MPI")  # ranks that another launcher has started do without
+    rank = MPI.COMM_WORLD.rank if MPI and MPI.Is_initialized() and not MPI.Is_finalized() else 0
+    stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this one, keeps what goes to the latter
+    stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
+                 + "".join(traceback.format_exception(kind, error, trace)))
+    stream.flush()
+    if MPI and MPI.Is_initialized() and not MPI.Is_finalized():
         time.sleep(FORWARDING)
         MPI.COMM_WORLD.Abort(1)
 

@@ -38,6 +38,7 @@ class Link(Protocol):
     wire: Any
     points: Any
     threads: bool  # whether several threads may call it
+    has_collectives: bool  # whether `wire` does MPI's own collectives
     foreign: tuple[type[Exception], ...]  # what it raises
     processes: Processes  # of the ranks of this host, this one's included
     table: Table  # what "auto" chooses by, the same on every rank
@@ -57,6 +58,8 @@ class Link(Protocol):
 
 class MpiLink:
     """Ranks are processes, joined by MPI; two duplicates of the communicator that it is made of."""
+
+    has_collectives = True
 
     def __init__(self, mpi: MPI.Intracomm, timeout: float, table: Table | None = None) -> None:
         from mpi4py import MPI
@@ -120,6 +123,8 @@ def _made(make: Callable[[], T]) -> T:
 
 class LocalLink:
     """Ranks are threads of one process; a message is copied once, from the sender's array into the receiver's."""
+
+    has_collectives = False
 
     def __init__(self, rank: int, hub: _Hub) -> None:
         self.place = RankTopology(rank, hub.size, rank, hub.size, (0,) * hub.size)

@@ -289,7 +289,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
             shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.left, lambda: began).check)
         yield shared
     yield MpiExecutor(link.wire)
-    if link.mpi is not None:
+    if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 
         yield NativeExecutor(link.wire)

@@ -42,7 +42,7 @@ class Closing(Core):
             name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
-        compares = mpi is not None and self.size > 1 and self.check != "off"
+        compares = link.has_collectives and self.size > 1 and self.check != "off"
         self._preflight = Preflight(link.wire, self._waits) if compares else None
         by_messages = None if self._host.compares_calls else self._preflight
         self._host.observe(self._flight, self._observers, by_messages and self._by_messages("full"))

@@ -277,7 +277,7 @@ def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer
 
 def _emulated(link: Link, peer: Peer | None) -> Gpu:
     transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, 0, buffered=True)
-    if link.mpi is None:
+    if not link.has_collectives:
         return Gpu(EmulatedDevice(), transport, points, peer=peer)
     from gpucoll.executors.native import NativeExecutor
 

@@ -1,0 +1,397 @@
+"""A process group of torch.distributed, every method of which is a call of a communicator."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import DistBackendError, ProcessGroup, Store
+
+from gpucoll.torch import meeting
+from gpucoll.torch.tensors import apart, deliver, fill, moved, op_of, reduced, room, row
+from gpucoll.torch.work import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
+
+Tensor = torch.Tensor
+Tensors = Sequence[Tensor]
+
+
+class _Names(ProcessGroup):
+    """What torch asks of a group besides communication."""
+
+    supports_splitting = supports_coalescing = False
+    _name = _desc = ""
+
+    def getBackendName(self) -> str:
+        """Return "gpucoll"."""
+        return "gpucoll"
+
+    name = _get_backend_name = getBackendName
+
+    def getGroupName(self) -> str:
+        """Return what torch calls this group."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        """Take torch's name."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        """Return what the group is for."""
+        return self._desc
+
+    def setGroupDesc(self, desc: str) -> None:
+        """Take what the group is for."""
+        self._desc = desc
+
+    _set_group_name, _set_group_desc = setGroupName, setGroupDesc
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _device_types = property(lambda self: [torch.device(kind) for kind in ("cpu", "cuda")[:1 + self._has_cuda]])
+    _has_cuda = property(lambda self: torch.cuda.is_available())
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Calls are counted from the first."""
+
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """The first call on a device connects it."""
+
+
+class TorchProcessGroup(_Names):
+    """The backend "gpucoll": the ranks of `store`, with `timeout` as the deadline of every call.
+
+    Results are written in place, as torch has it. Calls with ``async_op=True`` are made in their order by a thread
+    beside the computation, on GPUs on a stream of the group's. Raises DistBackendError where ranks fail or disagree.
+    """
+
+    def __init__(self, store: Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
+        super().__init__(rank, size)  # with a store pybind11 makes no object that a class in Python may derive from
+        self._store, self._rank, self._size = store, rank, size
+        with as_torch_raises():
+            self._comm, self._points = meeting.communicators(store, rank, size, timeout)
+        self._caller = Caller()
+        self._streams: dict[torch.device, Any] = {}
+        self._together: list[TorchWork] | None = None
+        self._count = 0
+
+    def _make(self, call: Call, tensors: Tensors, options: Any, outputs: Sequence[Any] | None = None) -> TorchWork:
+        """Make a call on tensors; `outputs` are those that have its results, where that is not all."""
+        self._count += 1
+        results = tensors if outputs is None else outputs
+        if tensors and tensors[0].is_cuda:
+            work: TorchWork = StreamWork(results, self._enqueue(call, tensors))
+        else:
+            at_once = self._together is None and not getattr(options, "asyncOp", True)
+            work = self._caller.make(call, results, at_once=at_once)
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def _enqueue(self, call: Call, tensors: Tensors) -> Any:
+        """Enqueue a call behind the current stream, on the stream of this group, which is returned."""
+        device = tensors[0].device
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)
+            for comm in (self._comm, self._points):
+                vars(comm)["device"] = device.index
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream), as_torch_raises():
+            call()
+        for tensor in tensors:
+            tensor.record_stream(stream)
+        return stream
+
+    # ------------------------------------------------------------ in place
+
+    def broadcast(self, tensors: Any, opts: Any = None, root: int = 0) -> TorchWork:
+        """Overwrite tensors with those of the root."""
+        tensors, root = _listed(tensors), getattr(opts, "rootRank", root)
+        rows = [moved(tensor) for tensor in tensors]
+
+        def call() -> None:
+            for one in rows:
+                self._comm.broadcast(one, root)
+
+        return self._make(call, tensors, opts)
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:
+        """Overwrite tensors with their reductions."""
+        tensors, op = _listed(tensors), op_of(opts)
+        rows = [reduced(tensor) for tensor in tensors]
+
+        def call() -> None:
+            for one in rows:
+                self._comm.all_reduce(one, one, op)
+
+        return self._make(call, tensors, opts)
+
+    allreduce_coalesced = allreduce
+
+    def reduce(self, tensors: Any, opts: Any) -> TorchWork:
+        """Overwrite the root's tensors with the reductions."""
+        tensors, op = _listed(tensors), op_of(opts)
+        rows = [reduced(tensor) for tensor in tensors]
+
+        def call() -> None:
+            for one in rows:
+                self._comm.reduce(one, one if self._rank == opts.rootRank else None, op, opts.rootRank)
+
+        return self._make(call, tensors, opts)
+
+    def barrier(self, opts: Any = None) -> TorchWork:
+        """Wait for all ranks, and before that for what is enqueued on this one's GPU."""
+        limit = getattr(opts, "timeout", None)
+
+        def call() -> None:
+            if self._streams:
+                torch.cuda.synchronize()
+            with self._limited(limit):
+                self._comm.barrier()
+
+        return self._make(call, (), opts)
+
+    def monitored_barrier(self, timeout: datetime.timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for all ranks, or tell who has not come."""
+        def call() -> None:
+            with self._limited(timeout):
+                self._comm.barrier()
+
+        self._caller.make(call, (), at_once=True).wait()
+
+    @contextlib.contextmanager
+    def _limited(self, timeout: datetime.timedelta | None) -> Iterator[None]:
+        """Let calls wait no longer than that; torch's unsaid time-out is negative."""
+        waits = self._comm._waits
+        usual = waits.timeout
+        if timeout is not None and timeout.total_seconds() > 0:
+            waits.timeout = timeout.total_seconds()
+        try:
+            yield
+        finally:
+            waits.timeout = usual
+
+    # ------------------------------------------------------------ gathered and scattered
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
+        """Write all ranks' tensors into one."""
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Do the same for several."""
+        calls = []
+        for output, input in zip(outputs, inputs, strict=True):
+            out = room(output)
+            x = apart(row(input), out)
+            calls.append((output, out, moved(x), moved(out.view(self._size, -1) if out.numel() else out)))
+
+        def call() -> None:
+            for output, out, x, blocks in calls:
+                if len(x):
+                    self._comm.all_gather(x, blocks)
+                deliver(output, out)
+
+        return self._make(call, [*outputs, *inputs], opts, outputs)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
+        """Write this rank's block of the reduction into a tensor."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Do the same for several."""
+        op, calls = op_of(opts), []
+        for output, input in zip(outputs, inputs, strict=True):
+            out = room(output)
+            x = apart(row(input), out)
+            calls.append((output, out, reduced(x.view(self._size, -1) if x.numel() else x), reduced(out)))
+
+        def call() -> None:
+            for output, out, x, block in calls:
+                if len(block):
+                    self._comm.reduce_scatter(x, block, op)
+                deliver(output, out)
+
+        return self._make(call, [*outputs, *inputs], opts, outputs)
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
+        """Write all ranks' tensors into lists of tensors; their lengths may differ from rank to rank."""
+        if isinstance(inputs, Tensor):
+            outputs, inputs = [outputs], [inputs]
+        pairs = [(list(targets), moved(row(x))) for targets, x in zip(outputs, inputs, strict=True)]
+
+        def call() -> None:
+            for targets, x in pairs:
+                alike = all(target.numel() == targets[0].numel() for target in targets)
+                fill(targets, self._comm.all_gather(x) if alike else self._comm.all_gather_v(x))
+
+        return self._make(call, [*inputs, *(one for targets, _ in pairs for one in targets)], opts, outputs)
+
+    def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Do the same for several; `outputs` has a list for each rank."""
+        return self.allgather([list(targets) for targets in zip(*outputs, strict=True)], inputs, opts)
+
+    def gather(self, outputs: Any, inputs: Any, opts: Any) -> TorchWork:
+        """Write all ranks' tensors into a list of the root's."""
+        inputs = _listed(inputs)
+        x, targets = moved(row(inputs[0])), _only(outputs)
+
+        def call() -> None:
+            blocks = self._comm.gather(x, root=opts.rootRank)
+            if blocks is not None:
+                fill(targets, blocks)
+
+        return self._make(call, [*inputs, *targets], opts, targets)
+
+    def scatter(self, outputs: Any, inputs: Any, opts: Any) -> TorchWork:
+        """Write a tensor of the root's list into each rank's."""
+        outputs, sources = _listed(outputs), _only(inputs)
+        out = room(outputs[0])
+        block = moved(out)
+        x = moved(torch.stack([row(one) for one in sources])) if self._rank == opts.rootRank else None
+
+        def call() -> None:
+            self._comm.scatter(x, block, opts.rootRank)
+            deliver(outputs[0], out)
+
+        return self._make(call, [*outputs, *sources], opts, outputs)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
+        """Write this rank's of the reductions of a list's tensors; their lengths may differ."""
+        outputs, sources, op = _listed(outputs), _only(inputs), op_of(opts)
+        out, counts = room(outputs[0]), [one.numel() for one in sources]
+        block, x = reduced(out), torch.cat([row(one) for one in sources])
+        blocks = reduced(x.view(self._size, -1)) if len({*counts}) == 1 and counts[0] else reduced(x)
+
+        def call() -> None:
+            if len({*counts}) > 1:
+                fill([out], [self._comm.reduce_scatter_v(blocks, counts, op)])
+            elif counts[0]:
+                self._comm.reduce_scatter(blocks, block, op)
+            deliver(outputs[0], out)
+
+        return self._make(call, [*outputs, *sources], opts, outputs)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> TorchWork:
+        """Write part `rank` of every rank's list into a list; the parts' lengths may all differ."""
+        parts = [moved(row(one)) for one in inputs]
+
+        def call() -> None:
+            fill(outputs, self._comm.all_to_all_v(parts))
+
+        return self._make(call, [*inputs, *outputs], opts, outputs)
+
+    def all_to_all_single(self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] = (),
+                          input_split_sizes: Sequence[int] = (), opts: Any = None) -> TorchWork:
+        """Write part `rank` of every rank's tensor into one; parts are cut along the first axis, without sizes alike.
+        """
+        if output_split_sizes or input_split_sizes:
+            target = room(output).view(output.shape)
+            ends = _parts(target, output_split_sizes, self._size)
+            parts = [moved(row(one)) for one in _parts(input, input_split_sizes, self._size)]
+
+            def uneven() -> None:
+                fill(ends, self._comm.all_to_all_v(parts))
+                deliver(output, target)
+
+            return self._make(uneven, [input, output], opts, [output])
+        out = room(output)
+        x = apart(row(input), out)
+        blocks, results = (moved(one.view(self._size, -1) if one.numel() else one) for one in (x, out))
+
+        def call() -> None:
+            if len(x):
+                self._comm.all_to_all(blocks, results)
+            deliver(output, out)
+
+        return self._make(call, [output, input], opts, [output])
+
+    # What the same calls were named before PyTorch 2.13
+    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ------------------------------------------------------------ messages between two ranks
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> TorchWork:
+        """Send a tensor to a rank of the group."""
+        return self._message(tensors, lambda array: (self._points.send(array, dst, tag, async_op=True), dst))
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> TorchWork:
+        """Receive a tensor from a rank of the group."""
+        return self._message(tensors, lambda array: (self._points.recv(array, src, tag, async_op=True), src))
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> TorchWork:
+        """Receive a tensor from whichever rank sends first."""
+        if tensors[0].is_cuda:
+            raise DistBackendError("recv: into a GPU tensor a source must be named")
+
+        def begin(array: Any) -> tuple[Any, int] | None:
+            source = self._points._sender(tag)
+            return None if source is None else (self._points.recv(array, source, tag, async_op=True), source)
+
+        return self._message(tensors, begin)
+
+    def _message(self, tensors: Tensors, begin: Any) -> TorchWork:
+        self._count += 1
+        array = moved(tensors[0])
+        if tensors[0].is_cuda:
+            begun: list[Any] = []
+            stream = self._enqueue(lambda: begun.append(begin(array)), tensors)
+            return StreamWork(tensors, stream)
+        with as_torch_raises():
+            work = MessageWork(tensors, lambda: begin(array), self._points.timeout)
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    # ------------------------------------------------------------ the group itself
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: Any = None) -> TorchWork:
+        works, self._together = self._together or [], None
+        return JoinedWork(works)
+
+    def get_group_store(self) -> Store:
+        """Return the store of this group."""
+        return self._store
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._count
+
+    def set_timeout(self, timeout: datetime.timedelta) -> None:
+        """Let later calls wait that long."""
+        for comm in (self._comm, self._points):
+            comm._waits.timeout = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self) -> None:
+        """Make what is left, and close. A collective call of the group."""
+        self._caller.close()
+        for comm in (self._points, self._comm):
+            comm.close()
+
+    def abort(self) -> None:
+        """Let no call go on, here or elsewhere."""
+        for comm in (self._points, self._comm):
+            comm.__exit__(DistBackendError, None, None)
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _only(lists: Any) -> list[Tensor]:
+    """Return the one list in a list, which may be empty off the root."""
+    return list(lists[0]) if lists and not isinstance(lists[0], Tensor) else list(lists)
+
+
+def _parts(tensor: Tensor, sizes: Sequence[int], size: int) -> Tensors:
+    return tensor.split(list(sizes) or [len(tensor) // size] * size)

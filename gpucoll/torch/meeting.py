@@ -1,0 +1,72 @@
+"""How the ranks of a group find each other: by MPI where it has started all of them, else by torch's store alone."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import socket
+import zlib
+
+from torch.distributed import PrefixStore, Store
+
+from gpucoll import bootstrap
+from gpucoll.communicator import Communicator
+from gpucoll.launchers import free_port, started, torchrun_variables
+from gpucoll.torch.link import StoreLink, StoreRanks
+
+NAMES = ("collectives", "messages")
+
+
+def set_variables() -> None:
+    """Add torchrun's variables to the environment where mpiexec has started this rank without them.
+
+    A collective call there, nothing elsewhere.
+    """
+    process = started()
+    if process is None or process.size == 1 or {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= {*os.environ}:
+        return
+    world = bootstrap.world()
+    place = bootstrap.place(world)
+    address = "127.0.0.1" if max(place.nodes) == 0 else socket.gethostname()
+    first = world.bcast({"MASTER_ADDR": address, "MASTER_PORT": str(free_port())})
+    for name, value in {**torchrun_variables(*place[:4]), **first}.items():
+        os.environ.setdefault(name, value)
+
+
+def communicators(store: Store, rank: int, size: int, timeout: datetime.timedelta) -> list[Communicator]:
+    """Return one for collectives and one for messages between two ranks. A collective call of a group's members.
+
+    They are two, so that neither waits for the other.
+    """
+    seconds = timeout.total_seconds()
+    # A store may have served a group of the same name before, whose keys are none of this one's
+    store = PrefixStore(f"{(store.add('came', 1) - 1) // size}", store)
+    numbers = StoreRanks(PrefixStore("numbers", store), rank, size, seconds).allgather(_number())
+    if len({*numbers} - {None}) == size:
+        return _by_mpi(numbers, seconds)
+    options = bootstrap.options({"timeout": seconds})
+    links = [StoreLink(PrefixStore(name, store), rank, size, seconds) for name in NAMES]
+    bootstrap.check_alike(links[0].mpi, options)
+    return [Communicator(link, options) for link in links]
+
+
+def _number() -> int | None:
+    """Return this process' rank in MPI's world, None where MPI has not started it or sees only itself."""
+    process = started()
+    if process is None:
+        return None
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.rank if MPI.COMM_WORLD.size == process.size else None
+
+
+def _by_mpi(numbers: list[int], seconds: float) -> list[Communicator]:
+    from mpi4py import MPI
+
+    # Members alone take part; the tag tells apart groups that are made at once.
+    group = MPI.COMM_WORLD.group.Incl(numbers)
+    part = MPI.COMM_WORLD.Create_group(group, zlib.crc32(repr(numbers).encode()) % (1 << 15))
+    made = [Communicator.from_mpi(part, timeout=seconds) for _ in NAMES]
+    part.Free()
+    group.Free()
+    return made

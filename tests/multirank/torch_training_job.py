@@ -1,0 +1,184 @@
+"""Programs of PyTorch's, run twice in one job: over Gloo and, unchanged but for the name, over gpucoll; equal losses."""
+
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+import gpucoll.torch  # noqa: F401 - registers the backend
+
+STEPS = 3
+
+
+def mlp(width=16):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def batches(rank, steps=STEPS):
+    made = torch.Generator().manual_seed(rank)
+    return [torch.randn(6, 8, generator=made) for _ in range(steps)]
+
+
+def train(model, optimizer, losses=None):
+    losses = [] if losses is None else losses
+    for x in batches(dist.get_rank()):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def ddp():
+    model = nn.parallel.DistributedDataParallel(mlp())
+    return train(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9))
+
+
+class Branches(nn.Module):
+    """Every rank leaves another layer out."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for number, layer in enumerate(self.layers):
+            if number != dist.get_rank() % 3:
+                x = layer(x)
+        return x
+
+
+def ddp_unused():
+    model = nn.parallel.DistributedDataParallel(Branches(), find_unused_parameters=True)
+    return train(model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+def ddp_accumulated():
+    model = nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.001, gradient_as_bucket_view=True)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for x in batches(dist.get_rank()):
+        optimizer.zero_grad()
+        with model.no_sync():
+            model(x[:3]).square().mean().backward()
+        loss = model(x[3:]).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def zero_redundancy():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = nn.parallel.DistributedDataParallel(mlp())
+    return train(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01))
+
+
+def sampler():
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    rows = TensorDataset(torch.arange(10.0))
+    loader = DataLoader(rows, batch_size=2, sampler=DistributedSampler(rows, shuffle=True, seed=3))
+    total = torch.stack([x.sum() for (x,) in loader]).sum()
+    dist.all_reduce(total)
+    return [total.item()]
+
+
+def fsdp():
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    losses = []
+    for dtype in (None, torch.bfloat16):
+        model = mlp()
+        for layer in (*model[::2], model):
+            fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)),
+                        mp_policy=MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32))
+        losses += train(model, torch.optim.Adam(model.parameters(), 0.01))
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    return [*losses, norm.full_tensor().item()]
+
+
+def dtensor():
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(60.0).reshape(6, 10)
+    x = distribute_tensor(whole, mesh, [Shard(0)])
+    y = x.redistribute(mesh, [Shard(1)]).redistribute(mesh, [Replicate()])
+    assert torch.equal(y.to_local(), whole)
+    assert torch.equal((x @ x.T).full_tensor(), whole @ whole.T)
+    return [x.sum().full_tensor().item()]
+
+
+def tensor_parallel():
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    model = parallelize_module(mlp(12), init_device_mesh("cpu", (dist.get_world_size(),)),
+                               {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    torch.manual_seed(3)
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.randn(6, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def mesh_2d():
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("data", "model"))
+    model = parallelize_module(mlp(), mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["data"])
+    torch.manual_seed(4 + mesh["data"].get_local_rank())
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.randn(6, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def checkpoint():
+    import torch.distributed.checkpoint as saved
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    mesh, models = init_device_mesh("cpu", (dist.get_world_size(),)), [mlp(), mlp()]
+    for model in models:
+        fully_shard(model, mesh=mesh)
+    losses = train(models[0], torch.optim.SGD(models[0].parameters(), 0.1))
+    saved.save(get_model_state_dict(models[0]), checkpoint_id=folder[0])
+    state = get_model_state_dict(models[1])
+    saved.load(state, checkpoint_id=folder[0])
+    models[1].load_state_dict(state)
+    assert all(torch.equal(mine.full_tensor(), other.full_tensor())
+               for mine, other in zip(*(model.parameters() for model in models), strict=True))
+    return losses
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name in sys.argv[1:]:
+        results = []
+        for backend in ("gloo", "gpucoll"):
+            dist.init_process_group(backend)
+            results.append(globals()[name]())
+            rank = dist.get_rank()
+            dist.destroy_process_group()
+        torch.testing.assert_close(*map(torch.tensor, results), rtol=1e-6, atol=0)
+        print(f"rank {rank}: {name} ok", flush=True)
