@@ -21,7 +21,7 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
         import torch
         import torch.distributed as dist
 
-        import gpucoll.torch as _  # registers the backend
+        import gpucoll.torch  # noqa: F401 (registers the backend)
     except ImportError as error:
         raise LeftOut("PyTorch is not installed: pip install torch") from error
     torch.set_num_threads(1)

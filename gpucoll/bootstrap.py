@@ -127,7 +127,7 @@ def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> N
                 code="GC-LAUNCHER")
 
 
-def check_alike(comm: MPI.Intracomm, wanted: Options) -> None:
+def check_alike(comm: Any, wanted: Options) -> None:
     """Raise UsageError, on every rank, where ranks differ in what decides how they do a call: options, versions.
 
     A collective call.

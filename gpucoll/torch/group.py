@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import DistBackendError, ProcessGroup, Store
@@ -14,8 +14,7 @@ from gpucoll.torch import meeting
 from gpucoll.torch.tensors import apart, deliver, fill, moved, op_of, reduced, room, row
 from gpucoll.torch.work import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 
-Tensor = torch.Tensor
-Tensors = Sequence[Tensor]
+Tensors: TypeAlias = "Sequence[torch.Tensor]"
 
 
 class _Names(ProcessGroup):
@@ -178,7 +177,7 @@ class TorchProcessGroup(_Names):
 
     # ------------------------------------------------------------ gathered and scattered
 
-    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:
         """Write all ranks' tensors into one."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
@@ -198,7 +197,7 @@ class TorchProcessGroup(_Names):
 
         return self._make(call, [*outputs, *inputs], opts, outputs)
 
-    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:
         """Write this rank's block of the reduction into a tensor."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
@@ -220,7 +219,7 @@ class TorchProcessGroup(_Names):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
         """Write all ranks' tensors into lists of tensors; their lengths may differ from rank to rank."""
-        if isinstance(inputs, Tensor):
+        if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         pairs = [(list(targets), moved(row(x))) for targets, x in zip(outputs, inputs, strict=True)]
 
@@ -285,7 +284,7 @@ class TorchProcessGroup(_Names):
 
         return self._make(call, [*inputs, *outputs], opts, outputs)
 
-    def all_to_all_single(self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] = (),
+    def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor, output_split_sizes: Sequence[int] = (),
                           input_split_sizes: Sequence[int] = (), opts: Any = None) -> TorchWork:
         """Write part `rank` of every rank's tensor into one; parts are cut along the first axis, without sizes alike.
         """
@@ -384,14 +383,14 @@ class TorchProcessGroup(_Names):
             comm.__exit__(DistBackendError, None, None)
 
 
-def _listed(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+def _listed(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _only(lists: Any) -> list[Tensor]:
+def _only(lists: Any) -> list[torch.Tensor]:
     """Return the one list in a list, which may be empty off the root."""
-    return list(lists[0]) if lists and not isinstance(lists[0], Tensor) else list(lists)
+    return list(lists[0]) if lists and not isinstance(lists[0], torch.Tensor) else list(lists)
 
 
-def _parts(tensor: Tensor, sizes: Sequence[int], size: int) -> Tensors:
+def _parts(tensor: torch.Tensor, sizes: Sequence[int], size: int) -> Tensors:
     return tensor.split(list(sizes) or [len(tensor) // size] * size)

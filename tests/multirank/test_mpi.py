@@ -49,7 +49,8 @@ def suite(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_mpi4pys_own_tests(mpiexec, suite, size=3):
+@pytest.mark.parametrize("size", [3])
+def test_mpi4pys_own_tests(mpiexec, suite, size):
     """Of one rank too: half of them are on COMM_SELF."""
     job = mpiexec(size, sys.executable, HERE / "mpi_suite.py", suite, *SUITE, timeout=seconds(200))
     assert job.returncode == 0, job.stderr

@@ -258,7 +258,7 @@ def timeouts():
             try:
                 call()
             except dist.DistBackendError as error:
-                assert "all_reduce" in str(error) or "failed earlier" in str(error), error
+                assert "all_reduce" in str(error) or "failed earlier" in str(error), error  # noqa: PT017
             else:
                 raise AssertionError("no time-out")
     dist.barrier()
