@@ -89,7 +89,7 @@ def test_chunks_that_change_places_are_written():
 
 
 def test_messages_that_leave_before_they_arrive_are_received_aside():
-    """MSCCL sends without waiting: GPU 0's chunk leaves s[0] before what it is overwritten by, and arrives after that."""
+    """MSCCL sends without waiting: GPU 0's chunk leaves before what overwrites it comes, and arrives after that."""
     file, place, alone, first, second = File("allgather", 2, 2, scratch=2), ("s", 0), (-1, -1, 0), (1, 1, 0), (1, 1, 1)
     file.gpus[0][alone] += [["cpy", ("i", 0), place, 1, None], ["cpy", ("i", 0), ("o", 0), 1, None],
                             ["cpy", place, ("o", 1), 1, (first, 1)]]
