@@ -70,7 +70,6 @@ MISTAKES = {  # change, and what the message says beside rank 2 and round 2
 }
 
 
-@pytest.mark.mutant
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_mistake_is_named(mistake):
     """Rank, round and chunk; what went wrong comes to light there, or at the end of that rank, or at its partner's."""

@@ -14,7 +14,7 @@ from gpucoll.executors.nccl import Node, nodes_of
 from gpucoll.executors.shared.plans import AWAIT, CALL, SIGNAL, Writer
 from gpucoll.plan import Form, Layouts, Plan
 from gpucoll.replay import replay
-from gpucoll.schedule import Recv, RecvReduce, Send, Slice
+from gpucoll.schedule import Recv, RecvReduce, Schedule, Send, Slice
 from grids import generator, naming
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]
@@ -169,7 +169,8 @@ def test_what_is_aside_is_read_before_something_else_comes_there():
     apart = [RecvReduce(Slice("output", chunk), 1) for chunk in range(2)]
     rounds = [apart, (), [RecvReduce(Slice("output", 2, 2), 1)]]
     layout = Layout(8, 4)
-    assert unordered(Plan(rounds, Layouts(layout, layout), in_place=False)) == []
+    made = Schedule("all_reduce", "test", 0, 2, 4, lambda: rounds)
+    assert unordered(Plan(made, Layouts(layout, layout), in_place=False)) == []
 
 
 @pytest.mark.parametrize("cases", SOME)

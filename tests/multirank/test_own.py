@@ -1,0 +1,81 @@
+"""A user's algorithm on processes: what ranks register under one name must be one thing."""
+
+from pathlib import Path
+
+import numpy
+import pytest
+
+import gpucoll as gc
+import oracle
+from gpucoll import Copy, RecvReduce, Send, Slice
+from pace import seconds
+
+OWN = str(Path(__file__).parents[1] / "own.py")
+
+
+def unlike(mpi, name, executor, check):
+    """Rank 1 adds up in another order: told on all ranks, and nothing has moved; the next call is right."""
+    def make(rank, size):
+        out, others = Slice("output", 0), [peer for peer in range(size) if peer != rank]
+        order = others[::-1] if mpi.rank == 1 else others
+        yield (*(Send(Slice("input", 0), peer) for peer in others), Copy(Slice("input", 0), out),
+               *(RecvReduce(out, peer) for peer in order))
+
+    gc.algorithm("all_reduce", name, chunks=1)(make)
+    with gc.Communicator.from_mpi(mpi, executor=executor, check=check, timeout=seconds(20)) as comm:
+        x = numpy.arange(5, dtype=numpy.float32)
+        with pytest.raises(gc.MismatchError) as caught:
+            comm.all_reduce(x, out=x, algorithm=name)
+        assert (caught.value.code, caught.value.ranks) == ("GC-ALGO", (1,))
+        assert f"by {name} #" in str(caught.value)
+        assert (x == numpy.arange(5)).all()
+        assert (comm.all_reduce(x, algorithm="ring") == comm.size * x).all()
+
+
+def wrong(mpi, name, executor):
+    """One rank's is wrong, or it has none: it says so, and the others are told."""
+    def make(rank, size):
+        yield (Copy(Slice("input", 0), Slice("output", 0)),) if mpi.rank == 2 else ()
+
+    if mpi.rank:
+        gc.algorithm("all_reduce", name, chunks=1)(make)
+    with gc.Communicator.from_mpi(mpi, executor=executor, check="full", timeout=seconds(20)) as comm:
+        with pytest.raises(gc.ArgumentError) as caught:
+            comm.all_reduce(numpy.ones(3), algorithm=name)
+        assert caught.value.code == ("GC-PROOF" if comm.rank else "GC-ALGO")
+        assert (comm.all_reduce(numpy.ones(3)) == comm.size).all()
+
+
+def loaded(mpi, executor):
+    """From a file, twice on the same arrays, and by a plan."""
+    with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
+        for name in ("own_all", "own_line"):
+            assert gc.load(f"{OWN}:{name}") == name
+            for dtype in ("int32", "float32", "bfloat16"):
+                given = [oracle.values("sum", dtype, rank, 1001) for rank in range(comm.size)]
+                total, out = oracle.reduced("sum", dtype, given), numpy.empty(1001, oracle.kind(dtype))
+                for _ in range(3):
+                    assert oracle.same_bits(comm.all_reduce(given[comm.rank], out=out, algorithm=name), total)
+                assert oracle.same_bits(comm.plan("all_reduce", given[comm.rank], algorithm=name)(), total)
+
+
+@pytest.mark.parametrize("executor", ["shared", "mpi", None])
+def test_ranks_with_unlike_generators_are_told(ranks, executor):
+    ranks(unlike, 3, f"unlike_{executor}", executor, "full", timeout=seconds(60))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("executor", ["nccl", "peer"])
+def test_so_are_those_with_devices(emulated_kernels, rank_pool, executor):
+    rank_pool.run(unlike, 3, f"unlike_{executor}", executor, "full", timeout=seconds(120),
+                  env={"GPUCOLL_DEVICE": "emulated"})
+
+
+@pytest.mark.parametrize("executor", ["shared", "mpi"])
+def test_a_rank_whose_own_is_wrong_refuses(ranks, executor):
+    ranks(wrong, 3, f"wrong_{executor}", executor, timeout=seconds(60))
+
+
+@pytest.mark.parametrize("executor", ["shared", "mpi", None])
+def test_a_file_on_processes(ranks, executor):
+    ranks(loaded, 4, executor, timeout=seconds(120))
