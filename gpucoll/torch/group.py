@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed import DistBackendError, ProcessGroup, Store
@@ -14,8 +14,8 @@ from gpucoll.torch import meeting
 from gpucoll.torch.tensors import apart, deliver, fill, moved, op_of, reduced, room, row
 from gpucoll.torch.work import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 
-Tensor = torch.Tensor
-Tensors = Sequence[Tensor]
+Tensor: TypeAlias = torch.Tensor
+Tensors: TypeAlias = Sequence[Tensor]
 
 
 class _Names(ProcessGroup):
