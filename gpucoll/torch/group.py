@@ -220,7 +220,7 @@ class TorchProcessGroup(_Names):
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
         """Write all ranks' tensors into lists of tensors; their lengths may differ from rank to rank."""
-        if isinstance(inputs, Tensor):
+        if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         pairs = [(list(targets), moved(row(x))) for targets, x in zip(outputs, inputs, strict=True)]
 
@@ -385,12 +385,12 @@ class TorchProcessGroup(_Names):
 
 
 def _listed(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 def _only(lists: Any) -> list[Tensor]:
     """Return the one list in a list, which may be empty off the root."""
-    return list(lists[0]) if lists and not isinstance(lists[0], Tensor) else list(lists)
+    return list(lists[0]) if lists and not isinstance(lists[0], torch.Tensor) else list(lists)
 
 
 def _parts(tensor: Tensor, sizes: Sequence[int], size: int) -> Tensors:
