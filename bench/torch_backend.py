@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import importlib
 from typing import Any
 
 import gpucoll as gc
@@ -20,10 +21,9 @@ def measure(comm: gc.Communicator, options: argparse.Namespace) -> list[str]:
     try:
         import torch
         import torch.distributed as dist
-
-        import gpucoll.torch  # noqa: F401 (registers the backend)
     except ImportError as error:
         raise LeftOut("PyTorch is not installed: pip install torch") from error
+    importlib.import_module("gpucoll.torch")  # which registers the backend
     torch.set_num_threads(1)
     dist.init_process_group("gpucoll")
     groups = {"gpucoll": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}

@@ -4,6 +4,7 @@
     doctor                      is this machine, and this job, fit for collectives
     distributed, launch         torch.distributed's names for it all; `gpucoll run`
     mpi                         mpi4py's names
+    torch                       a backend of torch.distributed
     training                    data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     communicator                one method per collective
     links                       what joins ranks: MPI between processes, memory between threads

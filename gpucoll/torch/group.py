@@ -14,7 +14,8 @@ from gpucoll.torch import meeting
 from gpucoll.torch.tensors import apart, deliver, fill, moved, op_of, reduced, room, row
 from gpucoll.torch.work import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 
-Tensors: TypeAlias = "Sequence[torch.Tensor]"
+Tensor: TypeAlias = torch.Tensor
+Tensors: TypeAlias = Sequence[Tensor]
 
 
 class _Names(ProcessGroup):
@@ -177,7 +178,7 @@ class TorchProcessGroup(_Names):
 
     # ------------------------------------------------------------ gathered and scattered
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
         """Write all ranks' tensors into one."""
         return self.all_gather_single_coalesced([output], [input], opts)
 
@@ -197,7 +198,7 @@ class TorchProcessGroup(_Names):
 
         return self._make(call, [*outputs, *inputs], opts, outputs)
 
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> TorchWork:
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> TorchWork:
         """Write this rank's block of the reduction into a tensor."""
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
@@ -284,7 +285,7 @@ class TorchProcessGroup(_Names):
 
         return self._make(call, [*inputs, *outputs], opts, outputs)
 
-    def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor, output_split_sizes: Sequence[int] = (),
+    def all_to_all_single(self, output: Tensor, input: Tensor, output_split_sizes: Sequence[int] = (),
                           input_split_sizes: Sequence[int] = (), opts: Any = None) -> TorchWork:
         """Write part `rank` of every rank's tensor into one; parts are cut along the first axis, without sizes alike.
         """
@@ -383,14 +384,14 @@ class TorchProcessGroup(_Names):
             comm.__exit__(DistBackendError, None, None)
 
 
-def _listed(tensors: Any) -> list[torch.Tensor]:
+def _listed(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _only(lists: Any) -> list[torch.Tensor]:
+def _only(lists: Any) -> list[Tensor]:
     """Return the one list in a list, which may be empty off the root."""
     return list(lists[0]) if lists and not isinstance(lists[0], torch.Tensor) else list(lists)
 
 
-def _parts(tensor: torch.Tensor, sizes: Sequence[int], size: int) -> Tensors:
+def _parts(tensor: Tensor, sizes: Sequence[int], size: int) -> Tensors:
     return tensor.split(list(sizes) or [len(tensor) // size] * size)

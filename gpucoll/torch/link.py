@@ -128,7 +128,7 @@ class StoreLink:
 
     def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
         self._store, self._timeout, self._splits = store, timeout, 0
-        self.mpi = StoreRanks(PrefixStore("ranks", store), rank, size, timeout)
+        self.mpi: Any = StoreRanks(PrefixStore("ranks", store), rank, size, timeout)
         self.wire, self.points = (StoreMessages(PrefixStore(name, store), rank, size) for name in ("wire", "points"))
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname()))
         self.place = place(rank, [namespace or host for _, namespace, host in everyone])

@@ -24,7 +24,7 @@ def check(job, ranks, names):
 
 
 def torchrun(ranks, *argv):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return subprocess.run([*command, *map(str, argv)], capture_output=True, text=True, timeout=SECONDS, check=False)
 
 

@@ -1,4 +1,4 @@
-"""Programs of PyTorch, run twice in one job: over Gloo and, but for the name the same, over gpucoll; equal losses."""
+"""PyTorch's own programs, twice in one job: over Gloo and, unchanged but for the name, over gpucoll; equal losses."""
 
 import sys
 import tempfile
