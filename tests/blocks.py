@@ -43,8 +43,9 @@ def either_layout(comm, collective, algorithm):
             blocks = isinstance(expected, list)
             has_result = collective != "gather" or rank == root
             wanted = numpy.stack(expected) if blocks else expected.astype("i4")
-            out = None if number == 4 or not has_result else \
-                layouts(comm, [0 * one for one in expected], number + (number > 2)) if blocks else numpy.zeros_like(wanted)
+            out = None
+            if number != 4 and has_result:
+                out = layouts(comm, [0 * one for one in expected], number + (number > 2)) if blocks else 0 * wanted
             found = getattr(comm, collective)(x, out=out, algorithm=algorithm, **options)
             if not has_result:
                 assert found is None
@@ -107,8 +108,9 @@ def others(comm):
                 "GC-SHAPE"),
                ("reduce_scatter", numpy.zeros((size, 3)), numpy.zeros(4), "(3,) or (1, 3)", "GC-SHAPE")]
     if size > 1:
-        refused += [("reduce_scatter", numpy.zeros(2 * size + 1), None, "(size, *s) or (size * s[0], *s[1:])", "GC-SHAPE"),
-                    ("all_to_all", numpy.zeros(()), None, "(size, *s) or (size * s[0], *s[1:])", "GC-SHAPE"),
+        both = "(size, *s) or (size * s[0], *s[1:])"
+        refused += [("reduce_scatter", numpy.zeros(2 * size + 1), None, both, "GC-SHAPE"),
+                    ("all_to_all", numpy.zeros(()), None, both, "GC-SHAPE"),
                     ("all_gather", out[2 * (rank - 1) % (2 * size):][:2], out, "overlap in part", "GC-OVERLAP"),
                     ("all_gather", out[(2 * rank + 1) % (2 * size - 1):][:2], out, "overlap in part", "GC-OVERLAP")]
     for collective, given, taken, words, code in refused:

@@ -84,7 +84,8 @@ class Job:
             MPI.IN_PLACE if inside else [x, TYPES[dtype]], y))
 
     def blocks(self):
-        dtype, each, root = self.alike.choice([*TYPES]), self.alike.choice([0, 1, 3, 2000]), self.alike.randrange(self.size)
+        dtype, each = self.alike.choice([*TYPES]), self.alike.choice([0, 1, 3, 2000])
+        root = self.alike.randrange(self.size)
         x, y = self.array(each, dtype), self.array(each * self.size, dtype)
         inside, is_root = self.alike.random() < 0.3, self.rank == root
         self.compare("Bcast", None, x, root, ways=lambda _, y: (spelled(self.own, y, each), ...))

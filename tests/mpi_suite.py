@@ -1,8 +1,8 @@
 """mpi4py's own tests, with `gpucoll.mpi.Comm` in place of its communicators: FOLDER MODULE...
 
-Left out are the arrays that the suite gives as DLPack capsules of its own making: they are freed with the capsule, while
-whoever has taken one, as NumPy's from_dlpack, may use it until it lets go. All others pass; those of dtypes that are not
-ours (long double), of derived datatypes, and of memory that pretends to be a GPU's are mpi4py's calls.
+Left out are the arrays that the suite gives as DLPack capsules of its own making: they are freed with the capsule,
+while whoever has taken one, as NumPy's from_dlpack, may use it until it lets go. All others pass; those of dtypes that
+are not ours (long double), of derived datatypes, and of memory that pretends to be a GPU's are mpi4py's calls.
 """
 
 import collections

@@ -232,7 +232,7 @@ class Comm:
 
         What must first ask the other ranks for shapes is mpi4py's on the host: to begin it waits for nobody.
         """
-        bound = dict(zip(STARTED[name], given)) | named
+        bound = dict(zip(STARTED[name], given, strict=False)) | named
         asks = name.endswith("v") or name in ("Scatter", "Reduce_scatter")
         try:
             if asks and not is_on_gpu(*bound.values()):
