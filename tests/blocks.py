@@ -43,9 +43,9 @@ def either_layout(comm, collective, algorithm):
             blocks = isinstance(expected, list)
             has_result = collective != "gather" or rank == root
             wanted = numpy.stack(expected) if blocks else expected.astype("i4")
-            zeros = [0 * one for one in expected] if has_result else []
-            out = None if number == 4 or not has_result else \
-                layouts(comm, zeros, number + (number > 2)) if blocks else numpy.zeros_like(wanted)
+            out = None
+            if number != 4 and has_result:
+                out = layouts(comm, [0 * one for one in expected], number + (number > 2)) if blocks else 0 * wanted
             found = getattr(comm, collective)(x, out=out, algorithm=algorithm, **options)
             if not has_result:
                 assert found is None

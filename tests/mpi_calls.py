@@ -166,6 +166,9 @@ def others(mpi):
     for spec in ([y, 5], [y, -1], [y, (2, 3)]):
         with pytest.raises(gc.ArgumentError, match="no count"):
             ours.Bcast(spec)
+        if ours.size > 1:
+            with pytest.raises(gc.ArgumentError if ours.rank == 1 else gc.PeerError):
+                ours.Allreduce(x, spec if ours.rank == 1 else y)
     long, right, left = numpy.full(1 << 18, ours.rank), (ours.rank + 1) % ours.size, (ours.rank - 1) % ours.size
     for _ in range(3):  # a message under way does not keep a collective waiting, nor the other way round
         came = numpy.empty_like(long)

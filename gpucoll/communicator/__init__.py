@@ -4,6 +4,7 @@
     closing        how a communicator ends
     collectives    the calls whose shapes are alike on all ranks
     ragged         the v-variants
+    objects        Python objects, pickled
     points         messages between two ranks, groups of calls, splits
     advice         what a call would do, and why
     persistent     calls to be made again and again
@@ -19,9 +20,9 @@ from typing import Any, TypeVar
 
 from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
+from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
-from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, RankFailedError, RevokedError, UsageError
 from gpucoll.executors.mpi import leave
@@ -32,7 +33,7 @@ from gpucoll.waits import Waits
 T = TypeVar("T")
 
 
-class Communicator(VectorVariants, Points, Advice, Persistent, Symmetric):
+class Communicator(Objects, Points, Advice, Persistent, Symmetric):
     """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or

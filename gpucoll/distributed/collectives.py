@@ -108,8 +108,12 @@ def all_gather_into_tensor(output: Any, input: Any, group: Any = None, async_op:
     x = shapes.view(name, "input", input)
     out = shapes.output_view(name, "output", output, x.dtype)
     shapes.check_blocks(name, "output", out, "an input", x, pg.size())
-    done = pg.communicator.all_gather(shapes.apart(x, out), _reshaped(out, pg.size(), x.shape), async_op=async_op)
-    return conclude(done, [output], async_op, _delivery(out))
+    return conclude(pg.communicator.all_gather(x, _blocks(out, pg.size(), x), async_op=async_op), [output], async_op)
+
+
+def _blocks(whole: Array, size: int, block: Array) -> Array:
+    """Return blocks in one row as stacked ones; stacked and concatenated ones are as they should be."""
+    return whole.reshape(size, *block.shape) if whole.ndim == 1 else whole
 
 
 def _reshaped(out: Array, size: int, shape: tuple[int, ...]) -> Array | None:
@@ -220,7 +224,7 @@ def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group
     x = shapes.view(name, "input", input)
     out = shapes.output_view(name, "output", output, x.dtype)
     shapes.check_blocks(name, "input", x, "an output", out, pg.size())
-    blocks = shapes.apart(x, out).reshape(pg.size(), *out.shape)
+    blocks = _blocks(shapes.apart(x, out), pg.size(), out)
     return conclude(pg.communicator.reduce_scatter(blocks, out, op, async_op=async_op), [output], async_op)
 
 

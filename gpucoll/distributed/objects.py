@@ -1,29 +1,11 @@
-"""Collectives of Python objects: pickled, they travel as bytes. Unpickling runs code: trust every rank.
-
-A rank that refuses its arguments, or whose object cannot be pickled, tells the others: they raise PeerError.
-"""
+"""torch's collectives of Python objects, which overwrite lists; see `gpucoll.communicator.objects`."""
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
-import numpy
-
-from gpucoll.arrays import Array
-from gpucoll.distributed.groups import ProcessGroup, member
+from gpucoll.distributed.groups import member
 from gpucoll.errors import ArgumentError
-
-
-def _pickled(name: str, value: Any) -> Array:
-    try:
-        return numpy.frombuffer(pickle.dumps(value, pickle.HIGHEST_PROTOCOL), numpy.uint8)
-    except Exception as error:  # whatever the object's own code raises
-        raise ArgumentError(f"{name}: a {type(value).__name__} cannot be pickled: {error}", code="GC-PICKLE") from error
-
-
-def _unpickled(row: Array) -> Any:
-    return pickle.loads(row.tobytes())
 
 
 def _check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
@@ -39,11 +21,9 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
     name, pg = "all_gather_object", member("all_gather_object", group)
     if pg is None:
         return
-    size = pg.size()
     with pg.refusing():
-        _check_list(name, "object_list", object_list, size)
-        row = _pickled(name, obj)
-    object_list[:size] = map(_unpickled, pg.communicator.all_gather_v(row))
+        _check_list(name, "object_list", object_list, pg.size())
+    object_list[:pg.size()] = pg.communicator.all_gather_object(obj)
 
 
 def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = 0, group: Any = None,
@@ -59,10 +39,9 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
         elif object_gather_list:
             raise ArgumentError(f"{name}: object_gather_list was given on a rank that is not dst; pass it there only",
                                 code="GC-ROOT")
-        row = _pickled(name, obj)
-    rows = pg.communicator.gather_v(row, root)
+    objects = pg.communicator.gather_object(obj, root)
     if object_gather_list:
-        object_gather_list[:pg.size()] = map(_unpickled, rows)
+        object_gather_list[:pg.size()] = objects
 
 
 def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: Any = None, device: Any = None,
@@ -75,15 +54,12 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     if pg is None:
         return
     root = pg.number_of(name, "src", src, group_src)
-    row = numpy.empty(0, numpy.uint8)
+    given = None
     if pg.rank() == root:
         with pg.refusing():
-            row = _pickled(name, list(_check_list(name, "object_list", object_list, 0)))
-    nbytes = pg.communicator._broadcast_metadata(root, {"bytes": row.size}, name)["bytes"]
-    row = row if pg.rank() == root else numpy.empty(nbytes, numpy.uint8)
-    pg.communicator.broadcast(row, root)
+            given = list(_check_list(name, "object_list", object_list, 0))
+    came = pg.communicator.broadcast_object(given, root)
     if pg.rank() != root:
-        came = _unpickled(row)
         if len(_check_list(name, "object_list", object_list, len(came))) != len(came):
             raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, that of rank {src} has "
                                 f"{len(came)}", code="GC-COUNTS")
@@ -100,17 +76,7 @@ def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_in
     if pg is None:
         return
     root = pg.number_of(name, "src", src, group_src)
-    rows = _scattered_rows(name, pg, scatter_object_input_list) if pg.rank() == root else None
-    row = pg.communicator.scatter_v(rows, root)
+    came = pg.communicator.scatter_object(scatter_object_input_list, root)
     # Checked after the others have been served: who refuses before would keep them waiting.
     _check_list(name, "scatter_object_output_list", scatter_object_output_list, 1)
-    scatter_object_output_list[0] = _unpickled(row)
-
-
-def _scattered_rows(name: str, pg: ProcessGroup, values: Any) -> list[Array]:
-    """Return the root's objects pickled; what is wrong with them is raised, and the others raise PeerError."""
-    with pg.refusing():
-        if not isinstance(values, list | tuple) or len(values) != pg.size():
-            raise ArgumentError(f"{name}: on rank src scatter_object_input_list must have {pg.size()} objects, one "
-                                "for each rank of the group", code="GC-COUNTS")
-        return [_pickled(name, value) for value in values]
+    scatter_object_output_list[0] = came

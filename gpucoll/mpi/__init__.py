@@ -223,6 +223,9 @@ class Comm:
         except NotOurs:
             getattr(self.mpi, name)(*arguments)
             return
+        except ArgumentError as error:
+            self.comm._refuse(error)  # the others may be waiting
+            raise
         done = call()
         if deliver is not None:
             deliver(done)

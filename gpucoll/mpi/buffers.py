@@ -43,7 +43,7 @@ class NotOurs(Exception):
     """A call that goes to mpi4py, on all ranks alike."""
 
 
-class Parts(NamedTuple):
+class VectorBuffer(NamedTuple):
     """A row of elements, and where each rank's are: how many, from which one on."""
 
     row: Array
@@ -93,7 +93,7 @@ def row(spec: Any, blocks: int = 1) -> Array:
     return whole[:_whole(count, len(whole), blocks) * blocks]
 
 
-def parts(spec: Any, size: int) -> Parts:
+def parts(spec: Any, size: int) -> VectorBuffer:
     """Return the elements of each of `size` ranks: as many as `spec` has counts, one after another without starts."""
     data, counts, starts, datatype = _items(spec)
     whole = _opened(data, datatype)
@@ -108,7 +108,7 @@ def parts(spec: Any, size: int) -> Parts:
                             code="GC-COUNTS")
     for count, start in zip(counts, starts, strict=True):
         _whole(count, len(whole) - _whole(start, len(whole)))
-    return Parts(whole, counts, starts)
+    return VectorBuffer(whole, counts, starts)
 
 
 def _whole(count: Any, most: int, blocks: int = 1) -> int:

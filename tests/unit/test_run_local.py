@@ -1,4 +1,4 @@
-"""`run_local`: results in the order of ranks, the first error, and nobody who waits for who has failed."""
+"""`run_local`: results in the order of ranks, the first error, and nobody who waits for who has failed; objects."""
 
 import time
 
@@ -30,3 +30,32 @@ def test_the_first_error_is_raised_and_ends_the_others_waits(executor):
 def test_what_is_no_number_of_ranks_is_refused():
     with pytest.raises(gc.ArgumentError):
         gc.run_local(lambda comm: None, 0)
+
+
+class Stubborn:
+    def __reduce__(self):
+        raise OSError("planted")
+
+
+def objects(comm):
+    """What each rank has comes as it is; who cannot give it says so, and the next call works."""
+    root, mine = comm.size - 1, {"rank": comm.rank, "data": "x" * comm.rank}
+    everyone = [{"rank": rank, "data": "x" * rank} for rank in range(comm.size)]
+    assert comm.all_gather_object(mine) == everyone
+    assert comm.gather_object(mine, root) == (everyone if comm.rank == root else None)
+    assert comm.broadcast_object(mine if comm.rank == root else None, root) == everyone[root]
+    assert comm.scatter_object(everyone if comm.rank == root else None, root) == mine
+    if comm.size == 1:
+        return
+    wrong = Stubborn() if comm.rank == 1 else 1
+    for call in (lambda: comm.all_gather_object(wrong), lambda: comm.gather_object(wrong),
+                 lambda: comm.broadcast_object(wrong, 1), lambda: comm.scatter_object([wrong] * comm.size, 1),
+                 lambda: comm.scatter_object([1], 1)):
+        with pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError):
+            call()
+    assert comm.all_gather_object(comm.rank) == [*range(comm.size)]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_objects(size):
+    gc.run_local(objects, size, timeout=60.0)
