@@ -11,12 +11,13 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array
+from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import counted
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.errors import ArgumentError
 
 
-class Objects(VectorVariants):
+class Objects(VectorVariants, Collectives):
     """Methods of `Communicator`."""
 
     def all_gather_object(self, obj: Any) -> list[Any]:
