@@ -31,6 +31,14 @@ def test_what_is_refused_and_what_is_mpi4pys(mpiexec, size):
     assert job.returncode == 0, job.stderr
 
 
+def test_a_call_costs_a_microsecond_more_than_ours(mpiexec):
+    """Twelve calls on plain arrays; what they took is printed."""
+    script = f"{BY}sys.exit(mpi_calls.cost() > {seconds(1.0)})"
+    job = mpiexec(1, sys.executable, "-c", script, HERE, timeout=seconds(60))
+    print(job.stdout)
+    assert job.returncode == 0, job.stdout + job.stderr
+
+
 @pytest.fixture(scope="session")
 def suite(tmp_path_factory):
     """The folder of the tests of the mpi4py that is installed, of its source distribution."""
