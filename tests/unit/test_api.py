@@ -5,6 +5,8 @@ import subprocess
 import sys
 
 import gpucoll as gc
+from gpucoll.cli import main
+from refusals import refused
 
 # What programs may rely on: no name goes, and none comes by chance.
 NAMES = """ArgumentError BackendError ClosedError CollectiveTimeout Communicator DtypeError GpucollError MismatchError
@@ -40,3 +42,12 @@ def test_import_starts_neither_mpi_nor_cupy_and_proofs_need_neither():
     script = ("import sys, gpucoll; assert not {'cupy', 'mpi4py.MPI', 'ml_dtypes'} & set(sys.modules); "
               "sys.modules['mpi4py'] = None; from gpucoll.analysis.verify import verify; verify('reduce', 'tree', 7)")
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_command_alone_helps_says_its_version_and_refuses_in_a_line(capsys):
+    assert main([]) == 0
+    assert capsys.readouterr().out.startswith("usage: gpucoll")
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gpucoll {gc.__version__}\n"
+    for words in (["nonsense"], ["--nonsense"]):
+        assert "nonsense" in refused(capsys, main, words)
