@@ -1,5 +1,6 @@
 """MSCCL's XML: files of all kinds are read and proved, faults in them named, ours written and read again."""
 
+import json
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from commands_of import run
 from gpucoll import msccl
 from gpucoll.algorithms import registry, schedule
 from gpucoll.analysis.verify import verify
+from gpucoll.cli import main
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.msccl.program import NAMES
 from gpucoll.msccl.write import xml
@@ -258,6 +260,9 @@ def test_the_command(capsys, tmp_path):
     assert "24 messages" in run(capsys, "convert", one, "-o", two)
     assert "24 messages" in run(capsys, "convert", two, "--ranks", "4", "-o", one)
     assert run(capsys, "verify", "--ranks", "4", "--json", one, two)["faults"] == 0
+    (tmp_path / "wrong.xml").write_text(RING.replace('s="3" type="rrcs"', 's="3" type="rcs"', 1))
+    assert main(["verify", "--json", str(tmp_path / "wrong.xml")]) == 1
+    assert "output chunk" in json.loads(capsys.readouterr().out)["algorithms"][0]["fault"]
     assert "reduce by binomial" in run(capsys, "convert", "binomial", "--collective", "reduce", "-o", two)
     assert "4 ranks" in run(capsys, "draw", one, "-o", str(tmp_path / "one.svg"))
     found = run(capsys, "simulate", "all_reduce", "1M", "--ranks", "4", "--algorithm", one, "--json")
