@@ -28,13 +28,13 @@ def torchrun(ranks, *argv):
     return subprocess.run([*command, *map(str, argv)], capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_method_under_mpiexec(mpiexec, ranks):
     names = "collectives functional objects messages groups timeouts"
     check(mpiexec(ranks, sys.executable, METHODS, *names.split(), timeout=SECONDS), ranks, names)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_ddp_trains_as_over_gloo(mpiexec, ranks):
     names = "ddp ddp_unused ddp_accumulated zero_redundancy sampler"
     check(mpiexec(ranks, sys.executable, "-W", "ignore", TRAINING, *names.split(), timeout=SECONDS), ranks, names)

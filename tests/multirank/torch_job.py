@@ -16,7 +16,7 @@ import gpucoll.torch
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool,
           torch.complex64)
-SHAPES = ((4096,), (3, 5), (), (0,), (1 << 19,))
+SHAPES = ((300,), (3, 5), (), (0,))
 
 
 def data(shape, dtype, rank, salt=0):
@@ -142,7 +142,7 @@ def uneven(dtype):
 
 
 def collectives():
-    for dtype, shape in itertools.product(DTYPES, SHAPES):
+    for dtype, shape in (*itertools.product(DTYPES, SHAPES), (torch.float32, (1 << 19,))):
         one_tensor(shape, dtype)
         if shape and not dtype.is_complex and dtype != torch.bool:
             one_row(shape, dtype)
