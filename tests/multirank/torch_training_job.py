@@ -1,5 +1,6 @@
 """PyTorch's own programs, twice in one job: over Gloo and, unchanged but for the name, over gpucoll; equal losses."""
 
+import os
 import sys
 import tempfile
 
@@ -176,6 +177,8 @@ if __name__ == "__main__":
     for name in sys.argv[1:]:
         results = []
         for backend in ("gloo", "gpucoll"):
+            if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:  # another store: one rank may meet the last one's
+                os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
             dist.init_process_group(backend)
             results.append(globals()[name]())
             rank = dist.get_rank()
