@@ -44,11 +44,12 @@ def call(comm, name, algorithm, count, *, shape=None, dtype="f8", op="sum", root
         given = given if name != "scatter" or comm.rank == root else None
     if name == "scatter" and "out" not in more:
         more["out"] = numpy.zeros(shape, dtype)
-    before = [one.copy() for one in given] if given is not None else []
+    arrays = given if isinstance(given, list) else [] if given is None else [given]
+    before = [one.copy() for one in arrays]
     try:
         return getattr(comm, name)(given, **options, **more)
     except gc.GpucollError:
-        assert all((one == other).all() for one, other in zip(given if before else [], before, strict=True))
+        assert all((one == other).all() for one, other in zip(arrays, before, strict=True))
         assert "out" not in more or not numpy.any(more["out"])
         raise
 

@@ -233,7 +233,8 @@ def closed(comm, count):
 
     before = make(20)
     after = make(count)
-    assert all(more < few + count for few, more in zip(before[1:], after[1:], strict=True)), (before, after)
+    # The other threads may still hold what the last split has made
+    assert all(more < few + count + 30 for few, more in zip(before[1:], after[1:], strict=True)), (before, after)
     assert after[0] < before[0] + count + 1000, (before, after)  # a page for each is too much, a few MB are not
 
 

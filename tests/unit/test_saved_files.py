@@ -96,7 +96,7 @@ def holds(content, body, count):
     every()
 
 
-@pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.nightly)])
 def count(request):
     return request.param
 
