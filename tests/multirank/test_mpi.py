@@ -31,6 +31,7 @@ def test_what_is_refused_and_what_is_mpi4pys(mpiexec, size):
     assert job.returncode == 0, job.stderr
 
 
+@pytest.mark.nightly
 def test_a_call_costs_a_microsecond_more_than_ours(mpiexec):
     """Twelve calls on plain arrays; what they took is printed."""
     script = f"{BY}sys.exit(mpi_calls.cost() > {seconds(1.0)})"
