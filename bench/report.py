@@ -62,7 +62,7 @@ def made(files: Sequence[str]) -> str:
     """Return the page of the files; raise ArgumentError where one of them holds no results."""
     try:
         return page({file: records.read(file) for file in files})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if isinstance(error, GpucollError):
             raise
         raise ArgumentError(f"results of another shape than nccl-tests' JSON: {error!r}", code="GC-FILE") from None

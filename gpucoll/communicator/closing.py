@@ -7,11 +7,12 @@ import contextlib
 import os
 import secrets
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpucoll.communicator.core import Core, nothing
+from gpucoll.communicator.core import REFUSALS, Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
 from gpucoll.executors.mpi import leave, shutdown
@@ -64,12 +65,24 @@ class Closing(Core):
         """Return what compares calls on devices: who waits for it does so as in calls on the host."""
         return self._host if self.check == "full" else self._by_messages("deferred")
 
-    def _refuse(self, error: object, *, on_device: bool = False) -> None:
-        """Tell the other ranks, which may be waiting in the call, that it is refused here."""
+    def _refuse(self, error: BaseException, words: str = "", *, on_device: bool = False) -> None:
+        """Tell the other ranks, which may wait in that call, once that it is refused here; `words` come first."""
+        if hasattr(error, "is_told"):
+            return
+        error.is_told = True  # type: ignore[attr-defined] # a mark of ours
         comparison = self._of_devices() if on_device else self._host
         with contextlib.suppress(GpucollError):
             if comparison is not None:
-                self._waits.run(comparison.compare(f"{REFUSED}{error}"), "a call that was refused")
+                self._waits.run(comparison.compare(f"{REFUSED}{words}{error}"), "a call that was refused")
+
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Raise the error inside, which the ranks that wait for this one are told of."""
+        try:
+            yield
+        except REFUSALS as error:
+            self._refuse(error)
+            raise
 
     def _leave(self) -> None:
         """Tell the other ranks, once, that this one goes no further."""

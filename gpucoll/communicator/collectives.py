@@ -108,8 +108,7 @@ class Collectives(MetadataExchange):
         except (GpucollError, MemoryError) as error:
             if shows is None:
                 self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
-            known = metadata and f"scatter of {metadata['dtype']} in {(*metadata['shape'][1:],)}: {error}"
-            self._refuse(known or error)
+            self._refuse(error, f"scatter of {metadata['dtype']} in {(*metadata['shape'][1:],)}: " if metadata else "")
             raise
         if made and made[0] is shows and len(made[1].words) < TEXT:
             return self._begin(*made, options, same, source, out)

@@ -57,6 +57,7 @@ from gpucoll.work import Operation, Work
 NOWHERE = contextlib.nullcontext()
 LAST = 32  # calls of a kind whose seconds are kept
 CACHED = 256  # calls
+REFUSALS = (ArgumentError, DtypeError, MemoryError)  # of a rank's own arguments
 
 
 class CallOptions(NamedTuple):
@@ -68,16 +69,14 @@ class CallOptions(NamedTuple):
 
 
 def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Let the other ranks know, once, that this call was refused here: they may be waiting in it."""
+    """Let the other ranks know that this call was refused here: they may be waiting in it."""
     @functools.wraps(call)
     def method(self: Any, *arguments: Any, **options: Any) -> Any:
         try:
             return call(self, *arguments, **options)
-        except (ArgumentError, DtypeError, MemoryError) as error:
-            if not hasattr(error, "is_told"):
-                error.is_told = True  # type: ignore[union-attr] # a mark of ours
-                on_device = self.options.emulated or any(map(is_on_device, (*arguments, *options.values())))
-                self._refuse(error, on_device=on_device)
+        except REFUSALS as error:
+            on_device = self.options.emulated or any(map(is_on_device, (*arguments, *options.values())))
+            self._refuse(error, on_device=on_device)
             raise
 
     return method

@@ -33,11 +33,8 @@ class MetadataExchange(Closing):
 
     def _checked_sizes(self, name: str, root: Any) -> Sizes:
         """Return who is asking, in a call that begins with such an exchange; what is wrong is told in it."""
-        try:
+        with self._refusing():
             return self._sizes(name, root)
-        except ArgumentError as error:
-            self._refuse(error)
-            raise
 
     def _broadcast_metadata(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
         """Return the root's on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""

@@ -12,7 +12,6 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.communicator.collectives import Collectives
-from gpucoll.communicator.core import counted
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.errors import ArgumentError
 
@@ -44,16 +43,16 @@ class Objects(VectorVariants, Collectives):
         root = self._checked_sizes("scatter_object", root).root
         return _unpickled(self.scatter_v(self._rows(objs) if self.rank == root else None, root))
 
-    @counted
     def _rows(self, objs: Any) -> list[Array]:
-        if not isinstance(objs, list | tuple) or len(objs) != self.size:
-            raise ArgumentError(f"scatter_object: the root's list must have {self.size} objects, one for each rank",
-                                code="GC-COUNTS")
-        return [_row("scatter_object", obj) for obj in objs]
+        with self._refusing():
+            if not isinstance(objs, list | tuple) or len(objs) != self.size:
+                raise ArgumentError(f"scatter_object: the root's list must have {self.size} objects, one for each rank",
+                                    code="GC-COUNTS")
+            return [_row("scatter_object", obj) for obj in objs]
 
-    @counted
     def _pickled(self, name: str, obj: Any) -> Array:
-        return _row(name, obj)
+        with self._refusing():
+            return _row(name, obj)
 
 
 def _row(name: str, obj: Any) -> Array:

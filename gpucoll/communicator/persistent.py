@@ -14,7 +14,7 @@ from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import CallOptions, counted, nothing
 from gpucoll.errors import BackendError
 
-TOLD = ("scatter",)  # whose ranks tell each other shapes in every call
+WITH_METADATA = ("scatter",)  # whose ranks tell each other shapes in every call
 
 
 class PersistentCall:
@@ -49,7 +49,7 @@ class Persistent(Collectives):
         and call alike. Raises ArgumentError and DtypeError as the collective does.
         """
         row = collective_row(collective)
-        if row.ragged or row.name in TOLD or row.input.where == "nowhere" or self._group is not None:
+        if row.ragged or row.name in WITH_METADATA or row.input.where == "nowhere" or self._group is not None:
             given = [] if row.input.where == "nowhere" else [x]
             return PersistentCall(functools.partial(getattr(self, row.name), *given, **_outs(row, out), **options),
                                   None, None, None)

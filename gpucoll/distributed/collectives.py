@@ -187,7 +187,7 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
 def _scatter_blocks(pg: ProcessGroup, tensor: Any, scatter_list: Any) -> Array:
     """Return the blocks of the root in one array; what is wrong with them is raised, and the others raise PeerError."""
     name = "scatter"
-    with pg.refusing():
+    with pg.communicator._refusing():
         blocks = shapes.inputs(name, "scatter_list", scatter_list, pg.size())
         out = shapes.output_view(name, "tensor", tensor, blocks[0].dtype)
         for index, block in enumerate(blocks):

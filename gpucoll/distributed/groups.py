@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import numpy
 
 from gpucoll.arrays import on_gpu
 from gpucoll.communicator import Communicator
-from gpucoll.errors import ArgumentError, GpucollError, UsageError
+from gpucoll.errors import ArgumentError, UsageError
 
 
 class ProcessGroup:
@@ -56,15 +55,6 @@ class ProcessGroup:
         if not is_whole(group_rank) or not 0 <= group_rank < self.size():
             raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}", code="GC-ROOT")
         return int(group_rank)
-
-    @contextlib.contextmanager
-    def refusing(self) -> Iterator[None]:
-        """Raise the error inside; ranks that wait for this one raise PeerError."""
-        try:
-            yield
-        except GpucollError as error:
-            self.communicator._refuse(error)
-            raise
 
     def __repr__(self) -> str:
         return f"<gpucoll.distributed.ProcessGroup rank={self.rank()} ranks={list(self.ranks)}>"

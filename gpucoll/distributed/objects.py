@@ -21,7 +21,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
     name, pg = "all_gather_object", member("all_gather_object", group)
     if pg is None:
         return
-    with pg.refusing():
+    with pg.communicator._refusing():
         _check_list(name, "object_list", object_list, pg.size())
     object_list[:pg.size()] = pg.communicator.all_gather_object(obj)
 
@@ -33,7 +33,7 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
     if pg is None:
         return
     root = pg.number_of(name, "dst", dst, group_dst)
-    with pg.refusing():
+    with pg.communicator._refusing():
         if pg.rank() == root:
             _check_list(name, "object_gather_list", object_gather_list, pg.size())
         elif object_gather_list:
@@ -56,7 +56,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     root = pg.number_of(name, "src", src, group_src)
     given = None
     if pg.rank() == root:
-        with pg.refusing():
+        with pg.communicator._refusing():
             given = list(_check_list(name, "object_list", object_list, 0))
     came = pg.communicator.broadcast_object(given, root)
     if pg.rank() != root:

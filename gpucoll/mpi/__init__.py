@@ -123,21 +123,19 @@ class Comm:
 
     def Allreduce(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write the reduction of all ranks' `sendbuf` to every rank's `recvbuf`."""
-        out, name = plain(recvbuf), NAMES.get(id(op))
-        x = out if sendbuf is MPI.IN_PLACE else plain(sendbuf)
-        if x is None or out is None or name is None or x.shape != out.shape:
-            self._do("Allreduce", sendbuf, recvbuf, op)
-        else:
-            self.comm.all_reduce(x, out, name)
+        self._reduce_all("Allreduce", self.comm.all_reduce, sendbuf, recvbuf, op)
 
     def Scan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write the reduction over ranks 0 to this one."""
-        out, name = plain(recvbuf), NAMES.get(id(op))
+        self._reduce_all("Scan", self.comm.scan, sendbuf, recvbuf, op)
+
+    def _reduce_all(self, name: str, call: Any, sendbuf: Any, recvbuf: Any, op: MPI.Op) -> None:
+        out, ours = plain(recvbuf), NAMES.get(id(op))
         x = out if sendbuf is MPI.IN_PLACE else plain(sendbuf)
-        if x is None or out is None or name is None or x.shape != out.shape:
-            self._do("Scan", sendbuf, recvbuf, op)
+        if x is None or out is None or ours is None or x.shape != out.shape:
+            self._do(name, sendbuf, recvbuf, op)
         else:
-            self.comm.scan(x, out, name)
+            call(x, out, ours)
 
     def Exscan(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write the reduction over the ranks before this one; rank 0's `recvbuf` stays."""
@@ -219,13 +217,11 @@ class Comm:
 
     def _do(self, name: str, *arguments: Any) -> None:
         try:
-            call, deliver = getattr(self, "_" + name.lower())(*arguments)
+            with self.comm._refusing():
+                call, deliver = getattr(self, "_" + name.lower())(*arguments)
         except NotOurs:
             getattr(self.mpi, name)(*arguments)
             return
-        except ArgumentError as error:
-            self.comm._refuse(error)  # the others may be waiting
-            raise
         done = call()
         if deliver is not None:
             deliver(done)

@@ -123,7 +123,12 @@ def tensor_parallel():
 
     model = parallelize_module(mlp(12), init_device_mesh("cpu", (dist.get_world_size(),)),
                                {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    torch.manual_seed(3)
+    return train_on_drawn(model, 3)
+
+
+def train_on_drawn(model, seed):
+    """The losses on data that ranks of one seed draw alike."""
+    torch.manual_seed(seed)
     optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -141,15 +146,7 @@ def mesh_2d():
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("data", "model"))
     model = parallelize_module(mlp(), mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     fully_shard(model, mesh=mesh["data"])
-    torch.manual_seed(4 + mesh["data"].get_local_rank())
-    optimizer, losses = torch.optim.SGD(model.parameters(), 0.1), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = model(torch.randn(6, 8)).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    return train_on_drawn(model, 4 + mesh["data"].get_local_rank())
 
 
 def checkpoint():

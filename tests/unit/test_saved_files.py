@@ -96,7 +96,7 @@ def holds(content, body, count):
     every()
 
 
-@pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.nightly)])
+@pytest.fixture(params=[FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 def count(request):
     return request.param
 

@@ -25,9 +25,9 @@ class Routes:
         self.levels = topology.levels
         self.spans = topology.spans(size)
         self.size = size
-        self._alphas = numpy.array([level.alpha for level in self.levels])
-        self._gammas = numpy.array([level.gamma for level in self.levels])
-        self._gaps = numpy.array([level.gap for level in self.levels])
+        self._alphas = numpy.array([level.alpha for level in self.levels], float)  # a file may have whole numbers
+        self._gammas = numpy.array([level.gamma for level in self.levels], float)
+        self._gaps = numpy.array([level.gap for level in self.levels], float)
 
     @property
     def uniform(self) -> bool:
