@@ -108,6 +108,26 @@ class Waits:
             self._refuse_second_thread(name)
         self.submit(Work(self, operation, name, None)).synchronize()
 
+    def beside(self, call: Callable[[], Any], name: str) -> Any:
+        """Return what `call` returns, which has no deadline of its own: a thread makes it, and this one waits."""
+        came: list[tuple[Any, BaseException | None]] = []
+
+        def make() -> None:
+            try:
+                came.append((call(), None))
+            except BaseException as error:
+                came.append((None, error))
+
+        def waiting() -> Operation:
+            threading.Thread(target=make, daemon=True).start()
+            yield lambda: bool(came)
+
+        self.run(waiting(), name)
+        found, error = came[0]
+        if error is not None:
+            raise error
+        return found
+
     def at_once(self, call: Callable[..., None], name: str, *arguments: Any) -> bool:
         """Make a call that waits for nothing, if it is its turn; return whether it was made."""
         owner = threading.get_ident()

@@ -127,6 +127,8 @@ PLANTED = [
      "self._gone.update(self._left())", "self._left()"),
     ("guard", "calls by messages are not compared", "gpucoll/guard/preflight.py",
      "if not begun.agrees:\n            yield", "if False:\n            yield"),
+    ("guard", "MPI's own calls have no deadline", "gpucoll/communicator/points.py",
+     'self._waits.beside(part, "split") if self._link.threads else part()', "part()"),
     ("guard", "who exits tells nobody", "gpucoll/communicator/closing.py",
      "atexit.register(_at_exit)", "(lambda _: None)(_at_exit)"),
     ("product", "deterministic takes every algorithm", "gpucoll/tuner/choice.py",

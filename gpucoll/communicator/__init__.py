@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -24,7 +23,7 @@ from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.symmetric import Symmetric
-from gpucoll.errors import ArgumentError, RankFailedError, RevokedError, UsageError
+from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.executors.mpi import leave
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink
@@ -67,24 +66,21 @@ class Communicator(Objects, Points, Advice, Persistent, Symmetric):
         """
         if self.mpi is None:
             raise UsageError("shrink: ranks that are threads do not outlive each other", code="GC-SHRINK")
-        came: list[Any] = []
 
-        def shrunk() -> None:
-            try:
-                self.mpi.Revoke()
-                came.append(self.mpi.Shrink())
-            except Exception as error:  # MPI's, or that it has no such call
-                came.append(error)
+        def shrunk() -> Any:
+            self.mpi.Revoke()
+            return self.mpi.Shrink()
 
-        waits = Waits(self.timeout)
-        threading.Thread(target=shrunk, daemon=True).start()  # MPI's has no deadline
-        waits.until(lambda: bool(came), "shrink", waits.deadline())
-        if isinstance(came[0], Exception):
+        try:
+            rest = Waits(self.timeout).beside(shrunk, "shrink")
+        except GpucollError:
+            raise
+        except Exception as error:  # MPI's, or that it has no such call
             raise UsageError("shrink: this MPI does not go on after a process has failed; Open MPI does under mpiexec "
-                             f"--with-ft ulfm ({came[0]!r})", code="GC-SHRINK") from came[0]
+                             f"--with-ft ulfm ({error!r})", code="GC-SHRINK") from error
         self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
         self.close()
-        link = MpiLink.of(came[0], self.timeout)  # which is not freed: Open MPI would not come to its end then
+        link = MpiLink.of(rest, self.timeout)  # which is not freed: Open MPI would not come to its end then
         return type(self)(_link(link, self.options), self.options)
 
 

@@ -233,8 +233,9 @@ class Points(MetadataExchange):
         self._check_usable()
         mine = _wrong_split(color, key)
         self._all_gather_metadata({"error": str(mine)} if mine else {}, "split", mine)
-        self._all_gather_metadata({}, "split")  # nobody was taken out of that wait: MPI's own below has no deadline
-        link = self._link.split(None if color is None else int(color), int(key))
+        self._all_gather_metadata({}, "split")  # nobody was taken out of that wait
+        part = functools.partial(self._link.split, None if color is None else int(color), int(key))
+        link = self._waits.beside(part, "split") if self._link.threads else part()
         return None if link is None else type(self)(link, self.options)
 
 

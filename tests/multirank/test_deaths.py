@@ -204,3 +204,35 @@ def test_ranks_that_are_left_go_on(mpiexec, tmp_path):
     else:
         job = mpiexec(2, sys.executable, "-c", SHRINKS, tmp_path, timeout=seconds(60))
         assert [path.read_text() for path in tmp_path.iterdir()] == ["['GC-SHRINK']"] * 2, job.stderr
+
+
+STAYS_OUT = """
+import contextlib, os, sys, time, gpucoll as gc
+comm, folder = gc.init(timeout=60), sys.argv[1]
+def fails(*_):
+    raise KeyError("split")
+began, said = time.monotonic(), ""
+if comm.rank == 1:
+    comm._link.split = fails
+    with contextlib.suppress(KeyError), comm:
+        comm.split(0)
+else:
+    try:
+        comm.split(0)
+    except gc.RankFailedError as error:
+        said = [*error.ranks, time.monotonic() - began < float(sys.argv[2])]
+with open(os.path.join(folder, f"draft {comm.rank}"), "w") as file:
+    file.write(str(said))
+os.rename(file.name, os.path.join(folder, str(comm.rank)))
+while sum(map(str.isdecimal, os.listdir(folder))) < comm.size and time.monotonic() < began + 60:
+    time.sleep(0.01)  # MPI's launcher ends all when one ends like this
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("executor", [None, "mpi"])
+def test_who_fails_where_mpi_has_no_deadline_is_named(mpiexec, tmp_path, executor):
+    job = mpiexec(3, sys.executable, "-c", STAYS_OUT, tmp_path, str(seconds(DEATH)), timeout=seconds(60),
+                  env={"GPUCOLL_EXECUTOR": executor})
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "0": "[1, True]", "1": "", "2": "[1, True]"}, job.stderr
