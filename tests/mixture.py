@@ -162,6 +162,8 @@ class Varied:
                     self._comm.plan(name, x, **arguments)()
                 else:
                     getattr(self._comm, name)(x, **arguments, async_op=way == "later")
+        except (gc.RankFailedError, gc.CollectiveTimeout, gc.RevokedError, gc.BackendError):
+            raise  # of a rank that has failed meanwhile, in programs where one may
         except gc.GpucollError as error:
             found = error
         kind = gc.PeerError if code == "GC-PEER" else gc.DtypeError if "DTYPE" in code else gc.ArgumentError
