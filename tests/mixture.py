@@ -162,7 +162,7 @@ class Varied:
                     self._comm.plan(name, x, **arguments)()
                 else:
                     getattr(self._comm, name)(x, **arguments, async_op=way == "later")
-        except (gc.RankFailedError, gc.CollectiveTimeout, gc.RevokedError, gc.BackendError):
+        except (gc.RankFailedError, gc.CollectiveTimeout, gc.RevokedError, gc.ClosedError, gc.BackendError):
             raise  # of a rank that has failed meanwhile, in programs where one may
         except gc.GpucollError as error:
             found = error

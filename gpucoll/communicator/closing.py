@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import os
 import secrets
 import weakref
@@ -22,6 +23,8 @@ from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
 from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
+
+FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
 
 
 class Closing(Core):
@@ -90,6 +93,8 @@ class Closing(Core):
             self._has_left = True
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
+                if failure is not None:
+                    _finalize_within.append(self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
@@ -179,10 +184,12 @@ class Closing(Core):
 
 
 _alive: weakref.WeakSet[Closing] = weakref.WeakSet()
+_finalize_within: list[float] = []  # seconds for MPI's end, by each communicator that has failed
 
 
 def _after_fork() -> None:
     """In a fork's child: no call, no wait at exit, no shutdown of the parent's communicators."""
+    _finalize_within.clear()
     for comm in _alive:
         comm._is_forked = True
         comm._forget_calls()
@@ -191,11 +198,24 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Who leaves without closing tells the others, which may be waiting for it."""
+    """Who leaves without closing tells the others, which may be waiting for it; then MPI ends.
+
+    MPI's end waits for all ranks: for ever, where one has died. So it has a deadline once a communicator has failed:
+    a watchdog of the interpreter's, no thread of Python's, shows where this process is then, and ends it with status 1.
+    """
     for comm in list(_alive):
         if not (comm.closed or comm._is_forked or comm.mpi is None or comm._link.has_ended()):
+            if comm._link.processes.ended() or any(why != ENDS for why in comm._link.left().values()):
+                _finalize_within.append(FINALIZE)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._leave()
+    if _finalize_within:
+        from mpi4py import MPI
+
+        if not MPI.Is_finalized():
+            faulthandler.dump_traceback_later(max(_finalize_within), exit=True, file=2)
+            MPI.Finalize()
+            faulthandler.cancel_dump_traceback_later()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -38,16 +38,17 @@ class Processes:
 
     def __init__(self, numbers: Mapping[int, int]) -> None:
         self.numbers = dict(numbers)
-        self._poll = select.poll()
         self._ranks: dict[int, int] = {}
         for rank, number in self.numbers.items():
             if number != os.getpid() and (descriptor := _descriptor(number)) is not None:
                 self._ranks[descriptor] = rank
-                self._poll.register(descriptor, select.POLLIN)
 
     def ended(self, patience: float = 0.0) -> tuple[int, ...]:
         """Return the ranks whose processes have ended, or the first that does within so many seconds."""
-        found = self._poll.poll(1000 * patience) if self._ranks else ()
+        poll = select.poll()  # one of this thread's own: another may be looking, too
+        for descriptor in self._ranks:
+            poll.register(descriptor, select.POLLIN)
+        found = poll.poll(1000 * patience) if self._ranks else ()
         return tuple(sorted(self._ranks[descriptor] for descriptor, _ in found))
 
     def state(self, rank: int) -> str:

@@ -1,13 +1,18 @@
 """Threads as ranks leave without waiting for each other, and what they shared lasts until the last has left."""
 
 import gc as garbage
+import os
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy
 import pytest
 
 import gpucoll as gc
 from gpucoll.arrays.symmetric import SLAB
+from gpucoll.guard.processes import Processes
 from pace import seconds
 from thread_ranks import all_on_threads
 
@@ -76,3 +81,14 @@ def test_a_rank_may_leave_what_others_are_still_in():
         return x
 
     assert not numpy.any(all_on_threads(comms, program))
+
+
+def test_several_threads_look_after_a_process_at_once():
+    """The progress thread and the caller both ask who has ended; a `poll` object serves one thread at a time."""
+    with ThreadPoolExecutor() as threads, \
+            subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        watched = Processes({0: os.getpid(), 1: process.pid})
+        first = threads.submit(watched.ended, seconds(60))
+        while not watched.ended():
+            process.stdin.close()
+        assert first.result() == watched.ended() == (1,)
