@@ -28,7 +28,8 @@ from pace import seconds
 FAULTS = ("none", "sigkill", "sigstop", "raise", "delay", "exception", "caught", "exit", "_exit", "close", "thread")
 BY_VARIABLE = ("sigkill", "sigstop", "raise", "delay")
 ENDS_JOB = ("exception", "exit", "_exit", "thread", "sigkill", "sigstop")
-MPI_OWN = ("mpich_", "ucx_", "sm_segment", "vader_", "psm", "ompi", "osc_rdma")  # in /dev/shm, after bad ends
+# In /dev/shm after bad ends, but not ours
+NOT_OURS = ("mpich_", "ucx_", "sm_segment", "vader_", "psm", "ompi", "osc_rdma", "sem.mp-")
 TIMEOUT, STEPS = 3.0, 12  # seconds of the reference, of every wait; steps of a program
 START = 30.0  # seconds of the reference, for processes to begin and end
 
@@ -68,16 +69,16 @@ def rank(folder, name):
     import gpucoll as gc
     import mixture
 
-    case, began = drawn(name), time.monotonic()
+    case = drawn(name)
     chances, names = random.Random(case["seed"]), None
     if case["executor"] == "native":
         names = lambda collective: ["native", "auto"]  # noqa: E731
     comm = gc.init(timeout=seconds(TIMEOUT), executor=case["executor"] or None)
     number, is_culprit = comm.rank, comm.rank == int(case["culprit"] * comm.size)
-    part = comm.split(0)  # what is looked at: it has gone at the end
-    part.close()
-    before, came = mixture.held(), "success"
+    before, came, began = mixture.held(), "success", time.monotonic()
     try:
+        comm.split(0).close()  # what a first call makes is kept
+        before = mixture.held()
         with comm.split(0) as part:
             varied = mixture.Varied(part)
             for step in range(STEPS):
@@ -115,7 +116,7 @@ def write(folder, number, came, left, lasted):
 
 def litter(folder):
     """What of ours is in shared memory and in the temporary folder."""
-    shared = {path for path in os.listdir("/dev/shm") if not path.startswith(MPI_OWN)}
+    shared = {path for path in os.listdir("/dev/shm") if not path.startswith(NOT_OURS)}
     return shared | {path.name for path in Path(folder).glob("gpucoll*")}
 
 
