@@ -57,17 +57,17 @@ static PyObject* attach_method(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// room(buffer, key, address, bytes): memory of this rank's for what others could not read where it is.
-static PyObject* room_method(PyObject* object, PyObject* given) {
+// staging(buffer, key, address, bytes): memory of this rank's for what others could not read where it is.
+static PyObject* staging_method(PyObject* object, PyObject* given) {
     Node& node = reinterpret_cast<Engine*>(object)->node;
     unsigned long buffer;
     long long key;
     unsigned long long start, nbytes;
     if (!PyArg_ParseTuple(given, "kLKK", &buffer, &key, &start, &nbytes)) return nullptr;
     if (buffer >= SHOWN) return PyErr_Format(PyExc_ValueError, "no buffer %lu", buffer);
-    if (nbytes < node.room_bytes(static_cast<uint32_t>(buffer))) return PyErr_Format(PyExc_ValueError, "plans may need the larger room");
-    node.all_rooms.push_back({node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes});
-    node.rooms[buffer].store(&node.all_rooms.back(), std::memory_order_release);
+    if (nbytes < node.staging_bytes(static_cast<uint32_t>(buffer))) return PyErr_Format(PyExc_ValueError, "plans may need the larger one");
+    node.all_staging.push_back({node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes});
+    node.staging[buffer].store(&node.all_staging.back(), std::memory_order_release);
     Py_RETURN_NONE;
 }
 
@@ -159,9 +159,9 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     unsigned long rank;
     int process, copies;
     unsigned int check;
-    unsigned long long spins, yields, first, room, boxes;
+    unsigned long long spins, yields, first, workspace_bytes, boxes;
     if (!PyArg_ParseTuple(given, "OOkIiKKpKKKO!O!O!", &executor, &errors, &rank, &check, &process, &spins, &yields, &copies, &first,
-                          &room, &boxes, &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes))
+                          &workspace_bytes, &boxes, &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes))
         return nullptr;
     Engine* self = reinterpret_cast<Engine*>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
@@ -177,7 +177,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     node.yields = yields;
     node.copies = copies != 0;
     node.first = first;
-    node.room = room;
+    node.workspace_bytes = workspace_bytes;
     self->executor = Py_NewRef(executor);
     self->errors = Py_NewRef(errors);
     for (std::vector<int64_t>& marks : node.unread) marks.resize(node.ranks);
@@ -280,7 +280,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"plan", plan_method, METH_VARARGS, nullptr},
                                 {"probe", probe, METH_O, nullptr},
                                 {"record", record, METH_VARARGS, nullptr},
-                                {"room", room_method, METH_VARARGS, nullptr},
+                                {"staging", staging_method, METH_VARARGS, nullptr},
                                 {"settle", settle, METH_NOARGS, nullptr},
                                 {"symmetric", symmetric_method, METH_VARARGS, nullptr},
                                 {"tell", tell, METH_O, nullptr},

@@ -55,7 +55,7 @@ struct alignas(64) Head {
     // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
 };
 
-static_assert(sizeof(Head) == 704, "Python leaves room for it");
+static_assert(sizeof(Head) == 704, "Python keeps as many bytes for it");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
@@ -74,15 +74,15 @@ struct Node {
     uint64_t spins, yields;        // looks at a mark before the rank goes to sleep
     bool copies;                   // whether the system copies from one rank's memory to another's
     int32_t process;
-    uint64_t first, room;          // in a control segment: where the workspaces begin, and the bytes of each
+    uint64_t first, workspace_bytes;  // in a control segment: where the workspaces begin, and the bytes of each
     std::vector<Head*> heads;      // null for ranks of other nodes
     std::vector<int64_t> keys;     // of the control segments
     std::vector<int32_t> processes;
     std::vector<uint32_t> near;    // the other ranks of this node
     std::vector<Segment> others;   // of other ranks
     std::vector<Segment> symmetric;  // of this one, at the same places on all
-    std::atomic<const Segment*> rooms[SHOWN];  // of this one, for what is not where others can read it
-    std::deque<Segment> all_rooms;             // which a call that is under way may still use
+    std::atomic<const Segment*> staging[SHOWN];  // of this one, for what is not where others can read it
+    std::deque<Segment> all_staging;             // which a call that is under way may still use
     uint64_t walks;                // how many calls there were
     int64_t history = 0;           // a number for what they were
     std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
@@ -93,7 +93,7 @@ struct Node {
     // of a page: a processor takes a load for one of a store before it that has the same place.
     uint64_t offset(uint32_t of, int64_t half, uint32_t buffer) const {
         const uint64_t which = static_cast<uint64_t>(half) * SHOWN + buffer;
-        return first + which * (room + PAGE) + (of * SHOWN + buffer) % 8 * (PAGE / 8);
+        return first + which * (workspace_bytes + PAGE) + (of * SHOWN + buffer) % 8 * (PAGE / 8);
     }
     char* workspace(uint32_t of, int64_t half, uint32_t buffer) const {
         return reinterpret_cast<char*>(heads[of]) + offset(of, half, buffer);
@@ -107,8 +107,8 @@ struct Node {
             if (from >= slab.start && from + nbytes <= slab.start + slab.nbytes) return &slab;
         return nullptr;
     }
-    uint64_t room_bytes(uint32_t buffer) const {
-        const Segment* found = rooms[buffer].load(std::memory_order_acquire);
+    uint64_t staging_bytes(uint32_t buffer) const {
+        const Segment* found = staging[buffer].load(std::memory_order_acquire);
         return found == nullptr ? 0 : found->nbytes;
     }
     const Segment* own(int64_t key) const {
@@ -447,7 +447,7 @@ struct Walker {
         } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT ? from == to || plan->copies_input
                                                                              : plan->keeps_output)) {
             // only this rank needs it
-        } else if (plan->small && nbytes <= node.room) {
+        } else if (plan->small && nbytes <= node.workspace_bytes) {
             mine.start = node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
             offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));
@@ -458,9 +458,9 @@ struct Walker {
         } else if (row != nullptr && node.copies && !(buffer == INPUT && plan->copies_input)) {
             offset = static_cast<int64_t>(reinterpret_cast<intptr_t>(row));
         } else {
-            const Segment* room = node.rooms[buffer].load(std::memory_order_acquire);
-            mine.start = room->start;
-            key = room->key;
+            const Segment* staged = node.staging[buffer].load(std::memory_order_acquire);
+            mine.start = staged->start;
+            key = staged->key;
         }
         if (plan->in_control) return;  // where they are needs no telling
         board.places[buffer][0] = key;
@@ -542,15 +542,15 @@ struct Walker {
         if (node.fetched.size() < away * piece) node.fetched.resize(away * piece);
         for (uint64_t start = 0; start < one.nbytes; start += piece) {
             const uint64_t nbytes = std::min(piece, one.nbytes - start);
-            char* room = node.fetched.data();
+            char* fetched = node.fetched.data();
             for (uint32_t i = 0; i < one.count; i++) {
                 const Base source = place(node, sources[i]);
                 rows[i] = source.start + start;
                 if (source.process == 0) continue;
-                const int failed = transfer(process_vm_readv, source.process, room, source.start + start, nbytes);
+                const int failed = transfer(process_vm_readv, source.process, fetched, source.start + start, nbytes);
                 if (failed != 0) return failed;
-                rows[i] = room;
-                room += piece;
+                rows[i] = fetched;
+                fetched += piece;
             }
             if (one.count == 1) {
                 copy(to_row + start, rows[0], nbytes);

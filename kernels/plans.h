@@ -58,13 +58,13 @@ struct Reading {
     }
 
     // Whether each of this rank's buffers has memory wherever it may have to be.
-    bool has_rooms() const {
+    bool has_staging() const {
         const bool needs[] = {plan->copies_input || !node->copies, !node->copies, true};
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
-            const uint64_t most = std::max(plan->small ? node->room : 0, node->room_bytes(buffer));
+            const uint64_t most = std::max(plan->small ? node->workspace_bytes : 0, node->staging_bytes(buffer));
             if (needs[buffer] && bytes_of(buffer) > most) return false;
             const bool fits = plan->in_control || (plan->small && buffer != SCRATCH);  // what others take for granted
-            if (fits && bytes_of(buffer) > node->room) return false;
+            if (fits && bytes_of(buffer) > node->workspace_bytes) return false;
         }
         return true;
     }
@@ -95,8 +95,9 @@ struct Reading {
             return whole(offset <= there && nbytes <= there - offset);
         }
         const bool is_block = !plan->starts.empty() && offset <= node->ranks;
-        const bool is_room = !plan->in_control || (offset <= node->room && nbytes <= node->room - offset);
-        return whole(buffer < SHOWN && is_peer(rank) && (plan->starts.empty() ? is_room : is_block));
+        const uint64_t most = node->workspace_bytes;
+        const bool is_inside = !plan->in_control || (offset <= most && nbytes <= most - offset);
+        return whole(buffer < SHOWN && is_peer(rank) && (plan->starts.empty() ? is_inside : is_block));
     }
 
     bool take_parts(PyObject* parts, uint64_t nbytes) const {
@@ -192,12 +193,12 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     plan->root = static_cast<uint32_t>(root);
     const uint64_t most = std::max({plan->given, plan->taken, plan->scratch});
     const bool is_like = itemsize > 0 && root < node.ranks && (!announced || node.heads[root] != nullptr) && (contributions == 0 || plan->finish != nullptr)
-        && (!in_control || (small && most <= node.room))
+        && (!in_control || (small && most <= node.workspace_bytes))
         && (PyTuple_GET_SIZE(starts) == 0 || PyTuple_GET_SIZE(starts) == 2 * (node.ranks + 1));
     if (!whole(is_like)) return false;
     const Reading reading = {plan, &node, PyTuple_GET_SIZE(*called)};
     return take_numbers(peers, &plan->peers) && take_numbers(starts, &plan->starts)
-        && whole(reading.has_rooms() && reading.has_blocks())
+        && whole(reading.has_staging() && reading.has_blocks())
         && whole(std::all_of(plan->peers.begin(), plan->peers.end(),
                              [&](uint32_t peer) { return reading.is_near(peer) && peer != node.rank; }))
         && for_each(readers, [&](PyObject* one) { return reading.take_reader(one); })

@@ -19,7 +19,7 @@ from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError
 Metadata: TypeAlias = dict[str, Any]
 Failure: TypeAlias = GpucollError | MemoryError | None  # what is wrong with this rank's part
 
-ROOM, ROOM_PER_RANK = 1024, 24  # bytes
+BYTES, BYTES_PER_RANK = 1024, 24  # bytes
 KEPT = 256  # of what others told
 
 
@@ -38,7 +38,7 @@ class MetadataExchange(Closing):
 
     def _broadcast_metadata(self, root: int, metadata: Metadata, name: str, mine: Failure = None) -> Metadata:
         """Return the root's on every rank; where it is an error, raise it: `mine` there, PeerError elsewhere."""
-        row = row_with(metadata, self.size) if self.rank == root else numpy.empty(_room(self.size), numpy.uint8)
+        row = row_with(metadata, self.size) if self.rank == root else numpy.empty(_row_bytes(self.size), numpy.uint8)
         row = self._exchange("broadcast", row, name, root)
         return self._checked_metadata([_read(row.tobytes())], name, mine, first=root)[0]
 
@@ -87,14 +87,14 @@ class MetadataExchange(Closing):
         return metadata
 
 
-def _room(ranks: int) -> int:
+def _row_bytes(ranks: int) -> int:
     """Return the bytes of a host message: the same on all ranks."""
-    return ROOM + ROOM_PER_RANK * ranks
+    return BYTES + BYTES_PER_RANK * ranks
 
 
 def row_with(metadata: Metadata, ranks: int) -> Array:
     """Return a host message that says so."""
-    row = numpy.zeros(_room(ranks), numpy.uint8)
+    row = numpy.zeros(_row_bytes(ranks), numpy.uint8)
     text = json.dumps(metadata).encode()
     if "error" in metadata:  # nothing else then: as many of its characters as there is room for, escaped as they are
         kept = len(metadata["error"])

@@ -35,7 +35,7 @@ class MpiExecutor:
     def __init__(self, comm: Any) -> None:
         self._comm = comm
         self._calls = 0
-        self._rooms: dict[str, Array] = {}
+        self._workspace: dict[str, Array] = {}
         self._run: _Run | None = None
 
     def serves(self, task: Task) -> str | None:
@@ -46,13 +46,13 @@ class MpiExecutor:
         """Carry out `task` round by round."""
         self._calls += 1
         assert task.plan is not None
-        run = _Run(self._comm, FIRST_TAG + self._calls % (TAGS - FIRST_TAG), task, task.plan, self._room)
+        run = _Run(self._comm, FIRST_TAG + self._calls % (TAGS - FIRST_TAG), task, task.plan, self._allocate)
         self._run = run
         try:
             for steps in task.plan.rounds:
                 yield from run.round(steps)
         except BaseException:
-            self._rooms = {}
+            self._workspace = {}
             cancel(run.receives, run)
             raise
         finally:
@@ -66,32 +66,33 @@ class MpiExecutor:
         """Note that this rank has refused a call: its next messages shall meet none of the others'."""
         self._calls += 1
 
-    def _room(self, name: str, nbytes: int) -> Array:
+    def _allocate(self, name: str, nbytes: int) -> Array:
         """Return `nbytes` of memory that is kept from call to call: new pages would cost as much as the copy.
 
         One operation of a communicator runs at a time, so that it is never used twice at once.
         """
-        if name not in self._rooms or self._rooms[name].nbytes < nbytes:
-            self._rooms[name] = numpy.empty(nbytes, numpy.uint8)
-        return self._rooms[name][:nbytes]
+        if name not in self._workspace or self._workspace[name].nbytes < nbytes:
+            self._workspace[name] = numpy.empty(nbytes, numpy.uint8)
+        return self._workspace[name][:nbytes]
 
     def close(self) -> None:
         """Drop the memory kept for messages."""
-        self._rooms.clear()
+        self._workspace.clear()
 
 
 class _Run:
     """One task under way: its buffers by name."""
 
     def __init__(self, comm: Any, tag: int, task: Task, plan: Plan,
-                 room: Callable[[str, int], Array]) -> None:
+                 allocate: Callable[[str, int], Array]) -> None:
         self._comm, self._tag = comm, tag
         self._under_way: dict[int, list[Any]] = {}  # requests of the round, by the numbers of its messages
         self.receives: list[Any] = []
         self._peers: list[tuple[int, Any]] = []
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
-        self._rows = {name: room(name, count * dtype.itemsize).view(dtype) for name, count in plan.workspace.items()}
+        self._rows = {name: allocate(name, count * dtype.itemsize).view(dtype)
+                      for name, count in plan.workspace.items()}
         self._rows |= {"input": task.input.copy() if plan.copy_input else task.input, "output": task.output}
         self._combine = None if task.op is None else combiner(task.op, task.dtype)
 

@@ -94,11 +94,11 @@ struct World {
     std::atomic<int> wrong{0};
 
     explicit World(Words& words) : ranks(words.index()) {
-        const uint64_t first = words.size(), room = words.size();
+        const uint64_t first = words.size(), workspace_bytes = words.size();
         const bool copies = words.number() != 0, far = words.number() != 0;
         variants = words.size();
         kinds = words.size();
-        make_nodes(words, first, room, copies, far);
+        make_nodes(words, first, workspace_bytes, copies, far);
         for (uint64_t kind = 0; kind < kinds; kind++) {
             calls.emplace_back();
             for (uint32_t rank = 0; rank < ranks; rank++) {
@@ -114,8 +114,8 @@ struct World {
         for (uint64_t left = words.size(); left > 0; left--) turns.push_back(words.size());
     }
 
-    void make_nodes(Words& words, uint64_t first, uint64_t room, bool copies, bool far) {
-        const uint64_t control = first + 2 * SHOWN * (room + PAGE);
+    void make_nodes(Words& words, uint64_t first, uint64_t workspace_bytes, bool copies, bool far) {
+        const uint64_t control = first + 2 * SHOWN * (workspace_bytes + PAGE);
         std::vector<Head*> heads;
         std::vector<Segment> segments;
         std::vector<int64_t> keys;
@@ -136,7 +136,7 @@ struct World {
             node.copies = copies;
             node.process = far ? -1 : getpid();
             node.first = first;
-            node.room = room;
+            node.workspace_bytes = workspace_bytes;
             node.heads = heads;
             node.keys = keys;
             node.processes.assign(ranks, getpid());
@@ -146,14 +146,14 @@ struct World {
             for (const Segment& one : segments) {
                 if (one.rank != rank) node.others.push_back(one);
                 else if (one.key == SHOWN) node.symmetric.push_back(one);
-                else node.rooms[one.key] = &node.all_rooms.emplace_back(one);
+                else node.staging[one.key] = &node.all_staging.emplace_back(one);
             }
             for (std::vector<int64_t>& marks : node.unread) marks.resize(ranks);
         }
         for (uint32_t rank = 0; rank < ranks; rank++) {
             ASAN_POISON_MEMORY_REGION(reinterpret_cast<char*>(heads[rank]) + first, control - first);
             for (uint32_t which = 0; which < 2 * SHOWN; which++)
-                ASAN_UNPOISON_MEMORY_REGION(nodes[0].workspace(rank, which / SHOWN, which % SHOWN), room);
+                ASAN_UNPOISON_MEMORY_REGION(nodes[0].workspace(rank, which / SHOWN, which % SHOWN), workspace_bytes);
         }
     }
 

@@ -28,7 +28,7 @@ NOBODY = (1 << 31) - 1  # no process
 RANKS, BUFFERS, MARK, SIGNATURES = 2, 3, 0, slice(1, 3)
 LAST = 1 << 62  # a mark that says that a rank has come as far as any can
 STEPS = 9  # their place in a plan
-FIRST, STRIDE = head_bytes(RANKS), written.ROOM + PAGE
+FIRST, STRIDE = head_bytes(RANKS), written.WORKSPACE + PAGE
 MOST, NEVER = 1 << 20, 1 << 63  # bytes: what is made for a plan; what no machine has
 WRONG = (0, 1, 2, 3, 5, 7, 64, 4095, -1, -8, 1 << 20, 1 << 31, 1 << 32, (1 << 32) + 1, (1 << 63) - 1, 1 << 63,
          (1 << 64) - 8, 1 << 64, 1.5, None, "", b"x", (), (0, 0, 0), [1], {}, True)
@@ -68,15 +68,15 @@ class Executor:
 class World:
     """The engine of rank 0 of two; the other one has shown all that it ever will."""
 
-    def __init__(self, module, rooms, copies):
-        self.rooms = [Guarded(nbytes) for nbytes in rooms]
+    def __init__(self, module, staging, copies):
+        self.staging = [Guarded(nbytes) for nbytes in staging]
         self.heads = [Guarded(FIRST + 2 * BUFFERS * STRIDE, PAGE) for _ in range(RANKS)]
         self._gaps = [self._gap(rank, FIRST) for rank in range(RANKS)]
         self._asked = Executor()
-        self.engine = module.Engine(self._asked, GpucollError, 0, 2, os.getpid(), 0, 0, copies, FIRST, written.ROOM, 0,
-                                    tuple(head.start for head in self.heads), (1, 2), (os.getpid(), NOBODY))
-        for buffer, room in enumerate(self.rooms):
-            self.engine.room(buffer, 10 + buffer, room.start, room.nbytes)
+        self.engine = module.Engine(self._asked, GpucollError, 0, 2, os.getpid(), 0, 0, copies, FIRST,
+                                    written.WORKSPACE, 0, tuple(head.start for head in self.heads), (1, 2), (os.getpid(), NOBODY))
+        for buffer, staged in enumerate(self.staging):
+            self.engine.staging(buffer, 10 + buffer, staged.start, staged.nbytes)
 
     def _gap(self, rank, first):
         """Where in a control segment there is neither head nor workspace."""
@@ -84,7 +84,7 @@ class World:
         gap = numpy.arange(len(row)) >= first
         for which in range(2 * BUFFERS):
             place = first + which * STRIDE + (rank * BUFFERS + which % BUFFERS) % 8 * (PAGE // 8)
-            gap[place:place + written.ROOM] = False
+            gap[place:place + written.WORKSPACE] = False
         row[gap] = UNTOUCHED
         return gap
 
@@ -94,7 +94,7 @@ class World:
         mine, words = (head.row[:FIRST].view(numpy.int64) for head in self.heads)
         board = words[8:].reshape(-1)
         board[:6] = board[39:45] = (-1, 1 << 20) * BUFFERS  # memory of a process that is not there
-        self.reachable = [x, out, *self.rooms, *self.heads]
+        self.reachable = [x, out, *self.staging, *self.heads]
         try:
             self.engine.begin(plan, x.row, out.row)
             words[MARK] = (self.engine.walks << 20) - 1  # it has come to the end of the call before
@@ -133,7 +133,7 @@ def changed(chances, given, depth=0):
 
 
 def larger(chances, given):
-    """A plan for longer arrays than its rooms are for."""
+    """A plan for longer arrays than its staging is for."""
     text, signature, sizes, *others = given
     sizes = [*sizes]
     sizes[chances.randrange(BUFFERS)] += MOST // 16
@@ -157,7 +157,7 @@ def main(module, seed, count):
             copies = chances.random() < 0.5
             ranks = [written.Rank(rank, RANKS, copies) for rank in range(RANKS)]
             made = [written.drawn(chances, ranks)[0].plan for _ in range(50)]
-            world = World(module, ranks[0].engine.rooms, copies)
+            world = World(module, ranks[0].engine.staged, copies)
         given = plain = calling(world, chances, made[number % 50])
         given = larger(chances, given) if chances.random() < 0.1 else given
         for _ in range(chances.choice((0, 1, 1, 1, 2, 3))):

@@ -28,9 +28,9 @@ old, new, seed, count = sys.argv[1:]
 fuzzed.main(extension.built(extension.text().replace(old, new)), seed, int(count))
 """
 MUTANTS = {
-    "buffers without memory": ("whole(reading.has_rooms() && ", "whole("),
+    "buffers without memory": ("whole(reading.has_staging() && ", "whole("),
     "parts beyond the end": ("offset <= there && nbytes <= there - offset", "true"),
-    "parts beyond others' workspaces": ("(offset <= node->room && nbytes <= node->room - offset)", "true"),
+    "parts beyond others' workspaces": ("(offset <= most && nbytes <= most - offset)", "true"),
     "memory that there is not": ("catch (const std::exception&) {  // no", "catch (const int&) {  // no"),
 }
 
@@ -73,7 +73,7 @@ def test_plans_that_are_not_whole_are_refused():
                     step(FORM, 0, 0, mine, 8, (mine,) * (1 << 14)), {"starts": (0, 1, 2, 0, 1, 1)},
                     {"starts": (0, 1, 1, 0, 1, 2)}, {"starts": (0, -1, 1, 0, 1, 1)},
                     {"sizes": (8, 8, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8)},
-                    *({"sizes": (*sizes, 0, 8), "flags": (False, small, *[False] * 5)}  # there is no room
+                    *({"sizes": (*sizes, 0, 8), "flags": (False, small, *[False] * 5)}  # there is no memory
                       for sizes in ((8, 5000, 0), (5000, 8, 0), (8, 8, 5000)) for small in (False, True))):
         with pytest.raises((ValueError, TypeError, SystemError)) as refusal:
             plan(**changes)
@@ -111,7 +111,7 @@ def scratch_of(rounds):
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 8, 13, 17])
-def test_scratch_of_small_calls_has_room(size):
+def test_scratch_of_small_calls_has_its_workspace(size):
     """Small calls work in the control segments on all ranks, or on none: no rank's scratch may be too long for that."""
     for collective, name in registry():
         if find(collective, name).unfit(size, None) is None and not collective.endswith("_v"):

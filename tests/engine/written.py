@@ -19,8 +19,8 @@ from gpucoll.executors.shared.neighbours import head_bytes
 from gpucoll.ops import OPS
 from gpucoll.tuner.choice import Choice
 
-ROOM = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are
-LIMITS = {"TINY": ROOM // 8, "MEDIUM": ROOM // 4, "SMALL": ROOM, "LEAST": ROOM}
+WORKSPACE = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are
+LIMITS = {"TINY": WORKSPACE // 8, "MEDIUM": WORKSPACE // 4, "SMALL": WORKSPACE, "LEAST": WORKSPACE}
 VARIANTS = 3  # of what a call is given; more than halves of a control segment
 PAIRS = [("sum", "int64"), ("sum", "bfloat16"), ("max", "uint8"), ("avg", "float32")]
 NAMES = [(collective, name) for collective, name in registry() if name != "hierarchical"]
@@ -30,13 +30,13 @@ ONE_WAY = [(collective, name) for collective, name in NAMES
 
 
 class Engine:
-    """In place of the engine: keeps how large the rooms are, and gives back what a plan would be made of."""
+    """In place of the engine: keeps how large the staging is, and gives back what a plan would be made of."""
 
     def __init__(self):
-        self.rooms = [0, 0, 0]
+        self.staged = [0, 0, 0]
 
-    def room(self, buffer, key, start, nbytes):
-        self.rooms[buffer] = nbytes
+    def staging(self, buffer, key, start, nbytes):
+        self.staged[buffer] = nbytes
 
     def plan(self, *given):
         return given
@@ -111,7 +111,7 @@ def drawn(random, ranks, names=NAMES):
     if find(collective, algorithm).unfit(size, None) is not None:
         return drawn(random, ranks, names)
     root, width = random.randrange(size) if row.rooted else 0, oracle.kind(name).itemsize
-    most = random.choice((8, ROOM // 10, ROOM // 2, 3 * ROOM)) // width  # of the longer side
+    most = random.choice((8, WORKSPACE // 10, WORKSPACE // 2, 3 * WORKSPACE)) // width  # of the longer side
     count = 0 if collective == "barrier" else random.randint(1, max(1, most // (size if row.blocks else 1)))
     table = [tuple(random.randint(0, count) for _ in range(size)) for _ in range(size)]
     sides = [sides_of(row, rank, size, root, count, table) for rank in range(size)]
@@ -174,8 +174,8 @@ def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES):
     """The words of a program: so many calls of so many kinds, by ranks that are threads; `far`: not of one process."""
     ranks = [Rank(rank, size, copies) for rank in range(size)]
     made = [drawn(random, ranks, names) for _ in range(kinds)]
-    parts = [packed(size, head_bytes(size), ROOM, copies, far, VARIANTS, kinds)]
-    parts += [packed(*rank.engine.rooms) for rank in ranks]
+    parts = [packed(size, head_bytes(size), WORKSPACE, copies, far, VARIANTS, kinds)]
+    parts += [packed(*rank.engine.staged) for rank in ranks]
     for call in (one for calls in made for one in calls):
         parts += [packed(call.symmetric, call.in_place, *numbers_of(call.plan))]
         parts += [array(values) for pair in zip(call.given, call.expected, strict=True) for values in pair]

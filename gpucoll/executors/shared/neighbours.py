@@ -80,17 +80,17 @@ class Neighbours:
     def _exchange(self, wire: Any, words: list[int]) -> Any:
         """Return what the others tell by as many words."""
         sent = numpy.array(words, numpy.int64)
-        rooms = {other: numpy.empty_like(sent) for other in self._others}
-        requests = [wire.Irecv([room.view(numpy.uint8), "B"], other, MEETING_TAG) for other, room in rooms.items()]
+        received = {other: numpy.empty_like(sent) for other in self._others}
+        requests = [wire.Irecv([row.view(numpy.uint8), "B"], other, MEETING_TAG) for other, row in received.items()]
         requests += [wire.Isend([sent.view(numpy.uint8), "B"], other, MEETING_TAG) for other in self._others]
         try:
             for request in requests:
                 while not request.Test():
                     yield request.Test
         except BaseException:
-            keep_for_ever((sent, rooms, requests))
+            keep_for_ever((sent, received, requests))
             raise
-        return {other: room.tolist() for other, room in rooms.items()}
+        return {other: row.tolist() for other, row in received.items()}
 
     def _try(self, other: int, process: int, key: int, token: int, place: int) -> tuple[bool, bool]:
         """Return whether this rank can map, and whether it can copy, the memory of another one."""

@@ -23,7 +23,7 @@ from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
 KEPT = 256
-LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of a room: the least, and where it is no longer rounded up
+LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of staging: the least, and where it is no longer rounded up
 LINE = 64
 ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
@@ -54,7 +54,7 @@ class Plans:
         self._near, self._heap, self._engine, self._messages = near, heap, engine, messages
         self._kept: dict[Any, tuple[Any, Any, Any]] = {}
         self._bare: dict[str, Any] = {}
-        self._rooms: dict[int, Segment] = {}
+        self._staging: dict[int, Segment] = {}
         self._outgrown: list[Segment] = []  # a call that is under way may still use them
 
     def of(self, task: Task) -> Any:
@@ -83,7 +83,7 @@ class Plans:
         sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
         for buffer, wanted in enumerate((plan.copy_input or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
-                self._make_room(buffer, sizes[buffer])
+                self._stage(buffer, sizes[buffer])
         writer = Writer(task, near.rank, by_node, self._messages)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, mark) for (name, peer), mark in writer.readers.items()]
@@ -133,22 +133,22 @@ class Plans:
         """Return whether all of this rank's arrays are in symmetric memory."""
         return all(row is None or self._heap.find(address(row), row.nbytes) for row in (task.input, task.output))
 
-    def _make_room(self, buffer: int, nbytes: int) -> None:
+    def _stage(self, buffer: int, nbytes: int) -> None:
         """Have memory for a buffer that others could not read where it is, kept from call to call."""
-        room = self._rooms.get(buffer)
-        if room is not None and room.nbytes >= nbytes:
+        staging = self._staging.get(buffer)
+        if staging is not None and staging.nbytes >= nbytes:
             return
-        if room is not None:
-            self._outgrown.append(room)
+        if staging is not None:
+            self._outgrown.append(staging)
         rounded = 1 << (nbytes - 1).bit_length() if nbytes < MOST_ROUNDED else nbytes
-        room = self._rooms[buffer] = Segment(max(LEAST, rounded))
-        self._engine.room(buffer, room.key, room.start, room.nbytes)
+        staging = self._staging[buffer] = Segment(max(LEAST, rounded))
+        self._engine.staging(buffer, staging.key, staging.start, staging.nbytes)
 
     def close(self) -> None:
         """Let go of the memory."""
-        for room in (*self._rooms.values(), *self._outgrown):
-            room.close()
-        self._rooms.clear()
+        for staging in (*self._staging.values(), *self._outgrown):
+            staging.close()
+        self._staging.clear()
         self._outgrown.clear()
         self._kept.clear()
         self._bare.clear()
