@@ -1,8 +1,7 @@
 """`gpucoll tune` and `gpucoll explain`: measure this machine for `auto`, and tell what it chooses.
 
-    meter      the call of a collective, for a number of bytes; seconds of several calls in turn
+    meter      the call of a collective, for a number of bytes; seconds of several calls in turn; the sweep of all
     probes     what is measured for each executor and class of links; alpha, beta, gamma and gap out of that
-    sweep      every algorithm at many sizes
     tune       the command: measures, writes the table
     explain    the command: candidates, choice, reason
 """

@@ -1,77 +1,60 @@
-"""The call of a collective for a number of bytes; seconds of several calls, taken in turn.
+"""The call of a collective for a number of bytes; seconds of several calls, taken in turn; every algorithm's at many
+sizes, of which a table's curves are made.
 
-Whatever disturbs the machine then disturbs them all.
+Whatever disturbs the machine while calls are taken in turn disturbs them all.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
 
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.collectives import COLLECTIVES, Side
 from gpucoll.communicator import Communicator
+from gpucoll.tuner.choice import scheduled
+from gpucoll.tuner.table import Curve
 
 FEWEST, MOST = 5, 25  # repetitions
 SHORT = 1e-3  # seconds: calls that take less are made several times between two looks at the clock
 SEVERAL = 8
 
 
-class Meter:
-    """Times calls of one communicator's ranks."""
+def samples(comm: Communicator, calls: Sequence[Callable[[], Any]], seconds: float,
+            device: str = "cpu") -> list[list[float]]:
+    """Return of each call the seconds that it took the slowest rank, again and again for about `seconds` in all.
 
-    def __init__(self, comm: Communicator, device: str = "cpu") -> None:
-        self._comm = comm
-        self._module = _module(device)
-
-    def samples(self, calls: Sequence[Callable[[], Any]], seconds: float) -> list[list[float]]:
-        """Return of each call the seconds that it took the slowest rank, again and again for about `seconds` in all.
-
-        A collective call; every rank gets the same. Each call is made twice before.
-        """
-        for call in (*calls, *calls):
-            first = self._one(call, 1)
-        several, spent = [], 0.0
-        for call in calls:
-            first = max(self._comm.mpi.allgather(self._one(call, 1)))
-            several.append(SEVERAL if first < SHORT else 1)
-            spent += first * several[-1]
-        repeats = max(FEWEST, min(MOST, int(seconds / max(spent, 1e-9))))
-        mine = numpy.array([[self._one(calls[row], several[row]) for row in _rotated(len(calls), turn)]
-                            for turn in range(repeats)])
-        for turn in range(repeats):
-            mine[turn] = mine[turn][numpy.argsort(_rotated(len(calls), turn))]
-        everyone = numpy.array(self._comm.mpi.allgather(mine))
-        return [[float(value) for value in column] for column in everyone.max(0).T]
-
-    def _one(self, call: Callable[[], Any], several: int) -> float:
-        self._comm.mpi.Barrier()
-        started = time.perf_counter()
-        for _ in range(several):
-            call()
-        if self._module is not numpy:  # the call has only been enqueued
-            self._module.cuda.get_current_stream().synchronize()
-        return (time.perf_counter() - started) / several
+    A collective call; every rank gets the same. Each call is made twice before.
+    """
+    for call in (*calls, *calls):
+        _time(comm, call, 1, device)
+    several, spent = [], 0.0
+    for call in calls:
+        first = max(comm.mpi.allgather(_time(comm, call, 1, device)))
+        several.append(SEVERAL if first < SHORT else 1)
+        spent += first * several[-1]
+    mine = numpy.zeros((max(FEWEST, min(MOST, int(seconds / max(spent, 1e-9)))), len(calls)))
+    for turn, row in enumerate(mine):
+        for column in numpy.roll(range(len(calls)), -turn):
+            row[column] = _time(comm, calls[column], several[column], device)
+    slowest: list[list[float]] = numpy.array(comm.mpi.allgather(mine)).max(0).T.tolist()
+    return slowest
 
 
-def _rotated(count: int, turn: int) -> list[int]:
-    return [(row + turn) % count for row in range(count)]
-
-
-SWEPT = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather", "scatter", "scan",
-         "exscan", "barrier", "all_gather_v", "gather_v", "scatter_v", "all_to_all_v", "reduce_scatter_v")
-Call = Callable[[str], Any]  # of an algorithm's name
-
-
-def call_of(comm: Communicator, collective: str, nbytes: int, device: str = "cpu") -> Call:
-    """Return the call of `collective` on float32 arrays whose larger side has about `nbytes` bytes on a rank."""
-    if collective == "barrier":
-        return lambda algorithm: comm.barrier(algorithm=algorithm)
-    method = getattr(comm, collective)
-    given = _arguments(comm, collective, max(1, nbytes // 4), _module(device))
-    return lambda algorithm: method(**given, algorithm=algorithm)
+def _time(comm: Communicator, call: Callable[[], Any], several: int, device: str) -> float:
+    comm.mpi.Barrier()
+    started = time.perf_counter()
+    for _ in range(several):
+        call()
+    if device == "cuda":  # the call has only been enqueued
+        _module(device).cuda.get_current_stream().synchronize()
+    return (time.perf_counter() - started) / several
 
 
 def _module(device: str) -> Any:
@@ -82,24 +65,87 @@ def _module(device: str) -> Any:
     return cupy
 
 
-def _arguments(comm: Communicator, collective: str, count: int, xp: Any) -> dict[str, Any]:
-    row, block = COLLECTIVES[collective], max(1, count // comm.size)
-    if collective.endswith("_v"):
-        return _ragged(comm, collective, block, xp)
+def call_of(comm: Communicator, collective: str, nbytes: int, device: str = "cpu") -> Callable[[str], Any]:
+    """Return the call of `collective`, which takes an algorithm's name.
 
-    def array(side: Any) -> Any:
-        if not side.exists(comm.rank, 0):
-            return None
-        return xp.ones((comm.size, block) if side.blocks else (block if row.blocks else count), xp.float32)
+    It is on float32 arrays whose larger side has about `nbytes` bytes on a rank.
+    """
+    row, method, xp = COLLECTIVES[collective], getattr(comm, collective), _module(device)
+    block = max(1, nbytes // 4 // comm.size) if row.blocks else max(1, nbytes // 4)
 
-    x = array(row.input) if collective != "broadcast" else xp.ones(count, xp.float32)
-    return {"x": x} if collective == "broadcast" else {"x": x, "out": array(row.output)}
+    def array(side: Side) -> Any:
+        return xp.ones((comm.size, block) if side.blocks else block, xp.float32) if side.exists(comm.rank, 0) else None
 
-
-def _ragged(comm: Communicator, collective: str, block: int, xp: Any) -> dict[str, Any]:
-    blocks = [xp.ones(block, xp.float32) for _ in range(comm.size)]
-    if collective in ("scatter_v", "all_to_all_v"):
-        return {"xs": blocks if collective == "all_to_all_v" or comm.rank == 0 else None}
+    if collective == "barrier":
+        return lambda algorithm: method(algorithm=algorithm)
+    x, options = array(row.output if collective == "broadcast" else row.input), dict[str, Any]()
     if collective == "reduce_scatter_v":
-        return {"x": xp.ones(block * comm.size, xp.float32), "counts": [block] * comm.size}
-    return {"x": blocks[0]}
+        x, options = x.reshape(-1), {"counts": [block] * comm.size}
+    elif row.ragged:
+        x = [*x] if row.input.blocks and x is not None else x
+    elif collective != "broadcast":
+        options = {"out": array(row.output)}
+    return lambda algorithm: method(x, **options, algorithm=algorithm)
+
+
+def runs(call: Callable[[], Any]) -> bool:
+    """Return whether a call is not refused; that is decided alike on every rank, before data move."""
+    with contextlib.suppress(ValueError):  # an ArgumentError
+        call()
+        return True
+    return False
+
+
+# ---------------------------------------------------------------- every algorithm on every executor
+
+SIZES = tuple(1 << power for power in (3, 10, 12, 14, 16, 18, 20, 22, 24, 26))  # bytes
+NATIVE_SIZES = (8, 1 << 12, 1 << 16, 1 << 20, 1 << 24)  # where nothing else is measured
+SECONDS = 0.25  # for each algorithm at each size
+HOPELESS = 3.0  # so many times as slow as the quickest, at two sizes in a row: not measured at larger ones
+BULK = 1 << 14  # bytes of a rank's share; below, who has many rounds is slow, and may be the quickest far above
+Way = tuple[str, str]  # executor and algorithm
+
+
+def ways(comms: dict[str, Communicator], collective: str) -> list[Way]:
+    """Return the executors and algorithms that can be measured; `comms` has a communicator for each executor."""
+    some = next(iter(comms.values()))
+    names = scheduled(collective, some.size, some.nodes)
+    return [(executor, name) for executor in comms
+            for name in (["native"] if executor == "native" else names)]
+
+
+def sweep(comms: dict[str, Communicator], collective: str, sizes: Sequence[int], device: str,
+          say: Callable[[str], None]) -> list[Curve]:
+    """Return the curves of all ways to do `collective`; `say` is told what was measured. A collective call."""
+    some = next(iter(comms.values()))
+    left, slow = ways(comms, collective), dict[Way, int]()
+    curves: dict[Way, list[tuple[int, float]]] = defaultdict(list)
+    for nbytes in (0,) if collective == "barrier" else sizes:
+        made = {name: call_of(comms[name], collective, nbytes, device) for name in {executor for executor, _ in left}}
+        calls = {way: functools.partial(made[way[0]], way[1]) for way in left}
+        calls = {way: call for way, call in calls.items() if runs(call)}
+        if not calls:
+            break
+        taken = samples(some, [*calls.values()], SECONDS * len(calls), device)
+        medians = dict(zip(calls, map(statistics.median, taken), strict=True))
+        for way, seconds in medians.items():
+            curves[way].append((nbytes, seconds))
+        left = hopeful(medians, slow, nbytes // some.size)
+        best = min(medians, key=medians.__getitem__)
+        say(f"{collective:16} {nbytes:10} bytes  {1e6 * medians[best]:12.1f} us  {best[1]} on {best[0]}")
+    return [Curve(collective, *way, *zip(*points, strict=True)) for way, points in curves.items()]
+
+
+def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> list[Way]:
+    """Return the ways that are worth measuring at a larger size, after they took `seconds` for `share` bytes a rank.
+
+    `slow` counts at how many sizes in a row each was hopeless.
+
+    >>> slow, seconds = {}, {("mpi", "ring"): 1.0, ("mpi", "star"): 9.0}
+    >>> [len(hopeful(seconds, slow, share)) for share in (8, 8, 8, 1 << 16, 1 << 18)]
+    [2, 2, 2, 2, 1]
+    """
+    limit = HOPELESS * min(seconds.values())
+    for way, taken in seconds.items():
+        slow[way] = slow.get(way, 0) + 1 if share >= BULK and taken > limit else 0
+    return [way for way in seconds if slow[way] < 2]

@@ -6,17 +6,16 @@ cores and memory really get of them.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 
 from gpucoll.algorithms import find
-from gpucoll.calibration.meter import Meter, call_of
+from gpucoll.calibration.meter import call_of, runs, samples
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
 from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved
@@ -64,17 +63,9 @@ def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]
     for collective, algorithm, block in rows:
         nbytes = block * (comm.size if collective in ("all_gather", "reduce_scatter") else 1)
         call = functools.partial(call_of(comm, collective, nbytes, device), algorithm)
-        seconds = statistics.median(Meter(comm, device).samples([call], SECONDS)[0])
+        seconds = statistics.median(samples(comm, [call], SECONDS, device)[0])
         cost = find(collective, algorithm).price(comm.size, nbytes)
         yield Probe(cost["rounds"], moved(cost, str(comm.executor)), cost["reduced"], cost["beside"], seconds)
-
-
-def runs(call: Any) -> bool:
-    """Return whether a call is not refused; that is decided alike on every rank, before data move."""
-    with contextlib.suppress(ValueError):  # an ArgumentError
-        call()
-        return True
-    return False
 
 
 def serves(comm: Communicator, device: str) -> bool:

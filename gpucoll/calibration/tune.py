@@ -17,8 +17,8 @@ from typing import Any
 import gpucoll
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.calibration import probes
-from gpucoll.calibration.meter import SWEPT
-from gpucoll.calibration.sweep import NATIVE_SIZES, SIZES, sweep
+from gpucoll.calibration.meter import NATIVE_SIZES, SIZES, sweep
+from gpucoll.collectives import COLLECTIVES
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, BackendError
@@ -32,7 +32,7 @@ HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. 
 
 def main(options: Any) -> int:
     """Measure, and write the table; return 0. A collective call."""
-    names = options.collective.split(",") if options.collective else SWEPT
+    names = options.collective.split(",") if options.collective else COLLECTIVES
     collectives = [collective_row(name.strip()).name for name in names]
     sizes = _sizes(options.max_bytes)
     with gpucoll.init() as comm:

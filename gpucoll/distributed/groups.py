@@ -69,15 +69,7 @@ def is_whole(number: object) -> TypeGuard[int]:
     return isinstance(number, int | numpy.integer) and not isinstance(number, bool)
 
 
-class _State:
-    """The groups of this process, the default one first; empty before `init_process_group`."""
-
-    def __init__(self) -> None:
-        self.groups: list[ProcessGroup] = []
-        self.variables: list[str] = []  # what `init_process_group` has added to the environment
-
-
-state = _State()
+groups: list[ProcessGroup] = []  # of this process, the default one first; empty before `init_process_group`
 
 
 class _NonMember:
@@ -93,7 +85,7 @@ class _Members(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
         """The default group; None before `init_process_group`."""
-        return state.groups[0] if state.groups else None
+        return groups[0] if groups else None
 
 
 class GroupMember(metaclass=_Members):
@@ -102,15 +94,14 @@ class GroupMember(metaclass=_Members):
     NON_GROUP_MEMBER = _NonMember()
 
 
-class group(metaclass=_Members):
-    """``group.WORLD`` is the default group."""
+group = GroupMember
 
 
 def _get_default_group() -> ProcessGroup:
-    if not state.groups:
+    if not groups:
         raise UsageError("there is no process group yet; call gpucoll.distributed.init_process_group() first",
                          code="GC-INIT")
-    return state.groups[0]
+    return groups[0]
 
 
 def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
@@ -143,19 +134,17 @@ def is_available() -> bool:
 
 def is_initialized() -> bool:
     """Return whether `init_process_group` was called, and `destroy_process_group` not since."""
-    return bool(state.groups)
+    return bool(groups)
 
 
 def get_rank(group: Any = None) -> int:
     """Return this rank's number in `group`, -1 where it is not in it. Raises UsageError before initialization."""
-    world = _get_default_group()
-    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_rank", group or world).rank()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_rank", group).rank()
 
 
 def get_world_size(group: Any = None) -> int:
     """Return how many ranks `group` has, -1 on a rank that is not in it. Raises UsageError before initialization."""
-    world = _get_default_group()
-    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group or world).size()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group).size()
 
 
 def get_backend(group: Any = None) -> str:
