@@ -20,8 +20,8 @@ from typing import Any
 import gpucoll
 from gpucoll import ArgumentError, BackendError, Communicator, UsageError
 from gpucoll.arguments import Parser, refuse
+from gpucoll.calibration.commands import executors
 from gpucoll.calibration.meter import Way, hopeful, samples, ways
-from gpucoll.calibration.tune import executors
 from gpucoll.collectives import collective as collective_row
 
 from . import records

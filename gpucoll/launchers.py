@@ -65,7 +65,6 @@ LAUNCHERS = (  # an outer one comes after those that it may have started
     Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 SLURM = LAUNCHERS[-1]
-TORCHRUN = Launcher("torchrun", None, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # it starts no MPI
 PORT = 29500  # torchrun's
 
 
@@ -124,8 +123,8 @@ def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -
     >>> torchrun_variables(5, 8, 1, 4)
     {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '4'}
     """
-    return {TORCHRUN.rank: str(rank), TORCHRUN.size: str(size), TORCHRUN.local_rank: str(local_rank),
-            TORCHRUN.local_size: str(local_size)}
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_size)}
 
 
 def free_port() -> int:

@@ -2,6 +2,5 @@
 
     meter      the call of a collective, for a number of bytes; seconds of several calls in turn; the sweep of all
     probes     what is measured for each executor and class of links; alpha, beta, gamma and gap out of that
-    tune       the command: measures, writes the table
-    explain    the command: candidates, choice, reason
+    commands   tune: measures, writes the table; explain: candidates, choice, reason
 """

@@ -48,8 +48,7 @@ def _also_named(**others: str) -> Callable[[Function], Function]:
 
 def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
     """Overwrite every rank's `tensor` (shape s) with their reduction."""
-    pg = member("all_reduce", group, tensor)
-    if pg is None:
+    if (pg := member("all_reduce", group, tensor)) is None:
         return None
     done = pg.communicator.all_reduce(tensor, tensor, op, async_op=async_op)
     return conclude(done, [tensor], async_op)
@@ -58,8 +57,7 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op:
 def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False,
            group_dst: int | None = None) -> Any:
     """Overwrite `tensor` (shape s) of rank `dst` with the reduction of all; the others stay as they are."""
-    pg = member("reduce", group, tensor)
-    if pg is None:
+    if (pg := member("reduce", group, tensor)) is None:
         return None
     root = pg.number_of("reduce", "dst", dst, group_dst)
     out = tensor if pg.rank() == root else None
@@ -69,8 +67,7 @@ def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any 
 def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: bool = False,
               group_src: int | None = None) -> Any:
     """Overwrite every rank's `tensor` (shape s) with that of rank `src`."""
-    pg = member("broadcast", group, tensor)
-    if pg is None:
+    if (pg := member("broadcast", group, tensor)) is None:
         return None
     root = pg.number_of("broadcast", "src", src, group_src)
     return conclude(pg.communicator.broadcast(tensor, root, async_op=async_op), [tensor], async_op)

@@ -18,8 +18,7 @@ def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
 
     `tag`, 0 .. 32767, tells messages apart. Returns None on a rank that is not in `group`.
     """
-    pg = member("isend", group, tensor)
-    if pg is None:
+    if (pg := member("isend", group, tensor)) is None:
         return None
     number = pg.number_of("isend", "dst", dst, group_dst)
     return Work(pg.communicator.send(tensor, number, tag, async_op=True), [tensor])
@@ -31,8 +30,7 @@ def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
 
     Returns None on a rank that is not in `group`.
     """
-    pg = member("irecv", group, tensor)
-    if pg is None:
+    if (pg := member("irecv", group, tensor)) is None:
         return None
     return _receive(pg, tensor, src, tag, group_src)
 
@@ -81,8 +79,7 @@ class _FromAny(_Receive):
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
     """Send `tensor` (shape s) to rank `dst`, another one: ArgumentError. It may change once this returns."""
-    pg = member("send", group, tensor)
-    if pg is not None:
+    if (pg := member("send", group, tensor)) is not None:
         number = pg.number_of("send", "dst", dst, group_dst)
         if number == pg.rank():
             raise ArgumentError(f"send: rank {pg.ranks[number]} is this rank; isend and irecv may talk to it",
@@ -95,8 +92,7 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
 
     Returns the rank of the world that has sent, -1 on a rank that is not in `group`.
     """
-    pg = member("recv", group, tensor)
-    if pg is None:
+    if (pg := member("recv", group, tensor)) is None:
         return -1
     work = _receive(pg, tensor, src, tag, group_src)
     work.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, names_of, own_names
@@ -125,7 +125,8 @@ class Tuner:
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "", *, deterministic: bool = False) -> None:
         self.table, self._deterministic = table, deterministic
         self._nodes, self._prefer = tuple(nodes), prefer
-        self._models: dict[str, Model] = {}
+        # Of calls on arrays of a device
+        self.model: Callable[[str], Model] = functools.cache(lambda device: Model(table, World(self._nodes, device)))
         self._kept: dict[tuple[str, str, int, tuple[str, ...], str], tuple[str, str]] = {}
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
@@ -145,12 +146,6 @@ class Tuner:
         if kept is None:
             kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
         return Choice(*kept, segments(kept[1], nbytes, len(self._nodes)))
-
-    def model(self, device: str) -> Model:
-        """Return the model of calls on arrays of `device`."""
-        if device not in self._models:
-            self._models[device] = Model(self.table, World(self._nodes, device))
-        return self._models[device]
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
                    algorithm: str = "auto") -> list[Candidate]:
@@ -180,14 +175,10 @@ class Tuner:
         candidates = self.candidates(collective, nbytes, able, device, algorithm)
         if candidates:
             return candidates[0].executor, candidates[0].algorithm
-        return able[0], self._usual(collective, able, algorithm)
-
-    def _usual(self, collective: str, able: Sequence[str], algorithm: str) -> str:
-        """Return what serves where nothing can be predicted: the first that there is."""
-        if algorithm != "auto":
-            return algorithm
-        names = allowed(self._prefer, collective, self._names(collective, able))
-        return next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
+        if algorithm == "auto":  # nothing can be predicted: the first that there is
+            names = allowed(self._prefer, collective, self._names(collective, able))
+            algorithm = next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
+        return able[0], algorithm
 
     def _names(self, collective: str, executors: Sequence[str]) -> list[str]:
         schedules = scheduled(collective, len(self._nodes), len(set(self._nodes)))

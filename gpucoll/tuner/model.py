@@ -10,7 +10,7 @@ from gpucoll.algorithms import algorithms, find, own_names, schedule
 from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Reduce, Send
-from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
+from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
 
 SEGMENT = 1 << 22  # bytes of a ring's message
 PIPELINE = 1 << 16  # bytes of a tree's message
@@ -73,20 +73,12 @@ class Model:
 
     def __init__(self, table: Table, world: World) -> None:
         self.table, self.world = table, world
-        self._topologies: dict[str, Topology | None] = {}
+        self.topology = functools.cache(self._topology)
         device = "cuda" if world.device == "cuda" else "cpu"
         self._shapes = [shape for source in (table, built_in())
                         if (shape := source.nearest(world.size, world.node_count, device)) is not None]
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the table that is most like this world."""
-        return self._shapes[0]
-
-    @property
-    def exact(self) -> bool:
-        """Whether the table has this very shape."""
-        return (self.shape.ranks, self.shape.nodes) == (self.world.size, self.world.node_count)
+        self.shape = self._shapes[0]  # the one most like this world
+        self._exact = self.shape[:2] == (world.size, world.node_count)  # whether the table has this very shape
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
                    names: Sequence[str]) -> list[Candidate]:
@@ -116,7 +108,7 @@ class Model:
             row = _predicted(collective, name, nbytes, topology, self.world, meetings)
         except ArgumentError:  # more than can be simulated
             return []
-        measured = curve is not None and self.exact and nbytes < curve.end
+        measured = curve is not None and self._exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
         return [row._replace(executor=executor, seconds=seconds, measured=measured)]
 
@@ -127,10 +119,10 @@ class Model:
         if curve is None:
             return [] if best is None else [best._replace(executor="native", algorithm="native", segments=1)]
         seconds = curve.at(nbytes)
-        if not self.exact:
+        if not self._exact:
             seconds *= self._scale(collective, nbytes)
         # Whether schedules were measured too, so that curves are compared with curves.
-        swept = self.exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
+        swept = self._exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
                                    for other in self.shape.curves)
         return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
 
@@ -156,13 +148,8 @@ class Model:
         wanted = (collective, executor, name)
         return next((curve for curve in self.shape.curves if curve[:3] == wanted), None)
 
-    def topology(self, executor: str) -> Topology | None:
+    def _topology(self, executor: str) -> Topology | None:
         """Return the links of `executor` here, None where the table does not know it."""
-        if executor not in self._topologies:
-            self._topologies[executor] = self._make_topology(executor)
-        return self._topologies[executor]
-
-    def _make_topology(self, executor: str) -> Topology | None:
         node, network = (self._link(executor, name) for name in ("node", "network"))
         world, levels = self.world, []
         per_node = max(world.nodes.count(node) for node in range(world.node_count))

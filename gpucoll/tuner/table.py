@@ -69,7 +69,7 @@ class Curve(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What was measured for so many ranks on so many nodes."""
+    """What was measured for so many ranks on so many nodes; its first three fields tell it from a table's others."""
 
     ranks: int
     nodes: int
@@ -77,11 +77,6 @@ class Shape(NamedTuple):
     measured: str  # the day
     links: tuple[LinkCost, ...]
     curves: tuple[Curve, ...]
-
-    @property
-    def key(self) -> tuple[int, int, str]:
-        """What tells it from the other shapes of a table."""
-        return self.ranks, self.nodes, self.device
 
 
 class Table(NamedTuple):
@@ -102,11 +97,11 @@ class Table(NamedTuple):
 
         Curves that were not measured now stay.
         """
-        before = next((other.curves for other in self.shapes if other.key == shape.key), ())
+        before = next((other.curves for other in self.shapes if other[:3] == shape[:3]), ())
         now = {curve[:3] for curve in shape.curves}
         shape = shape._replace(curves=(*shape.curves, *(curve for curve in before if curve[:3] not in now)))
-        others = tuple(other for other in self.shapes if other.key != shape.key)
-        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one.key)))
+        others = tuple(other for other in self.shapes if other[:3] != shape[:3])
+        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one[:3])))
 
 
 @functools.cache
@@ -189,14 +184,9 @@ def facts() -> dict[str, Any]:
             "gpucoll": __version__}
 
 
-def processor(text: str | None = None) -> str:
-    """Return the processor's name as the kernel gives it.
-
-    >>> processor("vendor_id : x\\nmodel name\\t: Some CPU  @ 2 GHz\\n")
-    'Some CPU @ 2 GHz'
-    """
-    if text is None:
-        text = PROCESSORS.read_text() if PROCESSORS.exists() else ""
+def processor() -> str:
+    """Return the processor's name as the kernel gives it."""
+    text = PROCESSORS.read_text() if PROCESSORS.exists() else ""
     named = (line.partition(":")[2] for line in text.splitlines() if line.startswith("model name"))
     return " ".join(next(named, platform.machine()).split())
 

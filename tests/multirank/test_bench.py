@@ -25,7 +25,7 @@ from gpucoll.bench import arguments
 from gpucoll.bench.cases import TESTS
 from gpucoll.bench.measure import BURST
 
-from gpucoll.calibration.tune import executors
+from gpucoll.calibration.commands import executors
 
 FIELDS = "size count type redop root time algbw busbw wrong in_time in_algbw in_busbw in_wrong algorithm".split()
 
