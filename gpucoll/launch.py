@@ -98,11 +98,10 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
     ['5', '8', '1', '4', 'a', '29500']
     """
     process = launchers.started(environment)
-    place, count = launchers.local_rank(environment), launchers.local_size(environment)
-    if process is None or place is None or count is None:
+    if process is None or process.local_rank is None or process.local_size is None:
         return {}
     address, _, port = first.rpartition(":")
-    own = launchers.torchrun_variables(process.rank, process.size, place, count)
+    own = launchers.torchrun_variables(process.rank, process.size, process.local_rank, process.local_size)
     return {**own, "MASTER_ADDR": address, "MASTER_PORT": port}
 
 

@@ -91,12 +91,7 @@ class Probe(NamedTuple):
 
 
 def fit(probes: Sequence[Probe]) -> dict[str, float]:
-    """Return the constants that explain `probes` best.
-
-    >>> constants = fit([Probe(1, 0, 0, 0, 1e-5), Probe(1, 1e6, 0, 0, 1.01e-3), Probe(1, 1e6, 1e6, 0, 1.51e-3)])
-    >>> {name: float(f"{value:.3g}") for name, value in constants.items()}
-    {'alpha': 1e-05, 'beta': 1e-09, 'gamma': 5e-10, 'gap': 0.0}
-    """
+    """Return the constants that explain `probes` best; none is below 0."""
     seconds = numpy.array([probe.seconds for probe in probes])
     matrix = numpy.array([probe[:-1] for probe in probes], float) / seconds[:, None]
     used = [column for column in range(len(CONSTANTS)) if matrix[:, column].any()]

@@ -18,11 +18,7 @@ MOST_SEGMENTS = 64
 
 
 def segments(algorithm: str, nbytes: int, size: int) -> int:
-    """Return into how many messages a rank's part of `nbytes` is cut.
-
-    >>> segments("tree", 1 << 20, 4), segments("ring", 100, 4)
-    (16, 1)
-    """
+    """Return into how many messages a rank's part of `nbytes` is cut."""
     in_parts = algorithm in ("ring", "bidirectional_ring")
     part, message = (nbytes // size, SEGMENT) if in_parts else (nbytes, PIPELINE)
     return max(1, min(MOST_SEGMENTS, -(-part // message)))
@@ -199,9 +195,6 @@ def moved(cost: Mapping[str, float], executor: str) -> float:
 def ways(collective: str, name: str, nodes: tuple[int, ...]) -> float:
     """Return to how many ranks rank 0 sends plus from how many it receives; on several nodes how many times all data
     leave the first one.
-
-    >>> ways("all_reduce", "ring", (0,) * 8), ways("all_reduce", "two_shot", (0,) * 8)
-    (2, 14)
     """
     if len(set(nodes)) > 1:
         return _leaving(collective, name, nodes)

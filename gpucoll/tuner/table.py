@@ -58,11 +58,7 @@ class Curve(NamedTuple):
         return 4 * self.bytes[-1] if self.bytes[-1] else 1 << 62
 
     def at(self, nbytes: int) -> float:
-        """Return the seconds for `nbytes`: between two sizes on a straight line, beyond the last in proportion.
-
-        >>> Curve("all_reduce", "mpi", "ring", (100, 300), (1.0, 2.0)).at(200)
-        1.5
-        """
+        """Return the seconds for `nbytes`: between two sizes on a straight line, beyond the last in proportion."""
         if nbytes >= self.bytes[-1]:
             return self.seconds[-1] * nbytes / max(1, self.bytes[-1])
         return float(numpy.interp(nbytes, self.bytes, self.seconds))
