@@ -42,19 +42,17 @@ class ProcessGroup:
         Raises ArgumentError for both, for neither, and for a rank that is not in the group.
         """
         if group_rank is not None:
-            return self._check_group_rank(name, what, rank, group_rank)
+            if rank not in (None, 0):  # 0 is what `src` and `dst` are when nothing was said
+                raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both given; pass "
+                                    "one", code="GC-ROOT")
+            if not is_whole(group_rank) or not 0 <= group_rank < self.size():
+                raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}",
+                                    code="GC-ROOT")
+            return int(group_rank)
         if not is_whole(rank) or rank not in self.ranks:
             raise ArgumentError(f"{name}: {what} {rank!r} is not one of the group's ranks, "
                                 f"{', '.join(map(str, self.ranks))}", code="GC-ROOT")
         return self.ranks.index(rank)
-
-    def _check_group_rank(self, name: str, what: str, rank: Any, group_rank: Any) -> int:
-        if rank not in (None, 0):  # 0 is what `src` and `dst` are when nothing was said
-            raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both given; pass one",
-                                code="GC-ROOT")
-        if not is_whole(group_rank) or not 0 <= group_rank < self.size():
-            raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}", code="GC-ROOT")
-        return int(group_rank)
 
     def __repr__(self) -> str:
         return f"<gpucoll.distributed.ProcessGroup rank={self.rank()} ranks={list(self.ranks)}>"

@@ -42,7 +42,10 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
     if groups:
         raise UsageError("init_process_group was called before; destroy_process_group() comes first", code="GC-INIT")
     check_backend("init_process_group", backend)
-    _check_method(init_method)
+    if init_method is not None and (not isinstance(init_method, str) or "://" not in init_method
+                                    or init_method.partition("://")[0] not in METHODS):
+        raise ArgumentError(f"init_process_group: init_method {init_method!r} does not begin with env://, tcp:// or "
+                            "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
     seconds = seconds_of("init_process_group", timeout)
     world = bootstrap.world()
     _check_place(world.rank, world.size, {"rank": rank, "world_size": world_size}, "the call")
@@ -70,13 +73,6 @@ def check_backend(name: str, backend: Any) -> None:
         if known.strip() not in BACKENDS or device.strip() not in ("", *DEVICES):
             raise ArgumentError(f"{name}: backend {backend!r} is not known{nearest(known, BACKENDS)}, or pairs such as "
                                 "cpu:gloo,cuda:nccl", code="GC-BACKEND")
-
-
-def _check_method(method: Any) -> None:
-    if method is not None and (not isinstance(method, str) or method.partition("://")[0] not in METHODS
-                               or "://" not in method):
-        raise ArgumentError(f"init_process_group: init_method {method!r} does not begin with env://, tcp:// or "
-                            "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
 
 
 def seconds_of(name: str, timeout: Any) -> float | None:

@@ -93,7 +93,7 @@ class Model:
             ways(collective, candidate.algorithm, self.world.nodes)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
-        curve = self._curve(collective, executor, name)
+        curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)
         if executor == "native":
             return self._native(collective, nbytes, curve)
         meetings = MEETINGS.get((collective, name), 0) if executor == "shared" else 0
@@ -139,10 +139,6 @@ class Model:
             except ArgumentError:
                 continue
         return min(rows, key=lambda row: row.seconds, default=None)
-
-    def _curve(self, collective: str, executor: str, name: str) -> Curve | None:
-        wanted = (collective, executor, name)
-        return next((curve for curve in self.shape.curves if curve[:3] == wanted), None)
 
     def _topology(self, executor: str) -> Topology | None:
         """Return the links of `executor` here, None where the table does not know it."""
