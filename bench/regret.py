@@ -21,7 +21,7 @@ import gpucoll
 from gpucoll import ArgumentError, BackendError, Communicator, UsageError
 from gpucoll.arguments import Parser, refuse
 from gpucoll.calibration.commands import executors
-from gpucoll.calibration.meter import Way, hopeful, samples, ways
+from gpucoll.calibration.measure import Way, hopeful, samples, ways
 from gpucoll.collectives import collective as collective_row
 
 from . import records

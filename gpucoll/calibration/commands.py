@@ -21,8 +21,7 @@ import gpucoll
 from gpucoll.analysis.simulate import DEFAULT, load
 from gpucoll.analysis.simulate.sweep import sweep as simulated
 from gpucoll.analysis.sizes import byte_size
-from gpucoll.calibration import probes
-from gpucoll.calibration.meter import NATIVE_SIZES, SIZES, sweep
+from gpucoll.calibration.measure import NATIVE_SIZES, SIZES, links, serves, sweep
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
@@ -33,7 +32,7 @@ from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import segments
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.explanation import Explanation, on_topology
-from gpucoll.tuner.table import Shape, Table, as_toml, facts, read, table_path
+from gpucoll.tuner.table import LinkCost, Shape, Table, as_toml, facts, read, table_path
 
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
 EXPLAINED_RANKS = 8  # where nothing was said
@@ -87,23 +86,22 @@ def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicato
         made = {name: stack.enter_context(Communicator(MpiLink.of(comm.mpi, comm.timeout),
                                                        comm.options._replace(executor=name)))
                 for name in EXECUTORS[device]}
-        yield {name: one for name, one in made.items() if probes.serves(one, device)}
+        yield {name: one for name, one in made.items() if serves(one, device)}
 
 
 def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:
-    some, links = next(iter(comms.values())), []
+    some, costs = next(iter(comms.values())), list[LinkCost]()
     for executor in comms:
         if executor not in ("native", "hybrid"):  # which has those of shared and mpi
-            costs = probes.links(some, executor, options.device)
-            links += costs
-            for link in costs:
+            for link in links(some, executor, options.device):
+                costs.append(link)
                 say(f"{link.executor:8} {link.name:8} alpha {1e6 * link.alpha:8.2f} us  beta {1e9 * link.beta:7.3f} "
                     f"ns/byte  gamma {1e9 * link.gamma:7.3f} ns/byte  gap {1e6 * link.gap:7.2f} us")
     if not options.sweep:
         comms, sizes = {name: comm for name, comm in comms.items() if name == "native"}, [*NATIVE_SIZES]
     curves = [curve for collective in collectives if comms
               for curve in sweep(comms, collective, sizes, options.device, say)]
-    return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(links), tuple(curves))
+    return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(costs), tuple(curves))
 
 
 def _before(path: Path) -> Table:

@@ -12,18 +12,15 @@ from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
 from gpucoll.tuner.table import BUILT_IN, Table
 
+ALL = ""  # the key of the rule for all collectives that have none of their own
 NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # understood, and not to be had here
 
 
 class Rule(NamedTuple):
-    """What GPUCOLL_ALGO says of a collective: only these names, or none of these.
-
-    `strict` where it names the collective: then it must be met.
-    """
+    """What GPUCOLL_ALGO says of a collective: only these names, or none of these."""
 
     names: tuple[str, ...]
     excluded: bool
-    strict: bool = False
 
 
 def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
@@ -34,12 +31,13 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
     >>> allowed("^ring;broadcast:tree", "all_reduce", ["ring", "tree"])
     ['tree']
     """
-    rule = rules(text).get(collective)
+    known = rules(text)
+    rule = known.get(collective, known.get(ALL))
     if rule is None:
         return there
     left = [name for name in there if name not in rule.names] if rule.excluded else \
         [name for name in rule.names if base(name) in (*there, *own_names(collective))]
-    if not left and rule.strict:
+    if not left and collective in known:
         raise ArgumentError(f"GPUCOLL_ALGO leaves {collective} none of its algorithms: {', '.join(there)}",
                             code="GC-ALGO")
     return left or there
@@ -49,29 +47,21 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
 def rules(text: str) -> dict[str, Rule]:
     """Return the rules of GPUCOLL_ALGO by collective, in NCCL_ALGO's grammar; ArgumentError for unknown names.
 
-    >>> rules("AllReduce:tree,ring;broadcast:^tree")
-    {'all_reduce': Rule(names=('tree', 'ring'), excluded=False, strict=True), \
-'broadcast': Rule(names=('tree',), excluded=True, strict=True)}
+    >>> rules("AllReduce:tree,ring;^star")
+    {'all_reduce': Rule(names=('tree', 'ring'), excluded=False), '': Rule(names=('star',), excluded=True)}
     """
-    general: dict[str, Rule] = {}
-    named: dict[str, Rule] = {}
-    for part in filter(None, text.replace(" ", "").lower().split(";")):
-        head, colon, names = part.rpartition(":")
-        if colon:
-            named[_collective(head)] = _rule(names, strict=True)
-        else:
-            general = dict.fromkeys(COLLECTIVES, _rule(names, strict=False))
-    return general | named
+    parts = (part.rpartition(":") for part in text.replace(" ", "").lower().split(";") if part)
+    return {_collective(head) if colon else ALL: _rule(names) for head, colon, names in parts}
 
 
-def _rule(text: str, *, strict: bool) -> Rule:
+def _rule(text: str) -> Rule:
     names = tuple(names_of(text.removeprefix("^")))
     known = {name for collective in COLLECTIVES for name in algorithms(collective)} | {"native", *NCCL_ONLY}
     for name in names:
         if base(name) not in known:
             raise ArgumentError(f"GPUCOLL_ALGO: no algorithm is named {name!r}{nearest(name, sorted(known))}",
                                 code="GC-ALGO")
-    return Rule(names, text.startswith("^"), strict)
+    return Rule(names, text.startswith("^"))
 
 
 def base(name: str) -> str:
