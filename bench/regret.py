@@ -20,9 +20,8 @@ from typing import Any
 import gpucoll
 from gpucoll import ArgumentError, BackendError, Communicator, UsageError
 from gpucoll.arguments import Parser, refuse
-from gpucoll.calibration.meter import Meter
-from gpucoll.calibration.sweep import Way, hopeful, ways
-from gpucoll.calibration.tune import executors
+from gpucoll.calibration.commands import executors
+from gpucoll.calibration.measure import Way, hopeful, samples, ways
 from gpucoll.collectives import collective as collective_row
 
 from . import records
@@ -116,7 +115,6 @@ class Regret:
         self.wrong = Counter[str]()
         self.basis = comm.explain(test, 0)["basis"]
         self._comms, self._left, self._slow = comms, ways(comms, test), dict[Way, int]()
-        self._meter = Meter(comm)
         self._files = records.reserve_together(comm.mpi, {"json": path} if path else {})
 
     def measure(self, wanted: Iterable[int]) -> None:
@@ -166,7 +164,7 @@ class Regret:
         return calls, chosen
 
     def _samples(self, calls: Mapping[Way, Callable[[], Any]]) -> dict[Way, list[float]]:
-        return dict(zip(calls, self._meter.samples([*calls.values()], FIRST * len(calls)), strict=True))
+        return dict(zip(calls, samples(self.comm, [*calls.values()], FIRST * len(calls)), strict=True))
 
     def finish(self, interrupted: bool = False) -> int:
         """Print the last lines and write the file; return the exit code. It needs no other rank."""

@@ -19,17 +19,12 @@ def refuse(program: str, message: str) -> NoReturn:
     if rank == 0:
         sys.stderr.write(f"{program}: {' '.join(message.split())}\n")
         sys.stderr.flush()
-    if size > 1:
-        _leave_together()
+    if size > 1:  # a launcher that sees one rank leave with an error ends those that have not spoken yet
+        from mpi4py import MPI
+
+        if not wait_for_all(MPI.COMM_WORLD, PATIENCE):
+            os._exit(2)  # the others go on: leaving by way of MPI would wait for them
     raise SystemExit(2)
-
-
-def _leave_together() -> None:
-    """Wait for the other ranks: a launcher that sees one leave with an error ends those that have not spoken yet."""
-    from mpi4py import MPI
-
-    if not wait_for_all(MPI.COMM_WORLD, PATIENCE):
-        os._exit(2)  # the others go on: leaving by way of MPI would wait for them
 
 
 class Parser(argparse.ArgumentParser):

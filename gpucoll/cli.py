@@ -48,54 +48,41 @@ def _parser() -> Parser:
     verbs.add_parser("run", help="launch a program under mpiexec with torchrun's variables", add_help=False)
     verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
                      add_help=False)
-    verify = verbs.add_parser("verify", help="prove every schedule, or those of files")
+    _add_schedules(verbs)
+    _add_times(verbs)
+    _add_machines(verbs)
+    return parser
+
+
+def _add_verb(verbs: Any, name: str, run: Callable[[Any], int], *, json: bool = True, **texts: str) -> Any:
+    verb = verbs.add_parser(name, **texts)
+    verb.set_defaults(run=run)
+    if json:
+        verb.add_argument("--json", action="store_true", help="print one JSON object")
+    return verb
+
+
+def _add_schedules(verbs: Any) -> None:
+    verify = _add_verb(verbs, "verify", _verify, help="prove every schedule, or those of files")
     verify.add_argument("files", nargs="*", metavar="FILE", help="file.py:name, or MSCCL's XML")
     verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="sizes to prove")
     verify.add_argument("--collective", help="only this collective")
     verify.add_argument("--algorithm", help="only this algorithm")
     verify.add_argument("--segments", type=size_range, default="1,3", metavar="1,3", help="pipelining to prove")
-    verify.add_argument("--json", action="store_true", help="print one JSON object")
-    verify.set_defaults(run=_verify)
-    _add_draw(verbs)
-    _add_convert(verbs)
-    _add_simulate(verbs)
-    _add_explain(verbs)
-    _add_tune(verbs)
-    _add_kernels(verbs)
-    report = verbs.add_parser("report", help="what ranks did in the end, from the files that GPUCOLL_DUMP_DIR names")
-    report.add_argument("folder", metavar="DIR", help="the folder of the flight recorder's files")
-    report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
-    report.add_argument("--json", action="store_true", help="print one JSON object")
-    report.set_defaults(run=_main_of("gpucoll.guard.report"))
-    doctor = verbs.add_parser("doctor", help="examine this machine, and under mpiexec this job")
-    doctor.add_argument("--json", action="store_true", help="print one JSON object")
-    doctor.set_defaults(run=_main_of("gpucoll.doctor"))
-    return parser
-
-
-def _add_draw(verbs: Any) -> None:
-    draw = verbs.add_parser("draw", help="draw a schedule, round by round")
-    draw.add_argument("algorithm", help="its name, e.g. ring or hierarchical(ring,tree), file.py:name or a .xml")
-    draw.add_argument("--collective", help="all_reduce, ... (that of the file, or all_reduce)")
-    draw.add_argument("--ranks", type=int, help="how many (as many as a .xml is for, or 8)")
+    draw = _add_verb(verbs, "draw", _draw, json=False, help="draw a schedule, round by round")
+    convert = _add_verb(verbs, "convert", _convert, json=False, help="write a schedule as MSCCL's XML")
+    for verb in (draw, convert):
+        verb.add_argument("algorithm", help="its name, e.g. ring or hierarchical(ring,tree), file.py:name or a .xml")
+        verb.add_argument("--collective", help="all_reduce, ... (that of the file, or all_reduce)")
+        verb.add_argument("--ranks", type=int, metavar="N", help="how many (as many as a .xml is for, or 8)")
+        verb.add_argument("--segments", type=int, default=1, help="pipelining")
     draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
-    draw.add_argument("--segments", type=int, default=1, help="pipelining")
     draw.add_argument("-o", "--output", required=True, metavar="F.html", help="a page to step through; .svg: a picture")
-    draw.set_defaults(run=_draw)
-
-
-def _add_convert(verbs: Any) -> None:
-    convert = verbs.add_parser("convert", help="write a schedule as MSCCL's XML")
-    convert.add_argument("algorithm", metavar="IN.xml|NAME", help="MSCCL's XML, file.py:name, or a name")
-    convert.add_argument("--collective", help="all_reduce, ... (that of the file, or all_reduce)")
-    convert.add_argument("--ranks", type=int, metavar="N", help="how many (as many as a .xml is for, or 8)")
-    convert.add_argument("--segments", type=int, default=1, help="pipelining")
     convert.add_argument("-o", "--output", required=True, metavar="OUT.xml")
-    convert.set_defaults(run=_convert)
 
 
-def _add_simulate(verbs: Any) -> None:
-    simulate = verbs.add_parser("simulate", help="predict how long a collective takes on a topology")
+def _add_times(verbs: Any) -> None:
+    simulate = _add_verb(verbs, "simulate", _simulate, help="predict how long a collective takes on a topology")
     simulate.add_argument("collective", help="all_reduce, broadcast, ...")
     simulate.add_argument("size", nargs="?", default="1M", metavar="64M",
                           help="bytes of the larger of input and output; a list is 8,64K,64M (1M)")
@@ -106,12 +93,8 @@ def _add_simulate(verbs: Any) -> None:
                           "nvlink_node or torus_2d (switch: one switch of equal links)")
     simulate.add_argument("--root", type=int, default=0, help="the root, where the collective has one (0)")
     simulate.add_argument("--segments", type=int, help="the pipelining (what a call would use)")
-    simulate.add_argument("--json", action="store_true", help="print one JSON object")
-    simulate.set_defaults(run=_simulate)
-
-
-def _add_explain(verbs: Any) -> None:
-    explain = verbs.add_parser("explain", help="what auto would choose, and why (under mpiexec: of these ranks)")
+    explain = _add_verb(verbs, "explain", _from("gpucoll.calibration.commands", "explain"),
+                        help="what auto would choose, and why (under mpiexec: of these ranks)")
     explain.add_argument("collective", help="all_reduce, broadcast, ...")
     explain.add_argument("size", nargs="?", default="1M", metavar="1M",
                          help="bytes of the larger of input and output (1M)")
@@ -119,24 +102,19 @@ def _add_explain(verbs: Any) -> None:
     explain.add_argument("--topology", metavar="F", help="a TOML file or a name, as of simulate (switch)")
     explain.add_argument("--dtype", default="float32", help="under mpiexec: of the elements (float32)")
     explain.add_argument("--device", help="under mpiexec: cpu, cuda or emulated")
-    explain.add_argument("--json", action="store_true", help="print one JSON object")
-    explain.set_defaults(run=_main_of("gpucoll.calibration.explain"))
-
-
-def _add_tune(verbs: Any) -> None:
-    tune = verbs.add_parser("tune", help="measure what auto goes by (under mpiexec), some seconds")
+    tune = _add_verb(verbs, "tune", _from("gpucoll.calibration.commands", "tune"),
+                     help="measure what auto goes by (under mpiexec), some seconds")
     tune.add_argument("--sweep", action="store_true", help="measure every algorithm at every size too: minutes")
     tune.add_argument("--collective", metavar="A,B", help="only these")
     tune.add_argument("--max-bytes", default="64M", metavar="64M", help="the largest size of the sweep (64M)")
     tune.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the arrays are (cpu)")
-    tune.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
-    tune.set_defaults(run=_main_of("gpucoll.calibration.tune"))
 
 
-def _add_kernels(verbs: Any) -> None:
-    kernels = verbs.add_parser("kernels", help="compile the kernels for GPUs ahead of use, into the user's cache",
-                               description="Compile kernels into the user's cache, where they are found when a program "
-                               "on a GPU needs them. Needs NVRTC, no GPU: run it on a login node.")
+def _add_machines(verbs: Any) -> None:
+    kernels = _add_verb(verbs, "kernels", _from("gpucoll.device.command"),
+                        help="compile the kernels for GPUs ahead of use, into the user's cache",
+                        description="Compile kernels into the user's cache, where they are found when a program on a "
+                        "GPU needs them. Needs NVRTC, no GPU: run it on a login node.")
     kernels.add_argument("--arch", metavar="sm_80,sm_90", help="for these GPUs (those of this machine, by CuPy; where "
                          "there is none they must be named)")
     kernels.add_argument("--nvrtc", metavar="LIB|VERSION", help="the compiler: 12, 13 or the path of a libnvrtc (that "
@@ -144,13 +122,16 @@ def _add_kernels(verbs: Any) -> None:
     kernels.add_argument("--all", action="store_true", help="every op on every dtype: CPU minutes for each GPU (sums "
                          "of float32, float16 and bfloat16, and what moves data)")
     kernels.add_argument("-j", "--jobs", type=int, metavar="N", help="so many processes (one for each core)")
-    kernels.add_argument("--json", action="store_true", help="print one JSON object")
-    kernels.set_defaults(run=_main_of("gpucoll.device.command"))
+    report = _add_verb(verbs, "report", _from("gpucoll.guard.report"),
+                       help="what ranks did in the end, from the files that GPUCOLL_DUMP_DIR names")
+    report.add_argument("folder", metavar="DIR", help="the folder of the flight recorder's files")
+    report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
+    _add_verb(verbs, "doctor", _from("gpucoll.doctor"), help="examine this machine, and under mpiexec this job")
 
 
-def _main_of(module: str) -> Callable[[Any], int]:
-    """Return what runs a verb: the `main` of a module, which is imported then."""
-    return lambda options: int(importlib.import_module(module).main(options))
+def _from(module: str, name: str = "main") -> Callable[[Any], int]:
+    """Return what runs a verb: a function of a module, which is imported then."""
+    return lambda options: int(getattr(importlib.import_module(module), name)(options))
 
 
 def _verify(options: Any) -> int:

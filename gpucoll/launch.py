@@ -16,21 +16,11 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from gpucoll import launchers
 from gpucoll.arguments import Parser, refuse
 
 PROGRAM = "gpucoll run"
-
-
-class Job(NamedTuple):
-    """What is to be launched: `ranks` on each of `hosts`, or on this one where there are none."""
-
-    ranks: int
-    hosts: tuple[str, ...]
-    script: str
-    arguments: tuple[str, ...]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     os.execv(mpiexec, command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0))
 
 
-def _parsed(arguments: Sequence[str]) -> Job:
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = Parser(PROGRAM, description="Launch a program under mpiexec, with torchrun's variables.")
     parser.add_argument("--nproc-per-node", "--nproc_per_node", type=_positive, default=1, metavar="N",
                         help="ranks on each host (1)")
@@ -55,7 +45,7 @@ def _parsed(arguments: Sequence[str]) -> Job:
     options = parser.parse_args(list(arguments))
     if not Path(options.script).is_file():
         refuse(PROGRAM, f"there is no file {options.script!r}")
-    return Job(options.nproc_per_node, options.hosts, options.script, tuple(options.arguments))
+    return options
 
 
 def _positive(text: str) -> int:
@@ -71,21 +61,17 @@ def _hosts(text: str) -> tuple[str, ...]:
     return hosts
 
 
-def master(job: Job, environment: Mapping[str, str]) -> str:
+def master(job: argparse.Namespace, environment: Mapping[str, str]) -> str:
     """Return address:port of the first rank, after the environment where that says one."""
     address = environment.get("MASTER_ADDR") or (job.hosts[0] if job.hosts else "127.0.0.1")
     return f"{address}:{environment.get('MASTER_PORT') or (launchers.PORT if job.hosts else launchers.free_port())}"
 
 
-def command(mpiexec: str, version: str, job: Job, first: str, *, root: bool) -> list[str]:
-    """Return the command line; `version` is what ``mpiexec --version`` says, and so who its vendor is.
-
-    >>> job = Job(2, ("a", "b"), "x.py", ("-v",))
-    >>> " ".join(command("mpiexec", "HYDRA build details", job, "a:29500", root=False)[:7])
-    'mpiexec -n 4 -hosts a,b -ppn 2'
-    """
-    ranks = job.ranks * max(len(job.hosts), 1)
-    options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=job.ranks, hosts=job.hosts, root=root)
+def command(mpiexec: str, version: str, job: argparse.Namespace, first: str, *, root: bool) -> list[str]:
+    """Return the command line; `version` is what ``mpiexec --version`` says, and so who its vendor is."""
+    each = job.nproc_per_node
+    ranks = each * max(len(job.hosts), 1)
+    options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=each, hosts=job.hosts, root=root)
     rank = [sys.executable, "-m", "gpucoll.launch", first, job.script, *job.arguments]
     return [mpiexec, "-n", str(ranks), *options, *rank]
 
@@ -98,11 +84,10 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
     ['5', '8', '1', '4', 'a', '29500']
     """
     process = launchers.started(environment)
-    place, count = launchers.local_rank(environment), launchers.local_size(environment)
-    if process is None or place is None or count is None:
+    if process is None or process.local_rank is None or process.local_size is None:
         return {}
     address, _, port = first.rpartition(":")
-    own = launchers.torchrun_variables(process.rank, process.size, place, count)
+    own = launchers.torchrun_variables(process.rank, process.size, process.local_rank, process.local_size)
     return {**own, "MASTER_ADDR": address, "MASTER_PORT": port}
 
 

@@ -34,11 +34,7 @@ VENDORS = (
 
 
 def vendor_of(version: str) -> Vendor | None:
-    """Return whose MPI describes itself so, a launcher or a library; None for an unknown one.
-
-    >>> [vendor and vendor.name for vendor in map(vendor_of, ("HYDRA build details:", "Open MPI v5.0.11", "slurm 24"))]
-    ['mpich', 'openmpi', None]
-    """
+    """Return whose MPI describes itself so, a launcher or a library; None for an unknown one."""
     return next((vendor for vendor in VENDORS if any(mark in version for mark in vendor.marks)), None)
 
 
@@ -65,7 +61,6 @@ LAUNCHERS = (  # an outer one comes after those that it may have started
     Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 SLURM = LAUNCHERS[-1]
-TORCHRUN = Launcher("torchrun", None, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")  # it starts no MPI
 PORT = 29500  # torchrun's
 
 
@@ -75,47 +70,28 @@ class Started(NamedTuple):
     launcher: Launcher
     rank: int
     size: int
+    local_rank: int | None  # on this host; None where the launcher does not say
+    local_size: int | None  # how many ranks it has started on this host; None where it does not say
 
 
 def started(environment: Mapping[str, str] = os.environ) -> Started | None:
-    """Return who started this process, and as which rank; None for nobody.
-
-    >>> process = started({"PMI_SIZE": "4", "PMI_RANK": "3"})
-    >>> process.launcher.name, process.rank, process.size
-    ("MPICH's mpiexec", 3, 4)
-    """
+    """Return who started this process, and as which rank; None for nobody."""
+    numbers = {name: int(environment[name]) for launcher in LAUNCHERS for name in launcher[2:]
+               if environment.get(name, "").isdecimal()}
     for launcher in LAUNCHERS:
-        rank, size = _first(environment, launcher.rank), _first(environment, launcher.size)
-        if rank is not None and size is not None:
+        if launcher.rank in numbers and launcher.size in numbers:
             # srun --mpi=pmi2 speaks as MPICH's mpiexec does, which also numbers the ranks of a node.
             slurm = launcher.rank == "PMI_RANK" and SLURM.rank in environment and launcher.local_size not in environment
-            return Started(SLURM if slurm else launcher, rank, size)
+            by = SLURM if slurm else launcher
+            return Started(by, numbers[launcher.rank], numbers[launcher.size], numbers.get(by.local_rank),
+                           numbers.get(by.local_size))
     return None
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:
-    """Return the size and the rank that the launcher gave this process; (1, 0) without a launcher.
-
-    >>> launched({"PMI_SIZE": "4", "PMI_RANK": "3"})
-    (4, 3)
-    """
+    """Return the size and the rank that the launcher gave this process; (1, 0) without a launcher."""
     process = started(environment)
     return (process.size, process.rank) if process else (1, 0)
-
-
-def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return this process' number on its host, None where no launcher gave it one."""
-    return _first(environment, *(launcher.local_rank for launcher in LAUNCHERS))
-
-
-def local_size(environment: Mapping[str, str] = os.environ) -> int | None:
-    """Return how many ranks the launcher started on this host, None where it does not say."""
-    return _first(environment, *(launcher.local_size for launcher in LAUNCHERS))
-
-
-def _first(environment: Mapping[str, str], *names: str) -> int | None:
-    """Return the first of these variables that is a number."""
-    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), None)
 
 
 def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -> dict[str, str]:
@@ -124,8 +100,8 @@ def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -
     >>> torchrun_variables(5, 8, 1, 4)
     {'RANK': '5', 'WORLD_SIZE': '8', 'LOCAL_RANK': '1', 'LOCAL_WORLD_SIZE': '4'}
     """
-    return {TORCHRUN.rank: str(rank), TORCHRUN.size: str(size), TORCHRUN.local_rank: str(local_rank),
-            TORCHRUN.local_size: str(local_size)}
+    return {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_size)}
 
 
 def free_port() -> int:

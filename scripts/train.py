@@ -31,7 +31,8 @@ def limit_threads(environment: MutableMapping[str, str], cores: int) -> None:
     BLAS reads these variables when numpy is first imported. Without them every rank would start
     as many threads as there are cores, and the ranks would wait for each other.
     """
-    ranks = launchers.local_size(environment) or 1
+    process = launchers.started(environment)
+    ranks = (process and process.local_size) or 1
     for name in THREADS:
         environment.setdefault(name, str(max(1, cores // ranks)))
 

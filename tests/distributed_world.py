@@ -18,7 +18,7 @@ def world(mpi):
         yield dist.get_rank(), dist.get_world_size()
         dist.destroy_process_group()
     finally:
-        groups.state.groups.clear()
+        groups.groups.clear()
         start._clear_variables()
 
 

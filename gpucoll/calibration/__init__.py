@@ -1,8 +1,5 @@
 """`gpucoll tune` and `gpucoll explain`: measure this machine for `auto`, and tell what it chooses.
 
-    meter      the call of a collective, for a number of bytes; seconds of several calls in turn
-    probes     what is measured for each executor and class of links; alpha, beta, gamma and gap out of that
-    sweep      every algorithm at many sizes
-    tune       the command: measures, writes the table
-    explain    the command: candidates, choice, reason
+    measure    seconds of calls; those of every algorithm at many sizes; alpha, beta, gamma and gap of links
+    commands   tune: measures, writes the table; explain: candidates, choice, reason
 """

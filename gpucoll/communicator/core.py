@@ -47,7 +47,7 @@ from gpucoll.communicator.backends import (
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
-from gpucoll.launchers import local_rank
+from gpucoll.launchers import started
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, NOT_IN, Op, op_of
 from gpucoll.tuner import Tuner, rules
@@ -131,7 +131,8 @@ class Core:
         """The CUDA ordinal of this rank: its number on the host modulo the devices, threads' current one; or None."""
         if self.mpi is None:
             return bootstrap.device(None)
-        given = local_rank()  # the launcher's: that of a part of the ranks counts anew, and would deal out devices anew
+        process = started()  # whose number counts: that of a part of the ranks would deal out devices anew
+        given = process and process.local_rank
         return bootstrap.device(self.local_rank if given is None else given)
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:

@@ -5,12 +5,10 @@
     dist.init_process_group()
     dist.all_reduce(x)                  # in place; `group=` and `async_op=True` as in torch
 
-    start          init_process_group, destroy_process_group, new_group
+    start          init_process_group, destroy_process_group, new_group, monitored_barrier
     groups         ProcessGroup, ranks of the world and ranks of a group
-    collectives    all_reduce, broadcast, ..., all_to_all_single, barrier
+    collectives    all_reduce, broadcast, ..., all_to_all_single, barrier; the same for what can be pickled
     points         send, recv, isend, irecv, batch_isend_irecv
-    objects        the same for anything that can be pickled
-    monitored      monitored_barrier, which names the ranks that are missing
     shapes, work   lists of arrays checked and filled; the handle of ``async_op=True``
 
 Functions return None, or a `Work` where ``async_op=True``; results are written into the arrays given. `src` and `dst`
@@ -24,16 +22,20 @@ from gpucoll.distributed.collectives import (
     ReduceOp,
     all_gather,
     all_gather_into_tensor,
+    all_gather_object,
     all_reduce,
     all_to_all,
     all_to_all_single,
     barrier,
     broadcast,
+    broadcast_object_list,
     gather,
+    gather_object,
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
     scatter,
+    scatter_object_list,
 )
 from gpucoll.distributed.groups import (
     GroupMember,
@@ -48,15 +50,8 @@ from gpucoll.distributed.groups import (
     is_available,
     is_initialized,
 )
-from gpucoll.distributed.monitored import monitored_barrier
-from gpucoll.distributed.objects import (
-    all_gather_object,
-    broadcast_object_list,
-    gather_object,
-    scatter_object_list,
-)
 from gpucoll.distributed.points import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from gpucoll.distributed.start import destroy_process_group, init_process_group, new_group
+from gpucoll.distributed.start import destroy_process_group, init_process_group, monitored_barrier, new_group
 from gpucoll.distributed.work import Work
 
 __all__ = [

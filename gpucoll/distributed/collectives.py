@@ -1,4 +1,7 @@
-"""The collectives. What arrays and lists must look like is checked before data moves; see `gpucoll.distributed`."""
+"""The collectives, of arrays and of objects. Arrays and lists are checked before data moves; see `gpucoll.distributed`.
+
+Objects are whatever can be pickled; see `gpucoll.communicator.objects`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, TypeVar
 from gpucoll import ops
 from gpucoll.arrays import Array, module_of
 from gpucoll.distributed import shapes
-from gpucoll.distributed.groups import ProcessGroup, member
+from gpucoll.distributed.groups import member
 from gpucoll.distributed.work import conclude
 from gpucoll.errors import ArgumentError
 
@@ -45,8 +48,7 @@ def _also_named(**others: str) -> Callable[[Function], Function]:
 
 def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
     """Overwrite every rank's `tensor` (shape s) with their reduction."""
-    pg = member("all_reduce", group, tensor)
-    if pg is None:
+    if (pg := member("all_reduce", group, tensor)) is None:
         return None
     done = pg.communicator.all_reduce(tensor, tensor, op, async_op=async_op)
     return conclude(done, [tensor], async_op)
@@ -55,8 +57,7 @@ def all_reduce(tensor: Any, op: Any = ReduceOp.SUM, group: Any = None, async_op:
 def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any = None, async_op: bool = False,
            group_dst: int | None = None) -> Any:
     """Overwrite `tensor` (shape s) of rank `dst` with the reduction of all; the others stay as they are."""
-    pg = member("reduce", group, tensor)
-    if pg is None:
+    if (pg := member("reduce", group, tensor)) is None:
         return None
     root = pg.number_of("reduce", "dst", dst, group_dst)
     out = tensor if pg.rank() == root else None
@@ -66,8 +67,7 @@ def reduce(tensor: Any, dst: int | None = 0, op: Any = ReduceOp.SUM, group: Any 
 def broadcast(tensor: Any, src: int | None = 0, group: Any = None, async_op: bool = False,
               group_src: int | None = None) -> Any:
     """Overwrite every rank's `tensor` (shape s) with that of rank `src`."""
-    pg = member("broadcast", group, tensor)
-    if pg is None:
+    if (pg := member("broadcast", group, tensor)) is None:
         return None
     root = pg.number_of("broadcast", "src", src, group_src)
     return conclude(pg.communicator.broadcast(tensor, root, async_op=async_op), [tensor], async_op)
@@ -116,22 +116,6 @@ def _blocks(whole: Array, size: int, block: Array) -> Array:
     return whole.reshape(size, *block.shape) if whole.ndim == 1 else whole
 
 
-def _reshaped(out: Array, size: int, shape: tuple[int, ...]) -> Array | None:
-    """Return contiguous memory as the blocks of all ranks; None for what has gaps: the result is copied there."""
-    return out.reshape(size, *shape) if out.flags.c_contiguous else None
-
-
-def _delivery(out: Array) -> Callable[[Any], None] | None:
-    return None if out.flags.c_contiguous else _filling(out)
-
-
-def _filling(out: Array) -> Callable[[Any], None]:
-    def fill_in(done: Any) -> None:
-        out[...] = done.reshape(out.shape)
-
-    return fill_in
-
-
 def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any = None, async_op: bool = False,
            group_dst: int | None = None) -> Any:
     """Write `tensor` (shape s) of rank i into ``gather_list[i]`` (shape s) of rank `dst`.
@@ -143,26 +127,16 @@ def gather(tensor: Any, gather_list: Any = None, dst: int | None = 0, group: Any
         return None
     root = pg.number_of(name, "dst", dst, group_dst)
     x = shapes.view(name, "tensor", tensor)
-    outs = _gather_outputs(pg, x, gather_list, root)
+    outs: list[Array] = []
+    if pg.rank() == root:
+        outs = shapes.outputs(name, "gather_list", gather_list, pg.size(), x.dtype)
+        for index, out in enumerate(outs):
+            shapes.check_shape(name, f"gather_list[{index}]", out, "tensor", x.shape)
+    else:
+        shapes.check_absent(name, "gather_list", "dst", gather_list)
     done = pg.communicator.gather(x, root=root, async_op=async_op)
     return conclude(done, gather_list or [], async_op,
                     lambda blocks: shapes.fill(name, "gather_list", outs, blocks if outs else []))
-
-
-def _gather_outputs(pg: ProcessGroup, x: Array, gather_list: Any, root: int) -> list[Array]:
-    if pg.rank() != root:
-        _check_absent("gather", "gather_list", "dst", gather_list)
-        return []
-    outs = shapes.outputs("gather", "gather_list", gather_list, pg.size(), x.dtype)
-    for index, out in enumerate(outs):
-        shapes.check_shape("gather", f"gather_list[{index}]", out, "tensor", x.shape)
-    return outs
-
-
-def _check_absent(name: str, what: str, root: str, given: Any) -> None:
-    if given is not None and not (isinstance(given, list | tuple) and not given):
-        raise ArgumentError(f"{name}: {what} was given on a rank that is not {root}; pass it there only",
-                            code="GC-ROOT")
 
 
 def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: Any = None, async_op: bool = False,
@@ -176,23 +150,17 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
     if pg is None:
         return None
     root = pg.number_of(name, "src", src, group_src)
-    blocks = None
+    x = None
     if pg.rank() == root:
-        blocks = _scatter_blocks(pg, tensor, scatter_list)
+        with pg.communicator._refusing():
+            blocks = shapes.inputs(name, "scatter_list", scatter_list, pg.size())
+            out = shapes.output_view(name, "tensor", tensor, blocks[0].dtype)
+            for index, block in enumerate(blocks):
+                shapes.check_shape(name, f"scatter_list[{index}]", block, "tensor", out.shape)
+        x = module_of(blocks[0]).stack(blocks)
     else:
-        _check_absent(name, "scatter_list", "src", scatter_list)
-    return conclude(pg.communicator.scatter(blocks, tensor, root, async_op=async_op), [tensor], async_op)
-
-
-def _scatter_blocks(pg: ProcessGroup, tensor: Any, scatter_list: Any) -> Array:
-    """Return the blocks of the root in one array; what is wrong with them is raised, and the others raise PeerError."""
-    name = "scatter"
-    with pg.communicator._refusing():
-        blocks = shapes.inputs(name, "scatter_list", scatter_list, pg.size())
-        out = shapes.output_view(name, "tensor", tensor, blocks[0].dtype)
-        for index, block in enumerate(blocks):
-            shapes.check_shape(name, f"scatter_list[{index}]", block, "tensor", out.shape)
-    return module_of(blocks[0]).stack(blocks)
+        shapes.check_absent(name, "scatter_list", "src", scatter_list)
+    return conclude(pg.communicator.scatter(x, tensor, root, async_op=async_op), [tensor], async_op)
 
 
 def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: Any = None,
@@ -209,7 +177,7 @@ def reduce_scatter(output: Any, input_list: Any, op: Any = ReduceOp.SUM, group: 
         return conclude(done, [output], async_op)
     row = module_of(out).concatenate([block.reshape(-1) for block in blocks])
     done = pg.communicator.reduce_scatter_v(row, [block.size for block in blocks], op, async_op=async_op)
-    return conclude(done, [output], async_op, _filling(out))
+    return conclude(done, [output], async_op, lambda came: shapes.fill(name, "output", [out], [came]))
 
 
 def reduce_scatter_tensor(output: Any, input: Any, op: Any = ReduceOp.SUM, group: Any = None,
@@ -260,16 +228,79 @@ def all_to_all_single(output: Any, input: Any, output_split_sizes: Any = None, i
     given = shapes.splits_of(name, "input_split_sizes", input_split_sizes, x, pg.size())
     taken = shapes.splits_of(name, "output_split_sizes", output_split_sizes, out, pg.size())
     if input_split_sizes is None and output_split_sizes is None:
-        return _all_to_all_alike(pg, output, out, shapes.apart(x, out), async_op)
-    done = pg.communicator.all_to_all_v([part.reshape(-1) for part in given], async_op=async_op)
+        if out.size != x.size:
+            raise ArgumentError(f"{name}: output has shape {out.shape}, input {x.shape}; without split sizes they must "
+                                "be of one length", code="GC-SHAPE")
+        shape = pg.size(), x.size // pg.size()
+        blocks = out.reshape(shape) if out.flags.c_contiguous else None  # what has gaps is filled afterwards
+        done = pg.communicator.all_to_all(shapes.apart(x, out).reshape(shape), blocks, async_op=async_op)
+        if blocks is not None:
+            return conclude(done, [output], async_op)
+    else:
+        done = pg.communicator.all_to_all_v([part.reshape(-1) for part in given], async_op=async_op)
     return conclude(done, [output], async_op, lambda came: shapes.fill(name, "output part ", taken, came))
 
 
-def _all_to_all_alike(pg: ProcessGroup, output: Any, out: Array, x: Array, async_op: bool) -> Any:
-    if out.size != x.size:
-        raise ArgumentError(f"all_to_all_single: output has shape {out.shape}, input {x.shape}; without split sizes "
-                            "they must be of one length", code="GC-SHAPE")
-    shape = (x.size // pg.size(),)
-    done = pg.communicator.all_to_all(x.reshape(pg.size(), *shape), _reshaped(out, pg.size(), shape),
-                                      async_op=async_op)
-    return conclude(done, [output], async_op, _delivery(out))
+def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+    """Write `obj` of rank i into ``object_list[i]`` of every rank; the list may be longer than there are ranks."""
+    name, pg = "all_gather_object", member("all_gather_object", group)
+    if pg is None:
+        return
+    with pg.communicator._refusing():
+        shapes.check_list(name, "object_list", object_list, pg.size())
+    object_list[:pg.size()] = pg.communicator.all_gather_object(obj)
+
+
+def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: int | None = 0, group: Any = None,
+                  group_dst: int | None = None) -> None:
+    """Write `obj` of rank i into ``object_gather_list[i]`` of rank `dst`; elsewhere the list is None or empty."""
+    name, pg = "gather_object", member("gather_object", group)
+    if pg is None:
+        return
+    root = pg.number_of(name, "dst", dst, group_dst)
+    with pg.communicator._refusing():
+        if pg.rank() == root:
+            shapes.check_list(name, "object_gather_list", object_gather_list, pg.size())
+        else:
+            shapes.check_absent(name, "object_gather_list", "dst", object_gather_list)
+    objects = pg.communicator.gather_object(obj, root)
+    if object_gather_list:
+        object_gather_list[:pg.size()] = objects
+
+
+def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: Any = None, device: Any = None,
+                          group_src: int | None = None) -> None:
+    """Overwrite the objects of every rank's list with those of rank `src`; `device` has no effect.
+
+    Raises ArgumentError, with nothing written, where a list is not as long as that of rank `src`.
+    """
+    name, pg = "broadcast_object_list", member("broadcast_object_list", group)
+    if pg is None:
+        return
+    root = pg.number_of(name, "src", src, group_src)
+    given = None
+    if pg.rank() == root:
+        with pg.communicator._refusing():
+            given = list(shapes.check_list(name, "object_list", object_list, 0))
+    came = pg.communicator.broadcast_object(given, root)
+    if pg.rank() != root:
+        if len(shapes.check_list(name, "object_list", object_list, len(came))) != len(came):
+            raise ArgumentError(f"{name}: object_list has {len(object_list)} objects, that of rank {src} has "
+                                f"{len(came)}", code="GC-COUNTS")
+        object_list[:] = came
+
+
+def scatter_object_list(scatter_object_output_list: list[Any], scatter_object_input_list: list[Any] | None = None,
+                        src: int | None = 0, group: Any = None, group_src: int | None = None) -> None:
+    """Write ``scatter_object_input_list[i]`` of rank `src` into ``scatter_object_output_list[0]`` of rank i.
+
+    Elsewhere the input list is ignored. The output list has at least one element: ArgumentError.
+    """
+    name, pg = "scatter_object_list", member("scatter_object_list", group)
+    if pg is None:
+        return
+    root = pg.number_of(name, "src", src, group_src)
+    came = pg.communicator.scatter_object(scatter_object_input_list, root)
+    # Checked after the others have been served: who refuses before would keep them waiting.
+    shapes.check_list(name, "scatter_object_output_list", scatter_object_output_list, 1)
+    scatter_object_output_list[0] = came

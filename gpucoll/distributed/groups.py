@@ -42,19 +42,17 @@ class ProcessGroup:
         Raises ArgumentError for both, for neither, and for a rank that is not in the group.
         """
         if group_rank is not None:
-            return self._check_group_rank(name, what, rank, group_rank)
+            if rank not in (None, 0):  # 0 is what `src` and `dst` are when nothing was said
+                raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both given; pass "
+                                    "one", code="GC-ROOT")
+            if not is_whole(group_rank) or not 0 <= group_rank < self.size():
+                raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}",
+                                    code="GC-ROOT")
+            return int(group_rank)
         if not is_whole(rank) or rank not in self.ranks:
             raise ArgumentError(f"{name}: {what} {rank!r} is not one of the group's ranks, "
                                 f"{', '.join(map(str, self.ranks))}", code="GC-ROOT")
         return self.ranks.index(rank)
-
-    def _check_group_rank(self, name: str, what: str, rank: Any, group_rank: Any) -> int:
-        if rank not in (None, 0):  # 0 is what `src` and `dst` are when nothing was said
-            raise ArgumentError(f"{name}: {what}={rank!r} and group_{what}={group_rank!r} were both given; pass one",
-                                code="GC-ROOT")
-        if not is_whole(group_rank) or not 0 <= group_rank < self.size():
-            raise ArgumentError(f"{name}: group_{what} {group_rank!r} is not in 0..{self.size() - 1}", code="GC-ROOT")
-        return int(group_rank)
 
     def __repr__(self) -> str:
         return f"<gpucoll.distributed.ProcessGroup rank={self.rank()} ranks={list(self.ranks)}>"
@@ -69,15 +67,7 @@ def is_whole(number: object) -> TypeGuard[int]:
     return isinstance(number, int | numpy.integer) and not isinstance(number, bool)
 
 
-class _State:
-    """The groups of this process, the default one first; empty before `init_process_group`."""
-
-    def __init__(self) -> None:
-        self.groups: list[ProcessGroup] = []
-        self.variables: list[str] = []  # what `init_process_group` has added to the environment
-
-
-state = _State()
+groups: list[ProcessGroup] = []  # of this process, the default one first; empty before `init_process_group`
 
 
 class _NonMember:
@@ -93,7 +83,7 @@ class _Members(type):
     @property
     def WORLD(cls) -> ProcessGroup | None:
         """The default group; None before `init_process_group`."""
-        return state.groups[0] if state.groups else None
+        return groups[0] if groups else None
 
 
 class GroupMember(metaclass=_Members):
@@ -102,15 +92,14 @@ class GroupMember(metaclass=_Members):
     NON_GROUP_MEMBER = _NonMember()
 
 
-class group(metaclass=_Members):
-    """``group.WORLD`` is the default group."""
+group = GroupMember
 
 
 def _get_default_group() -> ProcessGroup:
-    if not state.groups:
+    if not groups:
         raise UsageError("there is no process group yet; call gpucoll.distributed.init_process_group() first",
                          code="GC-INIT")
-    return state.groups[0]
+    return groups[0]
 
 
 def member(name: str, group: Any, *arrays: Any) -> ProcessGroup | None:
@@ -143,19 +132,17 @@ def is_available() -> bool:
 
 def is_initialized() -> bool:
     """Return whether `init_process_group` was called, and `destroy_process_group` not since."""
-    return bool(state.groups)
+    return bool(groups)
 
 
 def get_rank(group: Any = None) -> int:
     """Return this rank's number in `group`, -1 where it is not in it. Raises UsageError before initialization."""
-    world = _get_default_group()
-    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_rank", group or world).rank()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_rank", group).rank()
 
 
 def get_world_size(group: Any = None) -> int:
     """Return how many ranks `group` has, -1 on a rank that is not in it. Raises UsageError before initialization."""
-    world = _get_default_group()
-    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group or world).size()
+    return -1 if group is GroupMember.NON_GROUP_MEMBER else _checked("get_world_size", group).size()
 
 
 def get_backend(group: Any = None) -> str:

@@ -18,8 +18,7 @@ def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
 
     `tag`, 0 .. 32767, tells messages apart. Returns None on a rank that is not in `group`.
     """
-    pg = member("isend", group, tensor)
-    if pg is None:
+    if (pg := member("isend", group, tensor)) is None:
         return None
     number = pg.number_of("isend", "dst", dst, group_dst)
     return Work(pg.communicator.send(tensor, number, tag, async_op=True), [tensor])
@@ -31,58 +30,49 @@ def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
 
     Returns None on a rank that is not in `group`.
     """
-    pg = member("irecv", group, tensor)
-    if pg is None:
+    if (pg := member("irecv", group, tensor)) is None:
         return None
     return _receive(pg, tensor, src, tag, group_src)
 
 
 def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
     if src is None and group_src is None:
-        return _FromAny(pg, tensor, tag)
+        if pg.communicator.mpi is None:
+            raise UsageError("recv: without MPI a source must be named", code="GC-USAGE")
+        if on_gpu(tensor):
+            raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
+        return _Receive(pg, tensor, None, None, tag)
     number = pg.number_of("recv", "src", src, group_src)
     return _Receive(pg, tensor, pg.communicator.recv(tensor, number, tag, async_op=True), number)
 
 
 class _Receive(Work):
-    """A message that is awaited from `source`, a rank of the group."""
+    """A message from `source`, a rank of the group; from whichever sends first (None) it begins once one is seen."""
 
-    def __init__(self, pg: ProcessGroup, tensor: Any, work: Any, source: int) -> None:
+    def __init__(self, pg: ProcessGroup, tensor: Any, work: Any, source: int | None, tag: int = 0) -> None:
         super().__init__(work, [tensor])
-        self._ranks, self._source = pg.ranks, source
+        self._pg, self._source, self._tag = pg, source, tag
+        self._late = time.monotonic() + pg.communicator.timeout
 
     def source_rank(self) -> int:
         """Return the rank of the world that the message comes from."""
-        return self._ranks[self._source]
-
-
-class _FromAny(_Receive):
-    """A message that is awaited from whichever rank sends first: it begins once one is seen."""
-
-    def __init__(self, pg: ProcessGroup, tensor: Any, tag: int) -> None:
-        if pg.communicator.mpi is None:
-            raise UsageError("recv: without MPI a source must be named", code="GC-USAGE")
-        if on_gpu(tensor):
-            raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
-        self._found, self._tensor, self._tag = pg, tensor, tag
-        self._late = time.monotonic() + pg.communicator.timeout
-        Work.__init__(self, None, [tensor])
+        return self._pg.ranks[self._source]  # type: ignore[index] # it has come
 
     def is_completed(self) -> bool:
         """Return whether the message has come; never waits."""
-        sender = self._found.communicator._sender(self._tag) if self._work is None else None
-        if sender is not None:
-            work = self._found.communicator.recv(self._tensor, sender, self._tag, async_op=True)
-            super().__init__(self._found, self._tensor, work, sender)
-        if self._work is None and time.monotonic() > self._late:
-            raise CollectiveTimeout(f"recv: no rank sent a message within {self._found.communicator.timeout:g} s")
+        if self._work is None:
+            communicator, (tensor,) = self._pg.communicator, self._outputs
+            self._source = communicator._sender(self._tag)
+            if self._source is not None:
+                self._work = communicator.recv(tensor, self._source, self._tag, async_op=True)
+            elif time.monotonic() > self._late:
+                raise CollectiveTimeout(f"recv: no rank sent a message within {communicator.timeout:g} s")
         return super().is_completed()
 
 
 def send(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0, group_dst: int | None = None) -> None:
     """Send `tensor` (shape s) to rank `dst`, another one: ArgumentError. It may change once this returns."""
-    pg = member("send", group, tensor)
-    if pg is not None:
+    if (pg := member("send", group, tensor)) is not None:
         number = pg.number_of("send", "dst", dst, group_dst)
         if number == pg.rank():
             raise ArgumentError(f"send: rank {pg.ranks[number]} is this rank; isend and irecv may talk to it",
@@ -95,8 +85,7 @@ def recv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0, g
 
     Returns the rank of the world that has sent, -1 on a rank that is not in `group`.
     """
-    pg = member("recv", group, tensor)
-    if pg is None:
+    if (pg := member("recv", group, tensor)) is None:
         return -1
     work = _receive(pg, tensor, src, tag, group_src)
     work.wait()

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy
+from numpy.lib.array_utils import byte_bounds
 
-from gpucoll.arrays import Array, address, as_array, check_writable, overlap
+from gpucoll.arrays import Array, as_array, bounds, check_writable, overlap
 from gpucoll.distributed.groups import is_whole
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, MismatchError
@@ -39,6 +40,22 @@ def list_of(name: str, what: str, xs: Any, size: int) -> Sequence[Any]:
     return xs
 
 
+def check_list(name: str, what: str, values: Any, least: int) -> list[Any]:
+    """Return `values` if it is a list of at least so many objects; raise ArgumentError."""
+    if not isinstance(values, list) or len(values) < least:
+        given = f"has {len(values)}" if isinstance(values, list) else f"is a {type(values).__name__}"
+        raise ArgumentError(f"{name}: {what} must be a list with room for {least} objects, but {given}",
+                            code="GC-COUNTS")
+    return values
+
+
+def check_absent(name: str, what: str, root: str, given: Any) -> None:
+    """Raise ArgumentError for a list on a rank that is not the root; an empty one is none."""
+    if given is not None and not (isinstance(given, list | tuple) and not given):
+        raise ArgumentError(f"{name}: {what} was given on a rank that is not {root}; pass it there only",
+                            code="GC-ROOT")
+
+
 def inputs(name: str, what: str, xs: Any, size: int) -> list[Array]:
     """Return the arrays of a list of `size`, all of one dtype; raise ArgumentError or DtypeError."""
     arrays = [view(name, f"{what}[{index}]", x) for index, x in enumerate(list_of(name, what, xs, size))]
@@ -61,20 +78,14 @@ def check_apart(name: str, what: str, arrays: Sequence[Array]) -> None:
     Sorted by their first bytes, only arrays whose ranges of bytes meet are looked at closely: n log n for arrays apart.
     """
     before: list[tuple[int, int]] = []  # last byte and index of those that reach into the next one
-    for low, high, index in sorted((*_bytes_of(array), index) for index, array in enumerate(arrays) if array.size):
+    for low, high, index in sorted((*byte_bounds(bounds(array)), index) for index, array in enumerate(arrays)
+                                   if array.size):
         before = [(end, other) for end, other in before if end > low]
         for _, other in before:
             if overlap(arrays[other], arrays[index]):
                 raise ArgumentError(f"{name}: {what}[{other}] and {what}[{index}] share memory: one result would "
                                     "overwrite the other; pass an array for each rank", code="GC-OVERLAP")
         before.append((high, index))
-
-
-def _bytes_of(array: Array) -> tuple[int, int]:
-    """Return the range of addresses in which the elements lie."""
-    steps = [(count - 1) * stride for count, stride in zip(array.shape, array.strides, strict=True)]
-    start = address(array)
-    return start + sum(min(step, 0) for step in steps), start + sum(max(step, 0) for step in steps) + array.itemsize
 
 
 def apart(x: Array, out: Array) -> Array:

@@ -1,4 +1,4 @@
-"""The default group, further groups, and the variables of torchrun."""
+"""The default group, further groups, the variables of torchrun, and the barrier that says who is missing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.communicator import Communicator
-from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, is_whole, state
-from gpucoll.distributed.objects import broadcast_object_list
-from gpucoll.errors import ArgumentError, MismatchError, UsageError, nearest
+from gpucoll.distributed.collectives import broadcast_object_list
+from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, is_whole, member
+from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
+from gpucoll.executors.mpi import TAGS
 from gpucoll.launchers import free_port, torchrun_variables
+from gpucoll.rendezvous import becomes
 
 BACKENDS = ("nccl", "mpi", "gloo")
 DEVICES = ("cpu", "cuda")
 METHODS = ("env", "tcp", "file")
+variables: list[str] = []  # what `init_process_group` has added to the environment
 
 
 def init_process_group(backend: str | None = None, init_method: str | None = None, timeout: Any = None,
@@ -36,20 +39,23 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
 
     Raises ArgumentError, and UsageError for the second call, and for a rank or a world size that is not MPI's.
     """
-    if state.groups:
+    if groups:
         raise UsageError("init_process_group was called before; destroy_process_group() comes first", code="GC-INIT")
     check_backend("init_process_group", backend)
-    _check_method(init_method)
-    options = _options("init_process_group", timeout)
+    if init_method is not None and (not isinstance(init_method, str) or "://" not in init_method
+                                    or init_method.partition("://")[0] not in METHODS):
+        raise ArgumentError(f"init_process_group: init_method {init_method!r} does not begin with env://, tcp:// or "
+                            "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
+    seconds = seconds_of("init_process_group", timeout)
     world = bootstrap.world()
     _check_place(world.rank, world.size, {"rank": rank, "world_size": world_size}, "the call")
     given = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
     _check_place(world.rank, world.size, given, "the environment")
-    _init_from(Communicator.from_mpi(world, **options))
+    _init_from(Communicator.from_mpi(world, timeout=seconds))
 
 
 def _init_from(communicator: Communicator) -> None:
-    state.groups.append(ProcessGroup(communicator, range(communicator.size)))
+    groups.append(ProcessGroup(communicator, range(communicator.size)))
     try:
         set_variables(communicator)
     except BaseException:
@@ -69,23 +75,14 @@ def check_backend(name: str, backend: Any) -> None:
                                 "cpu:gloo,cuda:nccl", code="GC-BACKEND")
 
 
-def _check_method(method: Any) -> None:
-    if method is not None and (not isinstance(method, str) or method.partition("://")[0] not in METHODS
-                               or "://" not in method):
-        raise ArgumentError(f"init_process_group: init_method {method!r} does not begin with env://, tcp:// or "
-                            "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
-
-
-def _options(name: str, timeout: Any) -> dict[str, float]:
-    return {} if timeout is None else {"timeout": seconds_of(name, timeout)}
-
-
-def seconds_of(name: str, timeout: Any) -> float:
-    """Return a timedelta or a number as seconds; ArgumentError for anything else.
+def seconds_of(name: str, timeout: Any) -> float | None:
+    """Return a timedelta or a number as seconds, None as it is; ArgumentError for anything else.
 
     >>> seconds_of("barrier", datetime.timedelta(minutes=1))
     60.0
     """
+    if timeout is None:
+        return None
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
         raise ArgumentError(f"{name}: timeout {timeout!r} is neither a timedelta nor a positive number of seconds",
@@ -111,7 +108,7 @@ def set_variables(communicator: Communicator) -> None:
     for name, value in {**own, **master[0]}.items():
         if name not in os.environ:
             os.environ[name] = value
-            state.variables.append(name)
+            variables.append(name)
 
 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,
@@ -125,7 +122,7 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
     """
     world = _get_default_group()
     check_backend("new_group", backend)
-    options = _options("new_group", timeout)
+    seconds = seconds_of("new_group", timeout)
     if use_local_synchronization:
         raise ArgumentError("new_group: every rank of the world takes part; use_local_synchronization=True is not to "
                             "be had over MPI", code="GC-GROUP")
@@ -135,8 +132,11 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
     part = world.communicator.split(0 if here else None, members.index(world.rank()) if here else 0)
     if part is None:
         return GroupMember.NON_GROUP_MEMBER
-    state.groups.append(ProcessGroup(_with_options(part, options), members))
-    return state.groups[-1]
+    if seconds not in (None, part.timeout):
+        with part:
+            part = Communicator.from_mpi(part.mpi, timeout=seconds, check=part.check, executor=part.executor)
+    groups.append(ProcessGroup(part, members))
+    return groups[-1]
 
 
 def _check_ranks(ranks: Any, size: int, sort: bool) -> list[int]:
@@ -161,14 +161,6 @@ def _check_agreed(world: ProcessGroup, members: list[int]) -> None:
                             "the world must pass the same", code="GC-GROUP")
 
 
-def _with_options(part: Communicator, options: dict[str, float]) -> Communicator:
-    if not options or options["timeout"] == part.timeout:
-        return part
-    other = Communicator.from_mpi(part.mpi, check=part.check, executor=part.executor, **options)
-    part.close()
-    return other
-
-
 def destroy_process_group(group: Any = None) -> None:
     """Close `group`, or with None or the default group all groups; a collective call of its ranks.
 
@@ -178,17 +170,109 @@ def destroy_process_group(group: Any = None) -> None:
     world = _get_default_group()
     if group is GroupMember.NON_GROUP_MEMBER:
         return
-    if group is not None and group not in state.groups:
+    if group is not None and group not in groups:
         raise ArgumentError(f"destroy_process_group: {group!r} is no group of this process, or was destroyed before",
                             code="GC-GROUP")
-    ending = state.groups if group is None or group is world else [group]
+    ending = groups if group is None or group is world else [group]
     for one in reversed(ending.copy()):  # the same order on all ranks: closing is a collective call
-        state.groups.remove(one)
+        groups.remove(one)
         one.communicator.close()
-    if not state.groups:
+    if not groups:
         _clear_variables()
 
 
 def _clear_variables() -> None:
-    while state.variables:
-        os.environ.pop(state.variables.pop(), None)
+    while variables:
+        os.environ.pop(variables.pop(), None)
+
+
+# ---------------------------------------------------------------- the barrier that says who is missing
+# Rank 0 of the group gathers who has come and answers everybody, by small messages that have nothing to do with
+# collectives: whatever state those are in, the answer is right. A rank that comes late finds the verdict waiting.
+
+GRACE = 10.0  # seconds for rank 0's verdict to arrive, on a crowded host too
+
+
+def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    """Return when every rank of `group` has called it; raise CollectiveTimeout, its `ranks` being who did not come.
+
+    `timeout` is a timedelta or a number of seconds, counted from when rank 0 of the group has come; None is the
+    group's. Every missing rank is always named, with or without `wait_all_ranks`. The group can still be used.
+    """
+    name, pg = "monitored_barrier", member("monitored_barrier", group)
+    if pg is None:
+        return
+    seconds = seconds_of(name, timeout) or pg.communicator.timeout
+    number = next(pg.barriers)
+    if pg.size() > 1:
+        missing = _collect(pg, number, seconds) if pg.rank() == 0 else _report(pg, number, seconds)
+        if missing:
+            ranks = tuple(pg.ranks[rank] for rank in missing)
+            raise CollectiveTimeout(f"{name}: rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} did not come "
+                                    f"within {seconds:g} s", ranks=ranks)
+
+
+def _collect(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
+    """Rank 0: say that it is here, gather who else is, send everybody who is missing, and return that."""
+    others = range(1, pg.size())
+    missing = set(others)
+    for rank in others:
+        _send(pg, rank, (number, None))
+
+    def everybody_here() -> bool:
+        for rank, here in _messages(pg, number):
+            (missing.discard if here else missing.add)(rank)
+        return not missing
+
+    becomes(everybody_here, seconds)
+    for rank in others:
+        _send(pg, rank, (number, sorted(missing)))
+    return sorted(missing)
+
+
+def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
+    """Another rank: send rank 0 that it is here, and return whom rank 0 calls missing, or rank 0 itself."""
+    verdicts: list[list[int] | None] = []
+
+    def receive() -> None:
+        verdicts.extend(verdict for _, verdict in _messages(pg, number))
+
+    def rank_0_here() -> bool:
+        receive()
+        return bool(verdicts)
+
+    def verdict_here() -> bool:
+        receive()
+        return verdicts[-1] is not None
+
+    _send(pg, 0, (number, True))
+    if becomes(rank_0_here, seconds) and becomes(verdict_here, seconds + GRACE):
+        return verdicts[-1] or []
+    _send(pg, 0, (number, False))  # gone again, if rank 0 should still come
+    return [0]
+
+
+def _send(pg: ProcessGroup, rank: int, message: tuple[int, Any]) -> None:
+    """Send a few bytes, by the first tag that is not the user's; the request is kept while the other may still come."""
+    pg.sending = [request for request in pg.sending if not request.Test()]
+    pg.sending.append(pg.communicator.mpi.isend(message, rank, TAGS))
+
+
+def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, Any]]:
+    """Return what has come for barrier `number`, with the ranks that sent it; never waits.
+
+    Older messages are of a barrier that is over; newer ones are kept: their ranks are a barrier ahead.
+    """
+    from mpi4py import MPI
+
+    mpi, status = pg.communicator.mpi, MPI.Status()
+    in_vain = 0
+    while in_vain < 2:  # Open MPI looks first, and takes what has come since then out of its queues after that
+        if mpi.Iprobe(MPI.ANY_SOURCE, TAGS, status):
+            pg.early.append((status.source, *mpi.recv(None, status.source, TAGS)))
+            in_vain = 0
+        else:
+            in_vain += 1
+    now = [(rank, content) for rank, barrier, content in pg.early if barrier == number]
+    pg.early = [message for message in pg.early if message[1] > number]
+    return now

@@ -2,7 +2,7 @@
 
     facts       versions, MPI and launcher, GPUs, shared memory, engine; for what is missing the reason
     probes      messages between all pairs of ranks; every collective on small exact data
-    report      what is wrong, by a table of rules from the report alone; the report for people
+    report      what is wrong, from the report alone; the report for people
 
 Every rank learns what all have found, and so comes to the same exit code; rank 0 prints.
 """
@@ -14,7 +14,8 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -67,8 +68,9 @@ def _alone(mpi: facts.Findings, *, as_json: bool) -> int:
 def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
     """Examine the job of `comm`, or this process alone; return the exit code, on all ranks. A collective call."""
     everyone = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
-    findings, speaks = assemble(everyone, mpi), comm is None or comm.rank == 0
-    _write(report.facts(findings) if speaks and not as_json else ())
+    findings, speaks = _assemble(everyone, mpi), comm is None or comm.rank == 0
+    if speaks and not as_json:
+        print(*report.facts(findings), sep="\n", flush=True)
     if comm and comm.size > 1:
         findings["links"] = probes.measure(comm.mpi, [rank["name"] for rank in everyone], comm.timeout)
     else:
@@ -79,13 +81,8 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
         findings["missing"]["self-test"] = "MPI cannot be started"
     report.judge(findings)
     if speaks:
-        _write([json.dumps(findings)] if as_json else report.tests(findings))
+        print(*([json.dumps(findings)] if as_json else report.tests(findings)), sep="\n", flush=True)
     return int(findings["exit_code"])
-
-
-def _write(lines: Iterable[str]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-    sys.stdout.flush()
 
 
 def _rank_facts(comm: Any = None) -> Report:
@@ -95,11 +92,11 @@ def _rank_facts(comm: Any = None) -> Report:
             "device": comm and comm.device, "host": facts.host() if comm is None or comm.local_rank == 0 else None}
 
 
-def assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:
+def _assemble(everyone: Sequence[Report], mpi: facts.Findings) -> Report:
     """Return the report of what all ranks know, and what one knows of MPI; the tests are still missing."""
-    ranks: dict[str, list[int]] = {}
+    ranks = defaultdict(list)
     for number, rank in enumerate(everyone):
-        ranks.setdefault(rank["name"], []).append(number)
+        ranks[rank["name"]].append(number)
     hosts = [{"name": name, "ranks": members, "cores": len(set().union(*(everyone[rank]["cores"] for rank in members))),
               **everyone[members[0]]["host"].facts, "missing": everyone[members[0]]["host"].missing}
              for name, members in ranks.items()]

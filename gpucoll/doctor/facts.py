@@ -140,13 +140,8 @@ READ, BY_NVLINK = 0, 2  # NVML's; pynvml's own NVML_P2P_CAPS_INDEX_READ is, by a
 
 def host() -> Findings:
     """Find this host's free bytes of shared memory, its engine, and the GPUs by NVML."""
-    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=_engine, gpus=_gpus)
-
-
-def _engine() -> str:
-    """Return that there is what makes short calls on the host fast; raise what says why it is not there."""
-    engine.built()
-    return "installed"
+    return look(shm_free=lambda: shutil.disk_usage("/dev/shm").free, engine=lambda: engine.built() and "installed",
+                gpus=_gpus)
 
 
 def _gpus() -> list[dict[str, Any]]:

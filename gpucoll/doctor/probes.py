@@ -7,7 +7,6 @@ again, and the better figures count, so that what disturbed a host for a moment 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import gpucoll
 from gpucoll.collectives import COLLECTIVES, Collective, Side
 from gpucoll.doctor.facts import reason
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
-from gpucoll.rendezvous import wait_for_all
+from gpucoll.rendezvous import becomes, wait_for_all
 
 SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back
 RESTS = (0.0, 0.05, 0.2, 0.4)  # seconds to let pass before pairs are measured: all at first, then those that look slow
@@ -84,10 +83,10 @@ def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
         busy: set[str] = set()
         together: list[Pair] = []
         later: list[Pair] = []
-        for one, two in left:
-            free = busy.isdisjoint((hosts[one], hosts[two]))
-            (together if free else later).append((one, two))
-            busy |= {hosts[one], hosts[two]} if free else set()
+        for pair in left:
+            own = {hosts[rank] for rank in pair}
+            (together if busy.isdisjoint(own) else later).append(pair)
+            busy |= own if pair in together[-1:] else set()
         yield together
         left = later
 
@@ -111,12 +110,9 @@ def _bounce(mpi: Any, pair: Pair, nbytes: int, repeats: int, timeout: float) -> 
     for _ in range(1 + repeats):
         started = time.perf_counter()
         for sends in (first, not first):
-            request, deadline = (mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1), time.monotonic() + timeout
-            while not request.Test():
-                if time.monotonic() > deadline:
-                    raise CollectiveTimeout(
-                        f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
-                os.sched_yield()
+            if not becomes((mpi.Isend if sends else mpi.Irecv)(buffer, peer, 1).Test, timeout, nap=0.0):
+                raise CollectiveTimeout(
+                    f"link test: rank {mpi.rank} has heard nothing from rank {peer} for {timeout:g} s")
         ways.append((time.perf_counter() - started) / 2)
     return ways[1:]
 

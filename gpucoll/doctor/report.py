@@ -1,14 +1,14 @@
-"""What is wrong and what could be better, from the report alone, by a table of rules; and the report for people."""
+"""What is wrong and what could be better, from the report alone; and the report for people."""
 
 from __future__ import annotations
 
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
 
 Report: TypeAlias = dict[str, Any]
-Cases: TypeAlias = Iterable[dict[str, Any]]
+Remark: TypeAlias = tuple[str, str, str]  # where the report has it, its code and its text
 
 MIB, GIB = 1 << 20, 1 << 30
 SHM_NEEDED, SHM_WANTED = 4 * MIB, 64 * MIB  # free bytes of shared memory for each rank of a host
@@ -25,101 +25,76 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{', ...' * (len(ranks) > 8)}"
 
 
-class Verdict(NamedTuple):
-    """`text` is said once for each of the cases that `cases` finds in a report, with the words of the case."""
-
-    code: str
-    severity: str
-    cases: Callable[[Report], Cases]
-    text: str
-
-
 def judge(report: Report) -> None:
     """The report has its `problems`, its `advice`, a `verdict` and an `exit_code`."""
     report |= {WRONG: [], ADVICE: []}
-    for code, severity, cases, text in RULES:
-        report[severity] += [{"code": code, "text": text.format_map(case)} for case in cases(report)]
+    for remarks in (_of_versions(report), _of_tests(report), *map(_of_host, report["hosts"])):
+        for severity, code, text in remarks:
+            report[severity].append({"code": code, "text": text})
     report |= {"verdict": "wrong" if report[WRONG] else "fine", "exit_code": int(bool(report[WRONG]))}
 
 
-def _where(condition: Callable[[Report], Any]) -> Callable[[Report], Cases]:
-    """Make one case, with the words of the whole report, where the condition holds."""
-    return lambda report: [report] if condition(report) else []
+def _of_versions(report: Report) -> Iterator[Remark]:
+    versions, mpi, missing = report["versions"], report["mpi"], report["missing"]
+    if mpi["library"] is None:
+        yield WRONG, "GC-MPI", (f"MPI cannot be used: {missing['library']}; pip install 'gpucoll[mpich]', or load the "
+                                "site's MPI")
+    if mpi["mismatch"]:
+        yield WRONG, "GC-LAUNCHER", mpi["mismatch"]
+    if "mpiexec" in missing:
+        yield ADVICE, "GC-LAUNCHER", f"ranks cannot be launched: {missing['mpiexec']}"
+    if "cupy" in missing and report["hosts"][0]["gpus"]:
+        yield ADVICE, "GC-CUPY", f"there are GPUs, but no CuPy: {missing['cupy']}"
+    driver, runtime = versions["cuda_driver"], versions["cuda_runtime"]
+    if driver and runtime and int(driver.partition(".")[0]) < int(runtime.partition(".")[0]):
+        yield WRONG, "GC-DRIVER", (f"the driver is for CUDA {driver}, older than CuPy's {runtime}; update it, or "
+                                   "install the extra for its CUDA")
+    if "nccl" in missing and driver:
+        yield ADVICE, "GC-NCCL", f"GPUs have no NCCL: {missing['nccl']}"
 
 
-def _hosts(condition: Callable[[Report], Any]) -> Callable[[Report], Cases]:
-    """Make a case of each host for which the condition holds."""
-    return lambda report: [{**host, "who": named(host["ranks"])} for host in report["hosts"] if condition(host)]
-
-
-def _memory(least: float, most: float) -> Callable[[Report], Cases]:
-    """Make a case of each host whose free bytes of shared memory for each rank are in that range."""
-    return _hosts(lambda host: host["shm_free"] is not None and least <= host["shm_free"] / len(host["ranks"]) < most)
-
-
-def _old_driver(versions: Report) -> bool:
-    driver, runtime = (int((versions[name] or "0").partition(".")[0]) for name in ("cuda_driver", "cuda_runtime"))
-    return 0 < driver < runtime
-
-
-def _faults(report: Report) -> Cases:
-    return [{**fault, "memory": memory, "who": named(fault["ranks"])} for memory, outcome in report["self_test"].items()
-            for fault in outcome["faults"]]
-
-
-def _slow_links(report: Report) -> Cases:
-    """One case for each two hosts, or one."""
-    by_hosts = defaultdict(list)
+def _of_tests(report: Report) -> Iterator[Remark]:
+    for memory, outcome in report["self_test"].items():
+        for fault in outcome["faults"]:
+            yield WRONG, "GC-RESULT", (f"self-test on {memory}: {fault['call']}: {fault['what']} on "
+                                       f"{named(fault['ranks'])}")
+    slow = defaultdict(list)  # by host, or two
     for pair in report["links"]["pairs"] if report["links"] else ():
         if pair["slow"]:
-            by_hosts[" and ".join(dict.fromkeys(pair["hosts"]))].append(pair)
-    for hosts, pairs in by_hosts.items():
+            slow[" and ".join(dict.fromkeys(pair["hosts"]))].append(pair)
+    for hosts, pairs in slow.items():
         worst = max(pairs, key=lambda pair: pair["latency_us"] / pair["bandwidth_mb_s"])
-        yield {"hosts": hosts, "pairs": ", ".join("-".join(map(str, pair["ranks"])) for pair in pairs), "worst": worst,
-               "better": report["links"]["kinds"][worst["kind"]]}
+        better = report["links"]["kinds"][worst["kind"]]
+        yield WRONG, "GC-LINK", (
+            f"slow link, {hosts}: rank pairs {', '.join('-'.join(map(str, pair['ranks'])) for pair in pairs)}: "
+            f"{worst['bandwidth_mb_s']:g} MB/s and {worst['latency_us']:g} us, where better ones have "
+            f"{better['bandwidth_mb_s']:g} MB/s and {better['latency_us']:g} us")
 
 
-def _gpus(condition: Callable[[Report], Any]) -> Callable[[Report], Cases]:
-    """Make a case of each GPU for which the condition holds."""
-    return lambda report: [{**gpu, "host": host["name"], "index": index} for host in report["hosts"]
-                           for index, gpu in enumerate(host["gpus"] or ()) if condition(gpu)]
-
-
-SHM = ("/dev/shm of {name} has {shm_free:,} bytes free for {who}, 64 MiB for each would do; remove what crashed jobs "
-       "left there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)")
-RULES = (
-    Verdict("GC-MPI", WRONG, _where(lambda report: report["mpi"]["library"] is None),
-        "MPI cannot be used: {missing[library]}; pip install 'gpucoll[mpich]', or load the site's MPI"),
-    Verdict("GC-LAUNCHER", WRONG, _where(lambda report: report["mpi"]["mismatch"]), "{mpi[mismatch]}"),
-    Verdict("GC-LAUNCHER", ADVICE, _where(lambda report: "mpiexec" in report["missing"]),
-        "ranks cannot be launched: {missing[mpiexec]}"),
-    Verdict("GC-CUPY", ADVICE, _where(lambda report: "cupy" in report["missing"] and report["hosts"][0]["gpus"]),
-        "there are GPUs, but no CuPy: {missing[cupy]}"),
-    Verdict("GC-DRIVER", WRONG, _where(lambda report: _old_driver(report["versions"])),
-        "the driver is for CUDA {versions[cuda_driver]}, older than CuPy's {versions[cuda_runtime]}; update it, or "
-        "install the extra for its CUDA"),
-    Verdict("GC-NCCL", ADVICE, _where(lambda report: "nccl" in report["missing"] and report["versions"]["cuda_driver"]),
-        "GPUs have no NCCL: {missing[nccl]}"),
-    Verdict("GC-RESULT", WRONG, _faults, "self-test on {memory}: {call}: {what} on {who}"),
-    Verdict("GC-LINK", WRONG, _slow_links,
-        "slow link, {hosts}: rank pairs {pairs}: {worst[bandwidth_mb_s]:g} MB/s and {worst[latency_us]:g} us, where "
-        "better ones have {better[bandwidth_mb_s]:g} MB/s and {better[latency_us]:g} us"),
-    Verdict("GC-SHM", WRONG, _hosts(lambda host: host["shm_free"] is None),
-        "{name} has no shared memory: {missing[shm_free]}; mount a tmpfs on /dev/shm"),
-    Verdict("GC-SHM", WRONG, _memory(0, SHM_NEEDED), SHM),
-    Verdict("GC-SHM", ADVICE, _memory(SHM_NEEDED, SHM_WANTED), SHM),
-    Verdict("GC-ENGINE", ADVICE, _hosts(lambda host: host["engine"] is None),
-        "{name} lacks the engine that makes short calls on the host fast: {missing[engine]}; with g++ and Python's "
-        "headers (python3-dev) install again: pip install --force-reinstall --no-deps --no-cache-dir, and gpucoll or "
-        "its folder"),
-    Verdict("GC-CORES", ADVICE, _hosts(lambda host: len(host["ranks"]) > host["cores"]),
-        "{who} share {cores} cores of {name}: they wait for each other more than for messages"),
-    Verdict("GC-NVLINK", ADVICE, _gpus(lambda gpu: gpu["nvlinks"] and gpu["nvlinks"]["down"]),
-        "GPU {index} ({pci}) of {host} has {nvlinks[down]} NVLinks down: see nvidia-smi nvlink --status"),
-    Verdict("GC-P2P", ADVICE, _gpus(lambda gpu: "none" in (gpu["reaches"] or ())),
-        "GPU {index} ({pci}) of {host} cannot read the memory of all others: data goes through the host: IOMMU or ACS "
-        "switched on, or GPUs behind different sockets"),
-)
+def _of_host(host: Report) -> Iterator[Remark]:
+    name, free, who = host["name"], host["shm_free"], named(host["ranks"])
+    if free is None:
+        yield WRONG, "GC-SHM", f"{name} has no shared memory: {host['missing']['shm_free']}; mount a tmpfs on /dev/shm"
+    elif free < SHM_WANTED * len(host["ranks"]):
+        yield WRONG if free < SHM_NEEDED * len(host["ranks"]) else ADVICE, "GC-SHM", (
+            f"/dev/shm of {name} has {free:,} bytes free for {who}, 64 MiB for each would do; remove what crashed jobs "
+            "left there, or mount it larger (Docker: --shm-size=1g, or --ipc=host)")
+    if host["engine"] is None:
+        yield ADVICE, "GC-ENGINE", (
+            f"{name} lacks the engine that makes short calls on the host fast: {host['missing']['engine']}; with g++ "
+            "and Python's headers (python3-dev) install again: pip install --force-reinstall --no-deps --no-cache-dir, "
+            "and gpucoll or its folder")
+    if len(host["ranks"]) > host["cores"]:
+        yield ADVICE, "GC-CORES", (f"{who} share {host['cores']} cores of {name}: they wait for each other more than "
+                                   "for messages")
+    for index, gpu in enumerate(host["gpus"] or ()):
+        where = f"GPU {index} ({gpu['pci']}) of {name}"
+        if gpu["nvlinks"] and gpu["nvlinks"]["down"]:
+            yield ADVICE, "GC-NVLINK", (f"{where} has {gpu['nvlinks']['down']} NVLinks down: see nvidia-smi nvlink "
+                                        "--status")
+        if "none" in (gpu["reaches"] or ()):
+            yield ADVICE, "GC-P2P", (f"{where} cannot read the memory of all others: data goes through the host: "
+                                     "IOMMU or ACS switched on, or GPUs behind different sockets")
 
 
 def paragraph(label: str, *lines: str) -> Iterator[str]:

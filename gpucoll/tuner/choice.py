@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, names_of, own_names
@@ -12,18 +12,15 @@ from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
 from gpucoll.tuner.table import BUILT_IN, Table
 
+ALL = ""  # the key of the rule for all collectives that have none of their own
 NCCL_ONLY = ("collnetdirect", "collnetchain", "nvls", "nvlstree", "pat")  # understood, and not to be had here
 
 
 class Rule(NamedTuple):
-    """What GPUCOLL_ALGO says of a collective: only these names, or none of these.
-
-    `strict` where it names the collective: then it must be met.
-    """
+    """What GPUCOLL_ALGO says of a collective: only these names, or none of these."""
 
     names: tuple[str, ...]
     excluded: bool
-    strict: bool = False
 
 
 def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
@@ -34,12 +31,13 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
     >>> allowed("^ring;broadcast:tree", "all_reduce", ["ring", "tree"])
     ['tree']
     """
-    rule = rules(text).get(collective)
+    known = rules(text)
+    rule = known.get(collective, known.get(ALL))
     if rule is None:
         return there
     left = [name for name in there if name not in rule.names] if rule.excluded else \
         [name for name in rule.names if base(name) in (*there, *own_names(collective))]
-    if not left and rule.strict:
+    if not left and collective in known:
         raise ArgumentError(f"GPUCOLL_ALGO leaves {collective} none of its algorithms: {', '.join(there)}",
                             code="GC-ALGO")
     return left or there
@@ -49,29 +47,21 @@ def allowed(text: str, collective: str, there: Sequence[str]) -> Sequence[str]:
 def rules(text: str) -> dict[str, Rule]:
     """Return the rules of GPUCOLL_ALGO by collective, in NCCL_ALGO's grammar; ArgumentError for unknown names.
 
-    >>> rules("AllReduce:tree,ring;broadcast:^tree")
-    {'all_reduce': Rule(names=('tree', 'ring'), excluded=False, strict=True), \
-'broadcast': Rule(names=('tree',), excluded=True, strict=True)}
+    >>> rules("AllReduce:tree,ring;^star")
+    {'all_reduce': Rule(names=('tree', 'ring'), excluded=False), '': Rule(names=('star',), excluded=True)}
     """
-    general: dict[str, Rule] = {}
-    named: dict[str, Rule] = {}
-    for part in filter(None, text.replace(" ", "").lower().split(";")):
-        head, colon, names = part.rpartition(":")
-        if colon:
-            named[_collective(head)] = _rule(names, strict=True)
-        else:
-            general = dict.fromkeys(COLLECTIVES, _rule(names, strict=False))
-    return general | named
+    parts = (part.rpartition(":") for part in text.replace(" ", "").lower().split(";") if part)
+    return {_collective(head) if colon else ALL: _rule(names) for head, colon, names in parts}
 
 
-def _rule(text: str, *, strict: bool) -> Rule:
+def _rule(text: str) -> Rule:
     names = tuple(names_of(text.removeprefix("^")))
     known = {name for collective in COLLECTIVES for name in algorithms(collective)} | {"native", *NCCL_ONLY}
     for name in names:
         if base(name) not in known:
             raise ArgumentError(f"GPUCOLL_ALGO: no algorithm is named {name!r}{nearest(name, sorted(known))}",
                                 code="GC-ALGO")
-    return Rule(names, text.startswith("^"), strict)
+    return Rule(names, text.startswith("^"))
 
 
 def base(name: str) -> str:
@@ -125,7 +115,8 @@ class Tuner:
     def __init__(self, nodes: Sequence[int], table: Table, prefer: str = "", *, deterministic: bool = False) -> None:
         self.table, self._deterministic = table, deterministic
         self._nodes, self._prefer = tuple(nodes), prefer
-        self._models: dict[str, Model] = {}
+        # Of calls on arrays of a device
+        self.model: Callable[[str], Model] = functools.cache(lambda device: Model(table, World(self._nodes, device)))
         self._kept: dict[tuple[str, str, int, tuple[str, ...], str], tuple[str, str]] = {}
 
     def choose(self, collective: str, algorithm: str, nbytes: int, executors: tuple[str, ...],
@@ -145,12 +136,6 @@ class Tuner:
         if kept is None:
             kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
         return Choice(*kept, segments(kept[1], nbytes, len(self._nodes)))
-
-    def model(self, device: str) -> Model:
-        """Return the model of calls on arrays of `device`."""
-        if device not in self._models:
-            self._models[device] = Model(self.table, World(self._nodes, device))
-        return self._models[device]
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
                    algorithm: str = "auto") -> list[Candidate]:
@@ -180,14 +165,10 @@ class Tuner:
         candidates = self.candidates(collective, nbytes, able, device, algorithm)
         if candidates:
             return candidates[0].executor, candidates[0].algorithm
-        return able[0], self._usual(collective, able, algorithm)
-
-    def _usual(self, collective: str, able: Sequence[str], algorithm: str) -> str:
-        """Return what serves where nothing can be predicted: the first that there is."""
-        if algorithm != "auto":
-            return algorithm
-        names = allowed(self._prefer, collective, self._names(collective, able))
-        return next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
+        if algorithm == "auto":  # nothing can be predicted: the first that there is
+            names = allowed(self._prefer, collective, self._names(collective, able))
+            algorithm = next(name for name in names if (name == NATIVE) == (able[0] == NATIVE))
+        return able[0], algorithm
 
     def _names(self, collective: str, executors: Sequence[str]) -> list[str]:
         schedules = scheduled(collective, len(self._nodes), len(set(self._nodes)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gpucoll.analysis.simulate import Prediction, Topology
@@ -22,7 +22,11 @@ class Explanation(dict[str, Any]):
     """
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join((
+            f"{self['collective']} of {self['bytes']} bytes for {self['ranks']} ranks, by {self['basis']}",
+            f"{'algorithm':24} {'executor':8} {'segments':>8} {'predicted us':>13} {'latency':>8} {'bandwidth':>9} "
+            f"{'reduction':>9} {'measured us':>12} {'calls':>6}",
+            *map(_line, self["candidates"]), f"choice: {self['choice']}: {self['reason']}"))
 
     @property
     def choice(self) -> str:
@@ -38,13 +42,6 @@ class Explanation(dict[str, Any]):
     def candidates(self) -> list[Row]:
         """The ways there are, the choice first."""
         return list(self["candidates"])
-
-    def _lines(self) -> Iterator[str]:
-        yield (f"{self['collective']} of {self['bytes']} bytes for {self['ranks']} ranks, by {self['basis']}")
-        yield (f"{'algorithm':24} {'executor':8} {'segments':>8} {'predicted us':>13} {'latency':>8} {'bandwidth':>9} "
-               f"{'reduction':>9} {'measured us':>12} {'calls':>6}")
-        yield from map(_line, self["candidates"])
-        yield f"choice: {self['choice']}: {self['reason']}"
 
 
 def _line(row: Row) -> str:
@@ -65,19 +62,15 @@ def explained(collective: str, nbytes: int, ranks: int, basis: str, candidates: 
 
     So many as are `considered` were there to choose from.
     """
-    times = times or [(0, None)] * len(candidates)
-    rows = [_row(candidate, *time) for candidate, time in zip(candidates, times, strict=True)]
+    rows = []
+    for candidate, (calls, measured) in zip(candidates, times or [(0, None)] * len(candidates), strict=True):
+        row = candidate._asdict()
+        if not any(row[name] for name in PARTS):
+            row |= dict.fromkeys(PARTS)
+        rows.append({name: row[name] for name in ("algorithm", "executor", "segments", "seconds", *PARTS)}
+                    | {"tuned": candidate.measured, "calls": calls, "measured": measured})
     return Explanation(collective=collective, bytes=nbytes, ranks=ranks, basis=basis, choice=candidates[0].algorithm,
                        executor=candidates[0].executor, reason=reason(candidates[:considered]), candidates=rows)
-
-
-def _row(candidate: Candidate, calls: int, measured: float | None) -> Row:
-    row = candidate._asdict()
-    parts: dict[str, float | None] = {name: row[name] for name in PARTS}
-    if not any(parts.values()):
-        parts = dict.fromkeys(PARTS)
-    return {name: row[name] for name in ("algorithm", "executor", "segments", "seconds")} | parts | {
-        "tuned": candidate.measured, "calls": calls, "measured": measured}
 
 
 def on_topology(collective: str, nbytes: int, topology: Topology, rows: Sequence[Prediction]) -> Explanation:

@@ -10,7 +10,7 @@ from gpucoll.algorithms import algorithms, find, own_names, schedule
 from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Reduce, Send
-from gpucoll.tuner.table import Curve, LinkCost, Shape, Table, built_in
+from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
 
 SEGMENT = 1 << 22  # bytes of a ring's message
 PIPELINE = 1 << 16  # bytes of a tree's message
@@ -18,11 +18,7 @@ MOST_SEGMENTS = 64
 
 
 def segments(algorithm: str, nbytes: int, size: int) -> int:
-    """Return into how many messages a rank's part of `nbytes` is cut.
-
-    >>> segments("tree", 1 << 20, 4), segments("ring", 100, 4)
-    (16, 1)
-    """
+    """Return into how many messages a rank's part of `nbytes` is cut."""
     in_parts = algorithm in ("ring", "bidirectional_ring")
     part, message = (nbytes // size, SEGMENT) if in_parts else (nbytes, PIPELINE)
     return max(1, min(MOST_SEGMENTS, -(-part // message)))
@@ -73,20 +69,12 @@ class Model:
 
     def __init__(self, table: Table, world: World) -> None:
         self.table, self.world = table, world
-        self._topologies: dict[str, Topology | None] = {}
+        self.topology = functools.cache(self._topology)
         device = "cuda" if world.device == "cuda" else "cpu"
         self._shapes = [shape for source in (table, built_in())
                         if (shape := source.nearest(world.size, world.node_count, device)) is not None]
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the table that is most like this world."""
-        return self._shapes[0]
-
-    @property
-    def exact(self) -> bool:
-        """Whether the table has this very shape."""
-        return (self.shape.ranks, self.shape.nodes) == (self.world.size, self.world.node_count)
+        self.shape = self._shapes[0]  # the one most like this world
+        self._exact = self.shape[:2] == (world.size, world.node_count)  # whether the table has this very shape
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str],
                    names: Sequence[str]) -> list[Candidate]:
@@ -105,7 +93,7 @@ class Model:
             ways(collective, candidate.algorithm, self.world.nodes)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
-        curve = self._curve(collective, executor, name)
+        curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)
         if executor == "native":
             return self._native(collective, nbytes, curve)
         meetings = MEETINGS.get((collective, name), 0) if executor == "shared" else 0
@@ -116,7 +104,7 @@ class Model:
             row = _predicted(collective, name, nbytes, topology, self.world, meetings)
         except ArgumentError:  # more than can be simulated
             return []
-        measured = curve is not None and self.exact and nbytes < curve.end
+        measured = curve is not None and self._exact and nbytes < curve.end
         seconds = curve.at(nbytes) if curve is not None and measured else row.seconds
         return [row._replace(executor=executor, seconds=seconds, measured=measured)]
 
@@ -127,10 +115,10 @@ class Model:
         if curve is None:
             return [] if best is None else [best._replace(executor="native", algorithm="native", segments=1)]
         seconds = curve.at(nbytes)
-        if not self.exact:
+        if not self._exact:
             seconds *= self._scale(collective, nbytes)
         # Whether schedules were measured too, so that curves are compared with curves.
-        swept = self.exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
+        swept = self._exact and any(other.collective == collective and other.executor != "native" and nbytes < other.end
                                    for other in self.shape.curves)
         return [Candidate("native", "native", 1, seconds, 0.0, 0.0, 0.0, swept)]
 
@@ -152,17 +140,8 @@ class Model:
                 continue
         return min(rows, key=lambda row: row.seconds, default=None)
 
-    def _curve(self, collective: str, executor: str, name: str) -> Curve | None:
-        wanted = (collective, executor, name)
-        return next((curve for curve in self.shape.curves if curve[:3] == wanted), None)
-
-    def topology(self, executor: str) -> Topology | None:
+    def _topology(self, executor: str) -> Topology | None:
         """Return the links of `executor` here, None where the table does not know it."""
-        if executor not in self._topologies:
-            self._topologies[executor] = self._make_topology(executor)
-        return self._topologies[executor]
-
-    def _make_topology(self, executor: str) -> Topology | None:
         node, network = (self._link(executor, name) for name in ("node", "network"))
         world, levels = self.world, []
         per_node = max(world.nodes.count(node) for node in range(world.node_count))
@@ -212,9 +191,6 @@ def moved(cost: Mapping[str, float], executor: str) -> float:
 def ways(collective: str, name: str, nodes: tuple[int, ...]) -> float:
     """Return to how many ranks rank 0 sends plus from how many it receives; on several nodes how many times all data
     leave the first one.
-
-    >>> ways("all_reduce", "ring", (0,) * 8), ways("all_reduce", "two_shot", (0,) * 8)
-    (2, 14)
     """
     if len(set(nodes)) > 1:
         return _leaving(collective, name, nodes)

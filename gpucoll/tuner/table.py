@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.resources
+import json
 import math
 import os
 import platform
@@ -58,18 +59,14 @@ class Curve(NamedTuple):
         return 4 * self.bytes[-1] if self.bytes[-1] else 1 << 62
 
     def at(self, nbytes: int) -> float:
-        """Return the seconds for `nbytes`: between two sizes on a straight line, beyond the last in proportion.
-
-        >>> Curve("all_reduce", "mpi", "ring", (100, 300), (1.0, 2.0)).at(200)
-        1.5
-        """
+        """Return the seconds for `nbytes`: between two sizes on a straight line, beyond the last in proportion."""
         if nbytes >= self.bytes[-1]:
             return self.seconds[-1] * nbytes / max(1, self.bytes[-1])
         return float(numpy.interp(nbytes, self.bytes, self.seconds))
 
 
 class Shape(NamedTuple):
-    """What was measured for so many ranks on so many nodes."""
+    """What was measured for so many ranks on so many nodes; its first three fields tell it from a table's others."""
 
     ranks: int
     nodes: int
@@ -77,11 +74,6 @@ class Shape(NamedTuple):
     measured: str  # the day
     links: tuple[LinkCost, ...]
     curves: tuple[Curve, ...]
-
-    @property
-    def key(self) -> tuple[int, int, str]:
-        """What tells it from the other shapes of a table."""
-        return self.ranks, self.nodes, self.device
 
 
 class Table(NamedTuple):
@@ -102,11 +94,11 @@ class Table(NamedTuple):
 
         Curves that were not measured now stay.
         """
-        before = next((other.curves for other in self.shapes if other.key == shape.key), ())
+        before = next((other.curves for other in self.shapes if other[:3] == shape[:3]), ())
         now = {curve[:3] for curve in shape.curves}
         shape = shape._replace(curves=(*shape.curves, *(curve for curve in before if curve[:3] not in now)))
-        others = tuple(other for other in self.shapes if other.key != shape.key)
-        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one.key)))
+        others = tuple(other for other in self.shapes if other[:3] != shape[:3])
+        return self._replace(shapes=tuple(sorted((*others, shape), key=lambda one: one[:3])))
 
 
 @functools.cache
@@ -171,9 +163,7 @@ def _keys(row: Any, names: Sequence[str]) -> Iterator[str]:
 def _toml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_toml, value))}]"
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
 
 
 PROCESSORS = Path("/proc/cpuinfo")
@@ -189,14 +179,9 @@ def facts() -> dict[str, Any]:
             "gpucoll": __version__}
 
 
-def processor(text: str | None = None) -> str:
-    """Return the processor's name as the kernel gives it.
-
-    >>> processor("vendor_id : x\\nmodel name\\t: Some CPU  @ 2 GHz\\n")
-    'Some CPU @ 2 GHz'
-    """
-    if text is None:
-        text = PROCESSORS.read_text() if PROCESSORS.exists() else ""
+def processor() -> str:
+    """Return the processor's name as the kernel gives it."""
+    text = PROCESSORS.read_text() if PROCESSORS.exists() else ""
     named = (line.partition(":")[2] for line in text.splitlines() if line.startswith("model name"))
     return " ".join(next(named, platform.machine()).split())
 

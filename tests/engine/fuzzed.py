@@ -74,7 +74,8 @@ class World:
         self._gaps = [self._gap(rank, FIRST) for rank in range(RANKS)]
         self._asked = Executor()
         self.engine = module.Engine(self._asked, GpucollError, 0, 2, os.getpid(), 0, 0, copies, FIRST,
-                                    written.WORKSPACE, 0, tuple(head.start for head in self.heads), (1, 2), (os.getpid(), NOBODY))
+                                    written.WORKSPACE, 0, tuple(head.start for head in self.heads), (1, 2),
+                                    (os.getpid(), NOBODY))
         for buffer, staged in enumerate(self.staging):
             self.engine.staging(buffer, 10 + buffer, staged.start, staged.nbytes)
 

@@ -25,7 +25,7 @@ from gpucoll.bench import arguments
 from gpucoll.bench.cases import TESTS
 from gpucoll.bench.measure import BURST
 
-from gpucoll.calibration.tune import executors
+from gpucoll.calibration.commands import executors
 
 FIELDS = "size count type redop root time algbw busbw wrong in_time in_algbw in_busbw in_wrong algorithm".split()
 
@@ -192,15 +192,12 @@ def test_a_run_is_held_against_an_old_one(ranks, tmp_path):
 
 
 class Clock:
-    """In place of the meter: an algorithm takes what `first` says, in the second pass what `second` says."""
+    """In place of `samples`: an algorithm takes what `first` says, in the second pass what `second` says."""
 
     def __init__(self, first, second):
         self.first, self.second, self.is_used = first, second, False
 
-    def __call__(self, comm):
-        return self
-
-    def samples(self, calls, seconds):
+    def __call__(self, comm, calls, seconds):
         table = self.second if self.is_used and len(calls) <= 4 else self.first
         self.is_used = True
         for call in calls:
@@ -214,7 +211,7 @@ def regretted(mpi, first, second, path):
 
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output, \
             gc.Communicator.from_mpi(mpi) as comm, executors(comm, "cpu") as comms:
-        patch.setattr(regret, "Meter", Clock(first, second))
+        patch.setattr(regret, "samples", Clock(first, second))
         right = comms["mpi"].all_reduce
 
         def all_reduce(x, out, algorithm):

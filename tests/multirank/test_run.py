@@ -2,12 +2,12 @@
 
 import json
 import sys
+from argparse import Namespace
 
 import pytest
 
 from commands import gpucoll_run
 from gpucoll import launch
-from gpucoll.launch import Job
 from refusals import refused
 
 UNSET = dict.fromkeys("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PYTHONUNBUFFERED".split())
@@ -72,7 +72,8 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypa
         assert words in refused(capsys, launch.main, arguments, "gpucoll run")
 
 
-HERE, THERE = Job(3, (), "x.py", ("-v",)), Job(2, ("a", "b"), "x.py", ())
+HERE = Namespace(nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"])
+THERE = Namespace(nproc_per_node=2, hosts=("a", "b"), script="x.py", arguments=[])
 
 
 @pytest.mark.parametrize(("version", "job", "root", "options"), [

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.calibration import probes, sweep
+from gpucoll.calibration import measure
 from gpucoll.cli import main
 from gpucoll.device.store import user_store
 from gpucoll.tuner import table as tables
@@ -41,8 +41,8 @@ def tuned(mpi, *arguments):
     """`gpucoll tune` on these ranks, each measurement as short as can be: exit code, and what it prints and says."""
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed, \
             contextlib.redirect_stderr(io.StringIO()) as said:
-        patch.setattr(probes, "SECONDS", 0.0)
-        patch.setattr(sweep, "SECONDS", 0.0)
+        patch.setattr(measure, "PROBE_SECONDS", 0.0)
+        patch.setattr(measure, "SECONDS", 0.0)
         patch.setattr(gc, "init", lambda: gc.Communicator.from_mpi(mpi, timeout=seconds(60)))
         return main(["tune", *arguments]), printed.getvalue(), said.getvalue()
 

@@ -23,7 +23,7 @@ def test_a_process_knows_who_started_it(environment, name, size_and_rank, local)
     told = launchers.started(environment)
     assert (told and told.launcher.name) == name
     assert launchers.launched(environment) == size_and_rank
-    assert (launchers.local_rank(environment), launchers.local_size(environment)) == local
+    assert (told and told.local_rank, told and told.local_size) == local
 
 
 def test_vendors_are_known_by_what_they_say_and_the_file_alone_is_enough():

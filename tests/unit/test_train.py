@@ -88,7 +88,8 @@ def test_options():
                   "--strategy=zero4", "--strategy=zero1 --algorithm=ring"):
         with pytest.raises(train.Refusal):
             train.parse(wrong.split())
-    for variables, threads in (({}, "8"), ({"MPI_LOCALNRANKS": "2"}, "4"), ({"OMP_NUM_THREADS": "3"}, "3")):
+    launched = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+    for variables, threads in (({}, "8"), (launched, "4"), ({"OMP_NUM_THREADS": "3"}, "3")):
         train.limit_threads(variables, 8)  # each rank has its part of the cores unless the user chose
         assert variables["OMP_NUM_THREADS"] == threads
 

@@ -7,7 +7,7 @@ import pytest
 
 from gpucoll.algorithms import algorithms
 from gpucoll.analysis.simulate import Level, Topology, load, simulate
-from gpucoll.calibration.probes import Probe, fit
+from gpucoll.calibration.measure import Probe, fit
 from gpucoll.cli import main
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError

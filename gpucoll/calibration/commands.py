@@ -1,4 +1,7 @@
-"""`gpucoll tune`: measure this machine and this number of ranks, and write the table that `auto` goes by."""
+"""`gpucoll tune`: measure this machine and this number of ranks, and write the table that `auto` goes by.
+
+And `gpucoll explain`: what it would choose, and why; under mpiexec of these ranks, else on a topology.
+"""
 
 from __future__ import annotations
 
@@ -15,39 +18,45 @@ from pathlib import Path
 from typing import Any
 
 import gpucoll
+from gpucoll.analysis.simulate import DEFAULT, load
+from gpucoll.analysis.simulate.sweep import sweep as simulated
 from gpucoll.analysis.sizes import byte_size
-from gpucoll.calibration import probes
-from gpucoll.calibration.meter import SWEPT
-from gpucoll.calibration.sweep import NATIVE_SIZES, SIZES, sweep
+from gpucoll.calibration.measure import NATIVE_SIZES, SIZES, links, serves, sweep
+from gpucoll.collectives import COLLECTIVES
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.launchers import launched
 from gpucoll.links import MpiLink
 from gpucoll.rendezvous import by_first_rank
-from gpucoll.tuner.table import Shape, Table, as_toml, facts, read, table_path
+from gpucoll.tuner import segments
+from gpucoll.tuner.choice import scheduled
+from gpucoll.tuner.explanation import Explanation, on_topology
+from gpucoll.tuner.table import LinkCost, Shape, Table, as_toml, facts, read, table_path
 
 EXECUTORS = {"cpu": ("shared", "hybrid", "mpi", "native"), "cuda": ("peer", "nccl", "native")}
+EXPLAINED_RANKS = 8  # where nothing was said
 HEADING = "What gpucoll's auto knows of this machine, measured by gpucoll tune. Without it built-in defaults serve."
 
 
-def main(options: Any) -> int:
+def tune(options: Any) -> int:
     """Measure, and write the table; return 0. A collective call."""
-    names = options.collective.split(",") if options.collective else SWEPT
+    names = options.collective.split(",") if options.collective else COLLECTIVES
     collectives = [collective_row(name.strip()).name for name in names]
-    sizes = _sizes(options.max_bytes)
+    sizes = [size for size in SIZES if size <= byte_size(options.max_bytes)]
+    if not sizes:
+        raise ArgumentError(f"--max-bytes {options.max_bytes} is below the least size of the sweep, {SIZES[0]}",
+                            code="GC-SIZE")
     with gpucoll.init() as comm:
         return _tune(comm, options, collectives, sizes)
 
 
-def _sizes(text: str) -> list[int]:
-    sizes = [size for size in SIZES if size <= byte_size(text)]
-    if not sizes:
-        raise ArgumentError(f"--max-bytes {text} is below the least size of the sweep, {SIZES[0]}", code="GC-SIZE")
-    return sizes
-
-
 def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[int]) -> int:
-    _check_ranks(comm, options.device)
+    if comm.size == 1:
+        raise ArgumentError("one rank has nothing to choose: mpiexec -n 8 gpucoll tune", code="GC-RANKS")
+    if options.device == "cuda" and None in comm.mpi.allgather(comm.device):
+        raise BackendError("--device cuda: a rank has no CUDA device; CuPy and a driver are needed on each",
+                           code="GC-NO-GPU")
     started, path = time.perf_counter(), table_path(facts())
     say = functools.partial(_say, comm)
     by_first_rank(comm.mpi, lambda: _prepare(path.parent))
@@ -61,15 +70,6 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
                           "links": [link._asdict() for link in shape.links],
                           "curves": [curve._asdict() for curve in shape.curves]}))
     return 0
-
-
-def _check_ranks(comm: Communicator, device: str) -> None:
-    """Raise, alike on every rank, where these ranks have nothing to measure."""
-    if comm.size == 1:
-        raise ArgumentError("one rank has nothing to choose: mpiexec -n 8 gpucoll tune", code="GC-RANKS")
-    if device == "cuda" and None in comm.mpi.allgather(comm.device):
-        raise BackendError("--device cuda: a rank has no CUDA device; CuPy and a driver are needed on each",
-                           code="GC-NO-GPU")
 
 
 def _say(comm: Communicator, line: str) -> None:
@@ -86,26 +86,22 @@ def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicato
         made = {name: stack.enter_context(Communicator(MpiLink.of(comm.mpi, comm.timeout),
                                                        comm.options._replace(executor=name)))
                 for name in EXECUTORS[device]}
-        yield {name: one for name, one in made.items() if probes.serves(one, device)}
+        yield {name: one for name, one in made.items() if serves(one, device)}
 
 
 def _shape(comms: dict[str, Communicator], options: Any, collectives: list[str], sizes: list[int], say: Any) -> Shape:
-    some, links = next(iter(comms.values())), []
+    some, costs = next(iter(comms.values())), list[LinkCost]()
     for executor in comms:
         if executor not in ("native", "hybrid"):  # which has those of shared and mpi
-            costs = probes.links(some, executor, options.device)
-            links += costs
-            say("\n".join(map(_link_line, costs)))
+            for link in links(some, executor, options.device):
+                costs.append(link)
+                say(f"{link.executor:8} {link.name:8} alpha {1e6 * link.alpha:8.2f} us  beta {1e9 * link.beta:7.3f} "
+                    f"ns/byte  gamma {1e9 * link.gamma:7.3f} ns/byte  gap {1e6 * link.gap:7.2f} us")
     if not options.sweep:
         comms, sizes = {name: comm for name, comm in comms.items() if name == "native"}, [*NATIVE_SIZES]
     curves = [curve for collective in collectives if comms
               for curve in sweep(comms, collective, sizes, options.device, say)]
-    return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(links), tuple(curves))
-
-
-def _link_line(link: Any) -> str:
-    return (f"{link.executor:8} {link.name:8} alpha {1e6 * link.alpha:8.2f} us  beta {1e9 * link.beta:7.3f} ns/byte  "
-            f"gamma {1e9 * link.gamma:7.3f} ns/byte  gap {1e6 * link.gap:7.2f} us")
+    return Shape(some.size, some.nodes, options.device, time.strftime("%Y-%m-%d"), tuple(costs), tuple(curves))
 
 
 def _before(path: Path) -> Table:
@@ -142,3 +138,31 @@ def _write_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         raise BackendError(f"cannot write {path}: {error.strerror}; GPUCOLL_CACHE names another folder",
                            code="GC-FILE") from error
+
+
+def explain(options: Any) -> int:
+    """Print the explanation; return 0. Under mpiexec rank 0 prints."""
+    here = launched()[0] > 1 and options.ranks is None and options.topology is None
+    if here:
+        with gpucoll.init() as comm:
+            explanation = comm.explain(options.collective, byte_size(options.size), options.dtype, options.device)
+    else:
+        explanation = _elsewhere(options)
+    if launched()[1] == 0:
+        print(json.dumps(explanation) if options.json else explanation, flush=True)
+    return 0
+
+
+def _elsewhere(options: Any) -> Explanation:
+    """Return what the simulator finds best on a topology, by default on one switch of equal links."""
+    nbytes, ranks = byte_size(options.size), EXPLAINED_RANKS if options.ranks is None else options.ranks
+    row, topology = collective_row(options.collective), load(options.topology or DEFAULT)
+    if ranks < 1:
+        raise ArgumentError(f"{ranks} ranks are none", code="GC-RANKS")
+    nodes = topology.nodes(ranks)
+    names = scheduled(row.name, ranks, 1 if nodes is None else max(nodes) + 1)
+    rows = simulated(row.name, [], [ranks], [nbytes], topology, segments).rows
+    rows = [one for one in rows if one.algorithm in names]
+    if not rows:
+        raise ArgumentError(f"nothing can be predicted of {row.name} for {ranks} ranks", code="GC-SIMULATE")
+    return on_topology(row.name, nbytes, topology, rows)
