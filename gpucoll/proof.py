@@ -5,24 +5,32 @@ rank has contributed (one 16-bit digit per rank in one integer, so that combinin
 addition and "exactly once" is a constant). Everything that could go wrong in an executor
 is an error here: a slice out of range, a read of what nobody wrote, a write to input, two
 writers of one destination in a round, lengths that differ, a message without a partner,
-ranks that wait for each other, a contribution lost or counted twice.
+ranks that wait for each other, a contribution lost or counted twice. In a barrier no data moves:
+what a rank holds is who it knows to have come, and every message tells what its sender knew.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.collectives import Collective, Side, collective
-from gpucoll.replay import ScheduleError, place_of, replay
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step, writes
+from gpucoll.errors import GpucollError
+from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
 
 DIGIT = 16
-READING, COMBINING, STORING = (Send, Copy, Reduce), (RecvReduce, Reduce), (Copy, Recv)
+READING, COMBINING, STORING, LOCAL = (Send, Copy, Reduce), (RecvReduce, Reduce), (Copy, Recv), (Copy, Reduce)
 
 Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
-Key: TypeAlias = tuple[str, int]  # buffer, chunk
+
+
+class ScheduleError(GpucollError):
+    """A schedule is wrong; the message says on which rank, in which round, and why."""
+
+    default_code = "GC-SCHEDULE"
+    step: tuple[int, int, int] | None = None  # rank, round and index, counted from 0, of the step that is wrong
 
 
 class Proof(NamedTuple):
@@ -35,6 +43,62 @@ class Proof(NamedTuple):
 def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Proof:
     """Prove given rounds, one iterable a rank, for collective `name`; raise ScheduleError."""
     return SymbolicMemory(collective(name), len(schedules), root, chunks).prove(schedules)
+
+
+def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
+    """Run all ranks to their end and return how many messages met; raise ScheduleError where some wait for ever.
+
+    The k-th Send from a to b meets the k-th receive of b from a; a rank's round ends when all its messages have met,
+    as strict as an executor without any buffering: what ends here ends on every transport. The observer is told by
+    ``begin(rank, steps)`` that a round begins, by ``meet(sender, sent, receiver, received)`` that two ends of a message
+    meet (by their indices in their rounds), and by ``finish(rank)`` that all of a round have.
+    """
+    rounds = [iter(one) for one in schedules]
+    steps: list[Round] = [()] * len(rounds)
+    number, left = [0] * len(rounds), [0] * len(rounds)  # of each rank's round, and of its messages that have not met
+    waiting: dict[tuple[int, int, bool], deque[tuple[int, int]]] = defaultdict(deque)
+    messages, ready = 0, deque(range(len(rounds)))
+    while ready:
+        rank = ready.popleft()
+        begun = next(rounds[rank], None)
+        if begun is None:
+            continue
+        observer.begin(rank, begun)
+        steps[rank], number[rank] = begun, number[rank] + 1
+        posts = [index for index, step in enumerate(begun) if not isinstance(step, LOCAL)]
+        left[rank], ended = len(posts), [] if posts else [rank]
+        for index in posts:
+            peer, sends, post = begun[index][1], isinstance(begun[index], Send), (rank, index)
+            pair = (rank, peer) if sends else (peer, rank)
+            if not waiting[*pair, not sends]:
+                waiting[*pair, sends].append(post)
+                continue
+            other, messages = waiting[*pair, not sends].popleft(), messages + 1
+            observer.meet(*(post + other if sends else other + post))
+            for end in (rank, other[0]):
+                left[end] -= 1
+                ended += [end] * (not left[end])
+        for done in ended:
+            observer.finish(done)
+        ready += ended
+    for rank, index in (post for posts in waiting.values() for post in posts):
+        step = steps[rank][index]
+        error = ScheduleError(f"rank {rank}, round {number[rank]}, {place_of(step)}: {step} waits for ever: its "
+                              "partner has no such step, or waits as well", ranks=(rank,))
+        error.step = rank, number[rank] - 1, index
+        raise error
+    return messages
+
+
+def place_of(step: Step) -> str:
+    """Return the chunks that a step sends or writes, in words.
+
+    >>> place_of(Copy(Slice("input", 0, 2), Slice("output", 4, 2)))
+    'output chunks 4 to 5'
+    """
+    part = step.src if isinstance(step, Send) else step.dst
+    return f"{part.buffer} chunk {part.first}" if part.count == 1 else \
+        f"{part.buffer} chunks {part.first} to {part.first + part.count - 1}"
 
 
 class SymbolicMemory:
@@ -76,6 +140,9 @@ class _Rank:
         self.limits = {"input": self._extent(row.input), "output": self._extent(row.output)}
         own = {chunk: (chunk, 1 << DIGIT * rank) for chunk in range(self.limits["input"])}
         self.content: dict[str, dict[int, Content]] = {"input": own, "output": {}, "scratch": {}}  # by chunk
+        self.is_barrier = row.output.where == "nowhere"
+        if self.is_barrier:
+            self.content["output"][0] = (0, 1 << DIGIT * rank)
         self.round = 0
         self.steps: Round = ()
         self.came: dict[int, list[Content]] = {}  # by step: what it read at the beginning, or received
@@ -97,7 +164,7 @@ class _Rank:
     def begin(self, steps: Round) -> None:
         """Begin a round: check it, and read what it reads before anything is written."""
         self.steps, self.round = steps, self.round + 1
-        written: dict[Key, Slice] = {}
+        written: dict[tuple[str, int], Slice] = {}
         for step in steps:
             self._check_slices(step)
             self._check_target(step, written)
@@ -114,11 +181,11 @@ class _Rank:
         if isinstance(step, Copy | Reduce) and self.lengths(step.src) != self.lengths(step.dst):
             raise self.error(step, "the lengths of source and destination differ")
 
-    def _check_target(self, step: Step, written: dict[Key, Slice]) -> None:
+    def _check_target(self, step: Step, written: dict[tuple[str, int], Slice]) -> None:
         """A destination: never input; one Copy or Recv, first; and equal or disjoint to the others of the round."""
-        target = writes(step)
-        if target is None:
+        if isinstance(step, Send):
             return
+        target = step.dst
         if target.buffer == "input":
             raise self.error(step, "it writes to input")
         for chunk in _chunks(target):
@@ -141,6 +208,8 @@ class _Rank:
         return {"source": source, "target": target, "pair": (source, target)}[self.row.ragged or "pair"]
 
     def _read(self, step: Step, part: Slice) -> list[Content]:
+        if self.is_barrier and not part.count:
+            return [self.content["output"][0]]
         try:
             return list(map(self.content[part.buffer].__getitem__, _chunks(part)))
         except KeyError as missing:
@@ -149,7 +218,9 @@ class _Rank:
     def finish(self) -> None:
         """Apply the writes of the round, in listed order."""
         for index, step in enumerate(self.steps):
-            if not isinstance(step, Send):
+            if self.is_barrier and index in self.came and not step[0].count:
+                self.content["output"][0] = (0, self.content["output"][0][1] | self.came[index][0][1])
+            elif not isinstance(step, Send):
                 contents = zip(_chunks(step.dst), self.came[index], strict=True)
                 if isinstance(step, COMBINING):
                     self._combine(step, contents)
@@ -175,7 +246,7 @@ class _Rank:
     def wanted(self) -> list[Content]:
         """Return what every chunk of output has to hold; no contributions where nothing is promised."""
         pieces = (self.row.result(self.rank, self.size, self.root, self.per_block, index)
-                  for index in range(self.limits["output"]))
+                  for index in range(1 if self.is_barrier else self.limits["output"]))
         return [(piece.chunk, _once(piece.ranks)) for piece in pieces]
 
 

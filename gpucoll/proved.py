@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
-from gpucoll.proof import Content, SymbolicMemory, contributions
-from gpucoll.replay import ScheduleError, replay
+from gpucoll.proof import Content, ScheduleError, SymbolicMemory, contributions, replay
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send, Slice, Step
 
 MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20  # beyond, a generator is taken for one that never ends

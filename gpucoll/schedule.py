@@ -89,11 +89,6 @@ class Schedule:
                 f"chunks={self.chunks}>")
 
 
-def writes(step: Step) -> Slice | None:
-    """Return the slice that `step` writes, or None for a Send."""
-    return None if isinstance(step, Send) else step.dst
-
-
 def wrapped(buffer: Buffer, first: int, count: int, total: int) -> list[Slice]:
     """Return `count` chunks of a ring of `total`, from chunk `first`: two slices where the range wraps.
 

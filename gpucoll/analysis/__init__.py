@@ -1,6 +1,6 @@
 """Ways of looking at a schedule: one file or package each, pure, for a laptop.
 
-    verify       prove it; `replay` runs all ranks, message by message
+    verify       prove it
     simulate     how long it takes on a topology
     draw         a picture, or a page that steps through it
     document, sizes      what all pages and pictures have in common; numbers of bytes, read and written

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.order import Order, XmlEvent, ordered, refused
 from gpucoll.msccl.program import Place, XmlProgram, XmlStep
-from gpucoll.proof import prove
-from gpucoll.replay import ScheduleError
+from gpucoll.proof import ScheduleError, prove
 from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
 
 Node: TypeAlias = tuple[str, int]  # "move" a message or a local step, "land" what a message leaves in scratch

@@ -7,7 +7,7 @@ import pytest
 from gpucoll.algorithms import algorithms
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.executors.peer.check import check
-from gpucoll.replay import ScheduleError
+from gpucoll.proof import ScheduleError
 from grids import batches, naming
 from peer.schedules import Case
 

@@ -13,7 +13,7 @@ from gpucoll.dtypes import DTYPES
 from gpucoll.executors.nccl import Node, nodes_of
 from gpucoll.executors.shared.plans import AWAIT, CALL, SIGNAL, Writer
 from gpucoll.plan import Form, Layouts, Plan
-from gpucoll.replay import replay
+from gpucoll.proof import replay
 from gpucoll.schedule import Recv, RecvReduce, Schedule, Send, Slice
 from grids import generator, naming
 

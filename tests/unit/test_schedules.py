@@ -13,8 +13,7 @@ from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.plan import HALVES, Layouts, Message, Plan
-from gpucoll.proof import prove
-from gpucoll.replay import ScheduleError
+from gpucoll.proof import ScheduleError, prove
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send, Slice
 from grids import SEED, naming, sampled
 from schedule_faults import FAULTS, NEED_REDUCTIONS
@@ -81,7 +80,9 @@ IN = Slice("input", 0)
     ([[(Recv(ONE, 1),), (Send(ONE, 1),)], [(Recv(ONE, 0),), (Send(ONE, 0),)]], "waits for ever"),
     ([[(Copy(Slice("input", 0, 2), Slice("output", 0, 2)),)]] * 2, r"chunk 0 with contributions \[1, 0\], not"),
     ([[(Send(IN, 1),)], [(Recv(Slice("scratch", 1), 0),)]], "length differs"),  # those of chunks 0 and 1 may
-]] + [("all_gather_v", [[(Copy(IN, Slice("output", 1)),)], []], "lengths")])  # rank 1's may not arrive as rank 0's
+]] + [("all_gather_v", [[(Copy(IN, Slice("output", 1)),)], []], "lengths"),  # rank 1's may not arrive as rank 0's
+        ("barrier", [[(Send(Slice("scratch", 0, 0), 1),)], [(Recv(Slice("scratch", 0, 0), 0),)]],
+         r"rank 0, .* contributions \[1, 0\], not")])  # which does not wait for rank 1
 def test_a_fault_is_named(collective, plans, words):
     with pytest.raises(ScheduleError, match=words):
         prove(collective, plans, chunks=2)

@@ -13,7 +13,7 @@ from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.simulate import MOST_RANKS, Level, Topology, load, simulate, simulate_sizes
 from gpucoll.analysis.simulate.routes import Routes
 from gpucoll.errors import ArgumentError
-from gpucoll.replay import replay
+from gpucoll.proof import replay
 from gpucoll.schedule import RecvReduce, Reduce
 from grids import naming, sampled
 

@@ -14,7 +14,7 @@ from gpucoll.analysis.draw.layout import GraphLayout
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.proof import SymbolicMemory, contributions
-from gpucoll.schedule import Round, Send
+from gpucoll.schedule import Round, Send, Slice
 
 NOBODY = -1  # in place of a content: nothing is there, or nothing is promised
 
@@ -74,7 +74,7 @@ class Recording(NamedTuple):
 def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Recording:
     """Return what the schedules of all ranks do; raise ScheduleError where they are wrong."""
     row = collective_row(collective)
-    recorder = (_Recorder if row.output.where != "nowhere" else _Arrivals)(row, len(schedules), root, chunks)
+    recorder = _Recorder(row, len(schedules), root, chunks)
     recorder.prove(schedules)
     wanted = tuple(map(recorder.wanted, range(len(schedules))))
     last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
@@ -91,6 +91,8 @@ class _Recorder(SymbolicMemory):
         self.changes: dict[int, Change] = defaultdict(dict)
         self.numbers: dict[Content, int] = {}
         self._now, self._end = [0] * size, [0] * size
+        if self.ranks[0].is_barrier:  # whose chunk stands for whom a rank knows to have come: itself, before all rounds
+            self.changes[0] = {(rank, "output", 0): self._number_at(rank, "output", 0) for rank in range(size)}
 
     def begin(self, rank: int, steps: Round) -> None:
         super().begin(rank, steps)
@@ -102,16 +104,19 @@ class _Recorder(SymbolicMemory):
         for rank in (sender, receiver):
             self._end[rank] = max(self._end[rank], turn)
         contents = tuple(map(self.number, self.ranks[receiver].came[received]))
-        self.messages.append(RecordedMessage(turn, sender, receiver, len(contents), contents))
+        chunks = self.ranks[receiver].steps[received][0].count
+        self.messages.append(RecordedMessage(turn, sender, receiver, chunks, contents))
 
     def finish(self, rank: int) -> None:
         super().finish(rank)
         turn = self._now[rank] = self._end[rank]
-        for step in self.ranks[rank].steps:
-            if not isinstance(step, Send):
-                for chunk in range(step.dst.first, step.dst.first + step.dst.count):
-                    content = self.ranks[rank].content[step.dst.buffer][chunk]
-                    self.changes[turn][rank, step.dst.buffer, chunk] = self.number(content)
+        written = [step.dst for step in self.ranks[rank].steps if not isinstance(step, Send)]
+        for part in [Slice("output", 0)] if self.ranks[rank].is_barrier else written:
+            for chunk in range(part.first, part.first + part.count):
+                self.changes[turn][rank, part.buffer, chunk] = self._number_at(rank, part.buffer, chunk)
+
+    def _number_at(self, rank: int, buffer: str, chunk: int) -> int:
+        return self.number(self.ranks[rank].content[buffer][chunk])
 
     def number(self, content: tuple[int, int]) -> int:
         """Return the number of a content of the memory, the same for the same one."""
@@ -121,39 +126,6 @@ class _Recorder(SymbolicMemory):
     def wanted(self, rank: int) -> tuple[int, ...]:
         """Return what the output of `rank` has to hold."""
         return tuple(self.number(content) if content[1] else NOBODY for content in self.ranks[rank].wanted())
-
-
-class _Arrivals(_Recorder):
-    """A barrier's recorder: no data moves, so that one chunk stands for whom a rank knows to have come."""
-
-    def __init__(self, row: Collective, size: int, root: int, chunks: int) -> None:
-        super().__init__(row, size, root, chunks)
-        self._known = [{rank} for rank in range(size)]
-        self._told: list[frozenset[int]] = [frozenset()] * size  # what each tells in its round
-        for rank in range(size):
-            self._note(rank, 0)
-
-    def begin(self, rank: int, steps: Round) -> None:
-        super().begin(rank, steps)
-        self._told[rank] = frozenset(self._known[rank])
-
-    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
-        super().meet(sender, sent, receiver, received)
-        self._known[receiver] |= self._told[sender]
-        self.messages[-1] = self.messages[-1]._replace(contents=(self._number_of(self._told[sender]),))
-
-    def finish(self, rank: int) -> None:
-        super().finish(rank)
-        self._note(rank, self._now[rank])
-
-    def wanted(self, rank: int) -> tuple[int, ...]:
-        return (self._number_of(range(len(self.ranks))),)
-
-    def _note(self, rank: int, turn: int) -> None:
-        self.changes[turn][rank, "output", 0] = self._number_of(self._known[rank])
-
-    def _number_of(self, ranks: Iterable[int]) -> int:
-        return self.numbers.setdefault(Content(0, tuple(sorted(ranks))), len(self.numbers))
 
 
 def _together(messages: Iterable[RecordedMessage]) -> tuple[RecordedMessage, ...]:

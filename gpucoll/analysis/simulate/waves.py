@@ -17,7 +17,7 @@ import numpy
 from gpucoll.algorithms import Algorithm, all_ranks, schedule
 from gpucoll.analysis.simulate.routes import Array
 from gpucoll.errors import ArgumentError
-from gpucoll.replay import replay
+from gpucoll.proof import replay
 from gpucoll.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 
 TOGETHER = 1 << 27  # messages of all ranks made at once

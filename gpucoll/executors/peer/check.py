@@ -10,7 +10,7 @@ import collections
 from collections.abc import Sequence
 
 from gpucoll.executors.peer.program import Lane, Program, Step
-from gpucoll.replay import ScheduleError
+from gpucoll.proof import ScheduleError
 
 
 def check(programs: Sequence[Program], channels: int, depth: int, slot: int) -> int:

@@ -21,7 +21,7 @@ from gpucoll.device.launch import WORD
 from gpucoll.device.peer import LANE, PART, ROUND, WRITE
 from gpucoll.plan import HALVES, Form, Layouts, Message, Plan, Span
 from gpucoll.plan import Step as Planned
-from gpucoll.replay import ScheduleError
+from gpucoll.proof import ScheduleError
 
 BUFFERS = ("input", "output", "scratch", "staging")
 Table: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.void]]"
