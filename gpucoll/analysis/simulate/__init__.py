@@ -29,6 +29,7 @@ where all levels have one gamma.)
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -102,13 +103,12 @@ def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     """Return what makes up the time for each length of a chunk, by the quickest way that the algorithm allows."""
     if case.size == 1:
         return [Parts(0.0, 0.0, 0.0) for _ in chunks]
-    try:
-        if few_enough(case):
-            return _replayed(case, together(case), routes, chunks)
-        if routes.uniform and case.is_alike():
-            return _equal(case, routes, chunks)
-    except NotAlike:
-        pass  # rank by rank, then
+    everyone = case.everyone()
+    if everyone is not None and few_enough(case):
+        with contextlib.suppress(NotAlike):  # rank by rank, then
+            return _replayed(case, together(everyone), routes, chunks)
+    elif everyone is not None and routes.uniform:
+        return _equal(case, routes, chunks)
     return _replayed(case, one_by_one(case), routes, chunks)
 
 

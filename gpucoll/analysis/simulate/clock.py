@@ -23,8 +23,7 @@ class Priced(NamedTuple):
     """A wave with its costs: messages, and the ranks whose round ends with it.
 
     `alpha` is in seconds, `beta` and `gamma` are seconds for every byte of a chunk; `gamma` belongs to `closing`.
-    `touching` are the messages of each of `ranks`, a row each; None where some have more of them than others. In
-    `lockstep` every rank begins its round with the wave and ends it with the wave.
+    `touching` are the messages of each of `ranks`, a row each; None where some have more of them than others.
     """
 
     src: Array
@@ -35,7 +34,6 @@ class Priced(NamedTuple):
     gamma: Array
     ranks: Array
     touching: Array | None
-    lockstep: bool
 
     def last(self, ends: Array) -> Array:
         """Return the message of each of `ranks` that ends last."""
@@ -54,7 +52,7 @@ def priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
     """Yield the waves with their costs; one with the same messages as the last costs the same."""
     last: Wave | None = None
     for wave in waves:
-        if last is None or wave.lockstep != last.lockstep or not all(map(numpy.array_equal, wave[:-1], last[:-1])):
+        if last is None or not all(map(numpy.array_equal, wave, last)):
             last, price = wave, _priced(wave, routes)
         yield price
 
@@ -68,7 +66,7 @@ def _priced(wave: Wave, routes: Routes) -> Priced:
     touching = None
     if len(counts) and (counts == counts[0]).all():
         touching = (numpy.argsort(ends, kind="stable") % len(wave.src)).reshape(len(ranks), counts[0])
-    return Priced(wave.src, wave.dst, alpha, beta, wave.closing, gamma, ranks, touching, wave.lockstep)
+    return Priced(wave.src, wave.dst, alpha, beta, wave.closing, gamma, ranks, touching)
 
 
 class Clock:
@@ -85,21 +83,14 @@ class Clock:
 
     def advance(self, wave: Priced) -> None:
         """Let the messages of `wave` move and its rounds end."""
-        if wave.lockstep:
-            if len(wave.src):
-                parts = self._moved(wave)
-                self.ended = parts.take(wave.last(total(parts)), 1)
-            self.ended[2] += wave.gamma * self.chunk
-            self.began = self.ended
-        else:
-            if len(wave.src):  # rounds of both ends last until the messages have ended, where they would not anyway
-                parts = self._moved(wave)
-                ends = total(parts)
-                last = wave.last(ends)
-                newer = ends[last] >= total(self.ended)[wave.ranks]
-                self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
-            self.ended[2, wave.closing] += wave.gamma * self.chunk
-            self.began[:, wave.closing] = self.ended[:, wave.closing]
+        if len(wave.src):  # rounds of both ends last until the messages have ended, where they would not anyway
+            parts = self._moved(wave)
+            ends = total(parts)
+            last = wave.last(ends)
+            newer = ends[last] >= total(self.ended)[wave.ranks]
+            self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
+        self.ended[2, wave.closing] += wave.gamma * self.chunk
+        self.began[:, wave.closing] = self.ended[:, wave.closing]
 
     def _moved(self, wave: Priced) -> Array:
         """Return the parts of the time at which each message ends."""

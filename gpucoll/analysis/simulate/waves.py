@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy
@@ -27,7 +27,7 @@ ON_NODES = 1 << 10  # ranks of those that heed nodes: each of them looks at all 
 
 
 class NotAlike(Exception):
-    """The algorithm is not alike on all ranks, or not for so many: it cannot be made for all of them at once."""
+    """Some ranks of an algorithm that is alike on all wait for a message where others do not."""
 
 
 class Case(NamedTuple):
@@ -42,16 +42,10 @@ class Case(NamedTuple):
         """Return what `rank` does."""
         return schedule(self.entry.collective, self.name, rank=rank, size=self.size, **self.options)
 
-    def alike(self, ranks: Array) -> Iterator[Round]:
-        """Yield the rounds of all `ranks` at once; raise NotAlike where they cannot be made together."""
-        if not self.is_alike():
-            raise NotAlike
-        yield from self.entry.make(ranks, self.size, **self.options)
-
-    def is_alike(self) -> bool:
-        """Return whether all ranks do the same."""
-        return self.options.get("nodes") is None and all_ranks(
-            self.entry.collective, self.name, size=self.size, segments=self.options.get("segments", 1)) is not None
+    def everyone(self) -> Schedule | None:
+        """Return what all ranks do, made at once; None where they are not alike."""
+        return None if self.options.get("nodes") is not None else all_ranks(
+            self.entry.collective, self.name, size=self.size, segments=self.options.get("segments", 1))
 
 
 class Wave(NamedTuple):
@@ -64,20 +58,19 @@ class Wave(NamedTuple):
     source: Array
     reduced: Array
     closing: Array
-    lockstep: bool  # every rank begins and ends a round with this wave
 
 
-def together(case: Case) -> Iterator[Wave]:
-    """Yield the waves of an algorithm that is alike on all ranks; raise NotAlike for any other."""
-    ranks, before = numpy.arange(case.size), numpy.zeros(0)
-    for steps in case.alike(ranks):
+def together(everyone: Schedule) -> Iterator[Wave]:
+    """Yield the waves of what all ranks do; raise NotAlike where not all have as many messages."""
+    ranks, before = numpy.arange(everyone.size), numpy.zeros(0)
+    for steps in everyone:
         sends = ends(steps, Send, ranks)
         if not numpy.array_equal(before, sends):
-            if len(numpy.unique(numpy.bincount(sends[:2].ravel(), minlength=case.size))) > 1:
-                raise NotAlike  # some would wait for a message and others not
+            if len(numpy.unique(numpy.bincount(sends[:2].ravel(), minlength=everyone.size))) > 1:
+                raise NotAlike
             before = sends
         combined = numpy.concatenate((ends(steps, RecvReduce, ranks), ends(steps, Reduce, ranks)), axis=1)
-        yield Wave._make([*sends, *combined, ranks, True])
+        yield Wave._make([*sends, *combined, ranks])
 
 
 def ends(steps: Round, kind: object, ranks: Array) -> Array:
@@ -158,8 +151,8 @@ class _Log:
         self._ends: list[tuple[int, int]] = [(0, 0)] * size
         self._steps: list[Round] = [()] * size
         self._met = 0
-        self._rows: dict[str, dict[tuple[int, int], list[tuple[int, ...]]]] = {
-            kind: defaultdict(list) for kind in ("messages", "reductions", "closings")}
+        # By wave: sender, receiver and chunks of messages; rank, peer and chunks of what is combined; whose rounds end.
+        self._rows: dict[tuple[int, int], tuple[list[Any], list[Any], list[Any]]] = defaultdict(lambda: ([], [], []))
 
     def begin(self, rank: int, steps: Round) -> None:
         """Note the round; until a message meets, it ends where it began."""
@@ -169,7 +162,7 @@ class _Log:
     def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
         """Note a message, one deeper than both its ends."""
         wave = (max(self._now[sender][0], self._now[receiver][0]) + 1, 0)
-        self._rows["messages"][wave].append((sender, receiver, _part(self._steps[sender][sent]).count))
+        self._rows[wave][0].append((sender, receiver, _part(self._steps[sender][sent]).count))
         for rank in (sender, receiver):
             self._ends[rank] = max(self._ends[rank], wave)
         self._met += 1
@@ -181,17 +174,14 @@ class _Log:
         wave = self._now[rank] = self._ends[rank]
         for step in self._steps[rank]:
             if isinstance(step, RecvReduce | Reduce):
-                source = step.peer if isinstance(step, RecvReduce) else rank
-                self._rows["reductions"][wave].append((rank, source, step.dst.count))
-        self._rows["closings"][wave].append((rank,))
+                self._rows[wave][1].append((rank, step.peer if isinstance(step, RecvReduce) else rank, step.dst.count))
+        self._rows[wave][2].append((rank,))
 
     def waves(self) -> Iterator[Wave]:
         """Yield what was noted, in order."""
-        kinds = self._rows
-        for wave in sorted(set(kinds["messages"]) | set(kinds["closings"])):
-            yield Wave._make([*_columns(kinds["messages"][wave], 3), *_columns(kinds["reductions"][wave], 3),
-                              *_columns(kinds["closings"][wave], 1), False])
+        for _, (messages, reductions, closings) in sorted(self._rows.items(), key=lambda row: row[0]):
+            yield Wave(*_columns(messages, 3), *_columns(reductions, 3), *_columns(closings, 1))
 
 
-def _columns(rows: Iterable[tuple[int, ...]], width: int) -> Array:
-    return numpy.array([*rows], numpy.intp).reshape(-1, width).T
+def _columns(rows: list[tuple[int, ...]], width: int) -> Array:
+    return numpy.array(rows, numpy.intp).reshape(-1, width).T
