@@ -30,13 +30,14 @@ where all levels have one gamma.)
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy
+
 from gpucoll.algorithms import find
-from gpucoll.analysis.simulate.clock import Clock, Parts, priced
 from gpucoll.analysis.simulate.network import DEFAULT, Level, Topology, checked, load, names, shipped
-from gpucoll.analysis.simulate.routes import Routes
+from gpucoll.analysis.simulate.routes import Array, Routes
 from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together
 from gpucoll.errors import ArgumentError
 
@@ -99,10 +100,10 @@ def _case(collective: str, algorithm: str, size: int, topology: Topology | None,
     return case, Routes(topology, size)
 
 
-def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
+def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
     """Return what makes up the time for each length of a chunk, by the quickest way that the algorithm allows."""
     if case.size == 1:
-        return [Parts(0.0, 0.0, 0.0) for _ in chunks]
+        return [[0.0, 0.0, 0.0] for _ in chunks]
     everyone = case.everyone()
     if everyone is not None and few_enough(case):
         with contextlib.suppress(NotAlike):  # rank by rank, then
@@ -112,7 +113,7 @@ def _run(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
     return _replayed(case, one_by_one(case), routes, chunks)
 
 
-def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequence[float]) -> list[Parts]:
+def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
     clocks = [Clock(case.size, chunk) for chunk in chunks]
     for wave in priced(waves, routes):
         for clock in clocks:
@@ -120,10 +121,97 @@ def _replayed(case: Case, waves: Iterable[Wave], routes: Routes, chunks: Sequenc
     return [clock.parts() for clock in clocks]
 
 
-def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[Parts]:
+def _equal(case: Case, routes: Routes, chunks: Sequence[float]) -> list[list[float]]:
     """Return the same where all ranks are at the same time: on equal links, what the registry's formulas say."""
     count, segments = case.schedule(0).chunks, case.options.get("segments", 1)
     cost, level = case.entry.price(case.size, count, segments), routes.levels[0]
     latency = cost["rounds"] * level.alpha + cost["beside"] * level.gap
     moved = max(cost["sent"], cost["received"])
-    return [Parts(latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk) for chunk in chunks]
+    return [[latency, moved * level.beta * chunk, cost["reduced"] * level.gamma * chunk] for chunk in chunks]
+
+
+class Priced(NamedTuple):
+    """A wave with its costs: messages, and the ranks whose round ends with it.
+
+    `alpha` is in seconds, `beta` and `gamma` are seconds for every byte of a chunk; `gamma` belongs to `closing`.
+    `touching` are the messages of each of `ranks`, those of one rank in a row: so many of `counts`, from `starts` on.
+    """
+
+    src: Array
+    dst: Array
+    alpha: Array
+    beta: Array
+    closing: Array
+    gamma: Array
+    ranks: Array
+    touching: Array
+    starts: Array
+    counts: Array
+
+    def last(self, ends: Array) -> Array:
+        """Return the message of each of `ranks` that ends last."""
+        ended = ends[self.touching]
+        latest = numpy.flatnonzero(ended == numpy.repeat(numpy.maximum.reduceat(ended, self.starts), self.counts))
+        return self.touching[latest[numpy.searchsorted(latest, self.starts)]]
+
+
+def priced(waves: Iterable[Wave], routes: Routes) -> Iterator[Priced]:
+    """Yield the waves with their costs; one with the same messages as the last costs the same."""
+    last: Wave | None = None
+    for wave in waves:
+        if last is None or not all(map(numpy.array_equal, wave, last)):
+            last, price = wave, _priced(wave, routes)
+        yield price
+
+
+def _priced(wave: Wave, routes: Routes) -> Priced:
+    alpha, beta = routes.fares(wave.src, wave.dst, wave.chunks)
+    seconds = routes.gamma(wave.source, wave.reducer) * wave.reduced
+    gamma = numpy.bincount(wave.reducer, seconds, routes.size)[wave.closing]
+    ends = numpy.concatenate((wave.src, wave.dst))
+    ranks, counts = numpy.unique(ends, return_counts=True)
+    touching = numpy.argsort(ends, kind="stable") % max(1, len(wave.src))
+    starts = counts.cumsum() - counts
+    return Priced(wave.src, wave.dst, alpha, beta, wave.closing, gamma, ranks, touching, starts, counts)
+
+
+class Clock:
+    """The time of every rank for one size; rows are the seconds of latency, bandwidth and reduction that make it up.
+
+    They are those of the chain that the rank has waited for: of two ends of a message the later one, of the messages
+    of a round the last one.
+    """
+
+    def __init__(self, size: int, chunk: float) -> None:
+        self.chunk = chunk  # bytes
+        self.began = numpy.zeros((3, size))
+        self.ended = numpy.zeros((3, size))
+
+    def advance(self, wave: Priced) -> None:
+        """Let the messages of `wave` move and its rounds end."""
+        if len(wave.src):  # rounds of both ends last until the messages have ended, where they would not anyway
+            parts = self._moved(wave)
+            ends = total(parts)
+            last = wave.last(ends)
+            newer = ends[last] >= total(self.ended)[wave.ranks]
+            self.ended[:, wave.ranks[newer]] = parts[:, last[newer]]
+        self.ended[2, wave.closing] += wave.gamma * self.chunk
+        self.began[:, wave.closing] = self.ended[:, wave.closing]
+
+    def _moved(self, wave: Priced) -> Array:
+        """Return the parts of the time at which each message ends."""
+        began = total(self.began)
+        later = numpy.where(began[wave.src] >= began[wave.dst], wave.src, wave.dst)
+        parts = self.began.take(later, 1)
+        parts[0] += wave.alpha
+        parts[1] += wave.beta * self.chunk
+        return parts
+
+    def parts(self) -> list[float]:
+        """Return what the time of the rank that ends last is made up of."""
+        return self.ended[:, total(self.ended).argmax()].tolist()
+
+
+def total(parts: Array) -> Array:
+    """Return the sum of the three parts, always in the same order."""
+    return parts[0] + parts[1] + parts[2]

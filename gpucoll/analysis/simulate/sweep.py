@@ -41,8 +41,11 @@ def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Se
     left_out: list[LeftOut] = []
     for size in ranks:
         for name in names or algorithms(collective, size=size):
+            pieces = {nbytes: segments(name, nbytes, size) for nbytes in sizes}.__getitem__
             try:
-                rows += [*_of_one(collective, name, size, sizes, topology, segments, root)]
+                rows += [row for number, group in groupby(sorted(sizes, key=pieces), pieces)  # which share a schedule
+                         for row in simulate_sizes(collective, name, size, [*group], topology, root=root,
+                                                   segments=number)]
             except ArgumentError as error:
                 if names or error.code != "GC-SIMULATE":
                     raise ArgumentError(f"{collective}:{name} for {size} ranks: {error.args[0]}",
@@ -50,16 +53,6 @@ def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Se
                 left_out.append(LeftOut(name, size, str(error.args[0])))
     rows.sort(key=lambda row: (row.ranks, row.nbytes, row.seconds, row.algorithm))
     return Sweep(rows, left_out)
-
-
-def _of_one(collective: str, name: str, size: int, sizes: Sequence[int], topology: Topology, segments: Segments,
-            root: int) -> Iterator[Prediction]:
-    """Yield the predictions of one algorithm; sizes of equal pipelining share one schedule."""
-    def pieces(nbytes: int) -> int:
-        return segments(name, nbytes, size)
-
-    for number, group in groupby(sorted(sizes, key=pieces), pieces):
-        yield from simulate_sizes(collective, name, size, [*group], topology, root=root, segments=number)
 
 
 HEADER = (f"{'ranks':>7} {'bytes':>12}  {'algorithm':24} {'segments':>8} {'time us':>13} {'latency':>8} "
@@ -76,16 +69,12 @@ def as_text(collective: str, topology: Topology, swept: Sweep) -> Iterator[str]:
 
 
 def _line(row: Prediction) -> str:
+    """Return a line of the table; its bandwidth is nccl-tests' bus bandwidth in GB/s."""
     shares = [f"{100 * part / row.seconds if row.seconds else 0:.0f} %"
               for part in (row.latency, row.bandwidth, row.reduction)]
+    busbw = evaluate(COLLECTIVES[row.collective].busbw, P=row.ranks) * row.nbytes / 1e9
     return (f"{row.ranks:7} {row.nbytes:12}  {row.algorithm:24} {row.segments:8} {1e6 * row.seconds:13.2f} "
-            f"{shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {_busbw(row):10.2f}")
-
-
-def _busbw(row: Prediction) -> float:
-    """Return nccl-tests' bus bandwidth in GB/s."""
-    factor = evaluate(COLLECTIVES[row.collective].busbw, P=row.ranks)
-    return factor * row.nbytes / row.seconds / 1e9 if row.seconds else 0.0
+            f"{shares[0]:>8} {shares[1]:>9} {shares[2]:>9} {busbw / row.seconds if row.seconds else 0:10.2f}")
 
 
 def byte_sizes(text: str) -> list[int]:
