@@ -7,12 +7,15 @@ thread block, what its step waits for, and a receipt follows its sending, which 
 from __future__ import annotations
 
 import collections
-import heapq
-from collections.abc import Iterable
-from typing import NamedTuple
+import contextlib
+import graphlib
+from collections.abc import Iterable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.program import RECEIVES, REDUCES, SENDS, Place, XmlProgram, XmlStep
+
+Toucher = TypeVar("Toucher")
 
 
 class XmlEvent(NamedTuple):
@@ -65,10 +68,28 @@ def ordered(program: XmlProgram, *, local_source: bool) -> Order:
     sender = _matched(events)
     for receipt, sent in sender.items():
         before[receipt].append(sent)
-    turns = _sorted(events, before)
+    turns = in_order(before)
+    if len(turns) < len(events):
+        stuck = min({*range(len(events))} - {*turns})
+        raise refused(events[stuck].step, "it waits for ever: what it waits for waits for it")
     _check_races(events, before, turns)
     place = {index: turn for turn, index in enumerate(turns)}
     return Order([events[index] for index in turns], {place[one]: place[other] for one, other in sender.items()})
+
+
+def in_order(before: Sequence[Iterable[int]]) -> list[int]:
+    """Return numbers after those `before` them, else by number; those that follow each other in a circle are left out.
+
+    >>> in_order([[1], [], [3], [2]])
+    [1, 0]
+    """
+    sorter, turns = graphlib.TopologicalSorter(dict(enumerate(before))), list[int]()
+    with contextlib.suppress(graphlib.CycleError):
+        sorter.prepare()
+    while ready := sorted(sorter.get_ready()):
+        turns += ready
+        sorter.done(*ready)
+    return turns
 
 
 def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[XmlEvent]:
@@ -123,42 +144,31 @@ def _matched(events: list[XmlEvent]) -> dict[int, int]:
     return sender
 
 
-def _sorted(events: list[XmlEvent], before: list[list[int]]) -> list[int]:
-    """Return the events in an order that each can happen in, those of low numbers first."""
-    left, following = [len(one) for one in before], [list[int]() for _ in before]
-    for index, some in enumerate(before):
-        for other in some:
-            following[other].append(index)
-    ready, turns = [index for index, count in enumerate(left) if not count], list[int]()
-    heapq.heapify(ready)
-    while ready:
-        turns.append(heapq.heappop(ready))
-        for index in following[turns[-1]]:
-            left[index] -= 1
-            if not left[index]:
-                heapq.heappush(ready, index)
-    if len(turns) < len(events):
-        stuck = next(index for index, count in enumerate(left) if count)
-        raise refused(events[stuck].step, "it waits for ever: what it waits for waits for it")
-    return turns
+class Touched(Generic[Toucher]):
+    """Who has written and read each place last."""
+
+    def __init__(self) -> None:
+        self._writer = dict[Any, Toucher]()
+        self._readers: dict[Any, list[Toucher]] = collections.defaultdict(list)
+
+    def follows(self, one: Toucher, reads: Iterable[Any], writes: Iterable[Any]) -> list[tuple[Toucher, Any, bool]]:
+        """Return whom `one` has to follow, at which place, and whether that has written it; now it has touched them."""
+        before = [(self._writer[place], place, True) for place in (*reads, *writes) if place in self._writer]
+        before += [(reader, place, False) for place in writes for reader in self._readers.pop(place, ())]
+        for place in reads:
+            self._readers[place].append(one)
+        self._writer.update(dict.fromkeys(writes, one))
+        return [each for each in before if each[0] != one]
 
 
 def _check_races(events: list[XmlEvent], before: list[list[int]], turns: list[int]) -> None:
     """Raise where two steps of a GPU touch a chunk, one of them writing, and neither is sure to come first."""
-    writer = dict[tuple[int, Place], int]()
-    readers: dict[tuple[int, Place], list[int]] = collections.defaultdict(list)
+    touched: list[Touched[int]] = [Touched() for _ in range(1 + max(event.step.gpu for event in events))]
     clocks = _Clocks(events, before, turns)
     for index in turns:
         event = events[index]
-        gpu = event.step.gpu
-        for place in event.reads + event.operand:
-            clocks.check(writer.get((gpu, place)), index, place)
-            readers[gpu, place].append(index)
-        for place in event.writes:
-            for reader in readers.pop((gpu, place), ()):
-                clocks.check(reader, index, place)
-            clocks.check(writer.get((gpu, place)), index, place)
-            writer[gpu, place] = index
+        for other, place, _ in touched[event.step.gpu].follows(index, event.reads + event.operand, event.writes):
+            clocks.check(other, index, place)
 
 
 class _Clocks:
@@ -187,10 +197,8 @@ class _Clocks:
             if gpu in (None, self._events[index].step.gpu):
                 self._known[index] = clocks[index]
 
-    def check(self, one: int | None, other: int, place: Place) -> None:
+    def check(self, one: int, other: int, place: Place) -> None:
         """Raise where `one` is not sure to come before `other`."""
-        if one is None or one == other:
-            return
         step, gpu = self._events[one].step, self._events[other].step.gpu
         if self._known[other].get(step.block, -1) < one and gpu not in self._whole:
             self._whole.add(gpu)

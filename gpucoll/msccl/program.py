@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple, TypeAlias
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.errors import ArgumentError
@@ -60,51 +60,32 @@ def wrong(file: str, why: str) -> ArgumentError:
     return ArgumentError(f"{file}: {why}", code="GC-XML")
 
 
-class Reader:
-    """Reads elements as they come; entities and document types are refused, so that no file is longer than it looks."""
+class XmlTree(ElementTree.TreeBuilder):
+    """Takes elements as they come; document types, and so entities, are refused: no file is longer than it looks."""
 
     def __init__(self, file: str) -> None:
+        super().__init__()
         self._file, self._depth = file, 0
-        self.head: dict[str, str] | None = None
-        self.gpus: list[tuple[dict[str, str], list[tuple[dict[str, str], list[dict[str, str]]]]]] = []
 
-    def parse(self, content: bytes) -> None:
-        parser = expat.ParserCreate()
-        parser.StartElementHandler, parser.EndElementHandler = self._start, self._end
-        parser.StartDoctypeDeclHandler = self._refuse
-        parser.EntityDeclHandler = self._refuse
-        try:
-            parser.Parse(content, True)
-        except (expat.ExpatError, ValueError, LookupError) as error:
-            if isinstance(error, ArgumentError):
-                raise
-            raise wrong(self._file, f"no XML: {error}") from None
-
-    def _refuse(self, *_: Any) -> None:
+    def doctype(self, *_: Any) -> None:
         raise wrong(self._file, "document types and entities are not read")
 
-    def _start(self, name: str, attributes: dict[str, str]) -> None:
-        if self._depth >= len(NEST) or name != NEST[self._depth]:
-            raise wrong(self._file, f"element {name[:40]!r} at depth {self._depth} is none of {' > '.join(NEST)}")
-        if self._depth == 0:
-            self.head = attributes
-        elif self._depth == 1:
-            self.gpus.append((attributes, []))
-        elif self._depth == 2:
-            self.gpus[-1][1].append((attributes, []))
-        else:
-            self.gpus[-1][1][-1][1].append(attributes)
+    def start(self, tag: str, attrs: dict[Any, Any], /) -> ElementTree.Element:
+        if self._depth >= len(NEST) or tag != NEST[self._depth]:
+            raise wrong(self._file, f"element {tag[:40]!r} at depth {self._depth} is none of {' > '.join(NEST)}")
         self._depth += 1
+        return super().start(tag, attrs)
 
-    def _end(self, name: str) -> None:
+    def end(self, tag: str, /) -> ElementTree.Element:
         self._depth -= 1
+        return super().end(tag)
 
 
 class Fields:
     """The attributes of one element, `where` in words, as numbers and words."""
 
-    def __init__(self, file: str, where: str, attributes: dict[str, str]) -> None:
-        self._file, self._where, self._attributes = file, where, attributes
+    def __init__(self, file: str, where: str, element: ElementTree.Element) -> None:
+        self._file, self._where, self._attributes = file, where, element.attrib
 
     def wrong(self, why: str) -> ArgumentError:
         return wrong(self._file, f"{self._where}: {why}")
@@ -127,26 +108,29 @@ class Fields:
 
 def parsed(content: bytes, file: str) -> XmlProgram:
     """Return the program of a file; raise ArgumentError with code GC-XML for anything else."""
-    reader = Reader(file)
-    reader.parse(content)
-    attributes = reader.head or {}
-    head = Fields(file, "algo", attributes)
+    try:
+        algo = ElementTree.fromstring(content, ElementTree.XMLParser(target=XmlTree(file)))
+    except ArgumentError:
+        raise
+    except (ElementTree.ParseError, ValueError, LookupError) as error:
+        raise wrong(file, f"no XML: {error}") from None
+    head = Fields(file, "algo", algo)
     size = head.number("ngpus", 1, MOST_GPUS)
-    kind = attributes.get("coll", "").replace("_", "").lower()
+    kind = algo.get("coll", "").replace("_", "").lower()
     if kind not in NAMES:
-        raise head.wrong(f"coll={attributes.get('coll', '')[:40]!r} is none of {', '.join(NAMES)}")
+        raise head.wrong(f"coll={algo.get('coll', '')[:40]!r} is none of {', '.join(NAMES)}")
     row = COLLECTIVES[NAMES[kind]]
     in_place = head.number("inplace", 0, 1, 0) == 1 and head.number("outofplace", 0, 1, 0) == 0
     steps, ids, widest, scratch = list[XmlStep](), set[int](), 0, 0
-    for gpu_attributes, blocks in reader.gpus:
-        fields = Fields(file, "gpu", gpu_attributes)
+    for element in algo:
+        fields = Fields(file, "gpu", element)
         gpu = fields.number("id", 0, size - 1)
         if gpu in ids:
             raise fields.wrong(f"there are two of id {gpu}")
         ids.add(gpu)
         widest = max(widest, *(fields.number(name, 0, MOST_CHUNKS, 0) for name in ("i_chunks", "o_chunks")))
         scratch = max(scratch, fields.number("s_chunks", 0, MOST_CHUNKS, 0))
-        steps += _blocks(file, gpu, size, blocks)
+        steps += _blocks(file, gpu, size, element)
     if len(ids) != size:
         raise head.wrong(f"ngpus={size}, but there are {len(ids)} of element gpu")
     chunks = head.number("nchunksperloop", 1, MOST_CHUNKS, widest)
@@ -154,32 +138,31 @@ def parsed(content: bytes, file: str) -> XmlProgram:
         raise head.wrong(f"nchunksperloop={chunks} is no multiple of {size} GPUs, as {row.name} needs")
     if sum(step.count for step in steps) > MOST_MOVED:
         raise head.wrong(f"more than {MOST_MOVED} chunks are moved: that is too much to be read")
-    name = re.sub(r"\W", "_", attributes.get("name", ""), flags=re.ASCII)[:80] or "xml"
+    name = re.sub(r"\W", "_", algo.get("name", ""), flags=re.ASCII)[:80] or "xml"
     return XmlProgram(name if name[0].isalpha() or name[0] == "_" else f"_{name}", row, in_place, size, chunks, scratch,
                       tuple(sorted(steps, key=lambda step: step[:3])))
 
 
-def _blocks(file: str, gpu: int, size: int, blocks: list[tuple[dict[str, str], list[dict[str, str]]]]) -> list[XmlStep]:
+def _blocks(file: str, gpu: int, size: int, blocks: ElementTree.Element) -> list[XmlStep]:
     steps, ids = list[XmlStep](), set[int]()
-    for attributes, rows in blocks:
-        fields = Fields(file, f"gpu {gpu}, tb {attributes.get('id', '')[:9]}", attributes)
+    for element in blocks:
+        fields = Fields(file, f"gpu {gpu}, tb {element.get('id', '')[:9]}", element)
         block = fields.number("id", 0, MOST_CHUNKS)
         send, recv = (fields.number(name, -1, size - 1) for name in ("send", "recv"))
         channel = fields.number("chan", -1, MOST_CHUNKS, 0)
         if block in ids or gpu in (send, recv):
             raise fields.wrong("there are two of this id" if block in ids else "its peer is itself")
         ids.add(block)
-        for number, row in enumerate(rows):
-            steps.append(_step(file, gpu, block, number, row, (send, recv, channel)))
+        for number, row in enumerate(element):
+            where = Fields(file, f"gpu {gpu}, tb {block}, step {number}", row)
+            steps.append(_step(where, gpu, block, number, (send, recv, channel)))
     return steps
 
 
-def _step(file: str, gpu: int, block: int, number: int, attributes: dict[str, str],
-          peers: tuple[int, int, int]) -> XmlStep:
-    fields = Fields(file, f"gpu {gpu}, tb {block}, step {number}", attributes)
+def _step(fields: Fields, gpu: int, block: int, number: int, peers: tuple[int, int, int]) -> XmlStep:
     kind = fields.word("type", TYPES)
     if fields.number("s", 0, MOST_CHUNKS) != number:
-        raise fields.wrong(f"s={attributes['s']} comes as number {number}")
+        raise fields.wrong(f"s={fields.number('s', 0, MOST_CHUNKS)} comes as number {number}")
     places = []
     for side, used in (("src", kind not in ("r", "rcs", "nop")), ("dst", kind not in ("s", "nop"))):
         buffer = fields.word(f"{side}buf", ("i", "o", "s"), "" if used else "i")

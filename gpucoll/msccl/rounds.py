@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.errors import ArgumentError
-from gpucoll.msccl.order import Order, XmlEvent, ordered, refused
+from gpucoll.msccl.order import Order, Touched, XmlEvent, ordered, refused
 from gpucoll.msccl.program import Place, XmlProgram, XmlStep
 from gpucoll.proof import ScheduleError, prove
 from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
@@ -91,24 +91,14 @@ class _Rounds:
 
     def _edges(self, landing: set[int]) -> Edges:
         edges: Edges = {}
-        writer = dict[tuple[int, Place], Node]()
-        readers: dict[tuple[int, Place], list[Node]] = collections.defaultdict(list)
+        touched: list[Touched[Node]] = [Touched() for _ in range(self._program.size)]
         for index, event in enumerate(self._events):
             node, gpu = self._node(index, landing), event.step.gpu
             edges.setdefault(node, {})
             if node[0] == "land":
                 edges.setdefault(("move", index), {})[node] = 1
-            for place in dict.fromkeys(event.reads + event.operand):
-                if (gpu, place) in writer and writer[gpu, place] != node:
-                    edges[writer[gpu, place]][node] = 1
-                readers[gpu, place].append(node)
-            for place in event.writes:
-                for reader in readers.pop((gpu, place), ()):
-                    if reader != node:
-                        edges[reader].setdefault(node, 0)
-                if (gpu, place) in writer and writer[gpu, place] != node:
-                    edges[writer[gpu, place]][node] = 1
-                writer[gpu, place] = node
+            for other, _, wrote in touched[gpu].follows(node, dict.fromkeys(event.reads + event.operand), event.writes):
+                edges[other][node] = max(edges[other].get(node, 0), int(wrote))
         return edges
 
     def _steps(self, levels: dict[Node, int], landing: set[int]) -> Iterator[tuple[int, int, int, OriginStep]]:

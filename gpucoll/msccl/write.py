@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 from xml.sax.saxutils import quoteattr
 
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
+from gpucoll.msccl.order import Touched, in_order
 from gpucoll.msccl.program import NAMES
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 
@@ -60,8 +60,8 @@ class _Gpu:
     def __init__(self) -> None:
         self.scratch = 0
         self._blocks: dict[Block, list[Line]] = collections.defaultdict(list)
-        self._writer = dict[tuple[str, int], tuple[Block, int]]()
-        self._readers: dict[tuple[str, int], list[tuple[Block, int]]] = collections.defaultdict(list)
+        self._touched: Touched[int] = Touched()
+        self._places = list[tuple[Block, int]]()  # of the steps, as they were added
         self._clocks = dict[tuple[Block, int], dict[Block, int]]()  # of each step: the last one before it, by block
 
     def round(self, steps: Round) -> None:
@@ -93,11 +93,10 @@ class _Gpu:
         dst = step.src if isinstance(step, Send) else step.dst
         reads = _chunks(src) if not isinstance(step, Recv) else []
         writes = _chunks(dst) if not isinstance(step, Send) else []
-        before = [self._writer[chunk] for chunk in (*reads, *writes) if chunk in self._writer]
-        before += [reader for chunk in writes for reader in self._readers.pop(chunk, ())]
+        before = {self._places[one] for one, _, _ in self._touched.follows(len(self._places), reads, writes)}
         clock = dict(self._clocks.get((block, len(self._blocks[block]) - 1), {}))
         waits = list[tuple[Block, int]]()
-        for other, number in sorted(set(before), key=lambda one: -one[1]):  # the late ones say most
+        for other, number in sorted(before, key=lambda one: -one[1]):  # the late ones say most
             if other != block and clock.get(other, -1) < number:
                 waits.append((other, number))
                 for known, last in {**self._clocks[other, number], other: number}.items():
@@ -106,13 +105,9 @@ class _Gpu:
         for wait in waits[1:]:
             self._clocks[block, len(lines)] = clock
             lines.append(Line("nop", NOP, NOP, wait))
-        me = block, len(lines)
-        self._clocks[me] = clock
+        self._places.append((block, len(lines)))
+        self._clocks[self._places[-1]] = clock
         lines.append(Line(TYPES[type(step)], src, dst, waits[0] if waits else None))
-        for chunk in reads:
-            self._readers[chunk].append(me)
-        for chunk in writes:
-            self._writer[chunk] = me
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the file."""
@@ -146,20 +141,10 @@ def _sorted(steps: Round) -> list[int]:
     before: list[set[int]] = [set() for _ in steps]
     last = dict[object, int]()
     for index, step in enumerate(steps):
-        keys: Iterable[object] = () if isinstance(step, Send) else _chunks(step.dst)
-        for chunk in () if isinstance(step, Send) else _chunks(step.dst):
-            before[index].update(reader for reader in readers[chunk] if reader != index)
+        written = [] if isinstance(step, Send) else _chunks(step.dst)
+        before[index].update(reader for chunk in written for reader in readers[chunk] if reader != index)
         ends = [] if isinstance(step, Copy | Reduce) else [(isinstance(step, Send), step.peer)]
-        for key in (*keys, *ends):
+        for key in (*written, *ends):
             before[index].update({last[key]} if key in last else ())
             last[key] = index
-    turns, ready = list[int](), [index for index, some in enumerate(before) if not some]
-    while ready:
-        done = heapq.heappop(ready)
-        turns.append(done)
-        for index, some in enumerate(before):
-            if done in some:
-                some.discard(done)
-                if not some:
-                    heapq.heappush(ready, index)
-    return turns
+    return in_order(before)
