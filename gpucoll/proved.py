@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -49,20 +49,6 @@ class Claim(NamedTuple):
         except Exception as error:
             raise refused(f"{where}, round {number + 1}, no chunk: the generator raised {type(error).__name__}: "
                           f"{error}") from error
-
-    def counted(self) -> dict[str, Fraction]:
-        """Return what the formulas of `Cost` say, counted, as shares of the larger of input and output."""
-        ledger = Ledger(self.size)
-        replay(map(self.rounds, range(self.size)), ledger)
-        return ledger.costs(self.chunks)
-
-
-def checked_chunks(value: object) -> int:
-    """Return a number of chunks; raise ValueError for anything else."""
-    chunks = operator.index(value)  # type: ignore[arg-type] # which raises TypeError
-    if not 1 <= chunks <= MOST_CHUNKS:
-        raise ValueError(chunks)
-    return chunks
 
 
 def refused(why: str) -> ArgumentError:
@@ -149,6 +135,15 @@ def _row(held: dict[int, Content], size: int) -> str:
     return "".join(f" [{word[1:]}]" for word in words[:SHOWN_CHUNKS]) + " ..." * (len(words) > SHOWN_CHUNKS)
 
 
+@functools.lru_cache(maxsize=1024)
+def counted(claim: Claim) -> dict[str, Fraction]:
+    """Return what the formulas of `Cost` say, counted, as shares of the larger of input and output."""
+    proved(claim)
+    ledger = Ledger(claim.size)
+    replay(map(claim.rounds, range(claim.size)), ledger)
+    return ledger.costs(claim.chunks)
+
+
 class Ledger:
     """The observer of a replay that adds up, in chunks, what its ranks do.
 
@@ -175,7 +170,8 @@ class Ledger:
             self.moved[rank][1] += step.dst.count if isinstance(step, Recv | RecvReduce) else 0
             self.moved[rank][2] += step.dst.count if isinstance(step, Reduce | RecvReduce) else 0
         if rank == 0:
-            self.beside += max(0, len([*_peers(steps, Send)]) - 1) + max(0, len([*_peers(steps, Recv)]) - 1)
+            for kinds in (Send, Recv | RecvReduce):
+                self.beside += max(0, len({step[1] for step in steps if isinstance(step, kinds)}) - 1)
 
     def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
         chunks = sum(step.src.count for step in self._steps[sender] if isinstance(step, Send) and step.peer == receiver)
@@ -186,9 +182,3 @@ class Ledger:
 
     def finish(self, rank: int) -> None:
         self.depth[rank], self.length[rank] = self._ends[rank]
-
-
-def _peers(steps: Round, kind: type) -> Iterator[int]:
-    """Yield each rank that a round sends to, or for Recv receives from, once."""
-    kinds = (Send,) if kind is Send else (Recv, RecvReduce)
-    yield from {step.peer for step in steps if isinstance(step, kinds)}

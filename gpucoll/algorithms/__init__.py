@@ -13,6 +13,7 @@ import functools
 import importlib
 import inspect
 import numbers as numbers_abc
+import operator
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +27,7 @@ from gpucoll.collectives import collective as collective_row
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.ops import op_of
-from gpucoll.proved import Claim, as_proved, checked_chunks, proved
+from gpucoll.proved import MOST_CHUNKS, Claim, as_proved, counted, proved
 from gpucoll.schedule import Copy, Rounds, Schedule, Slice
 from gpucoll.topology import hops, node_shape
 
@@ -109,7 +110,17 @@ class Algorithm(NamedTuple):
     def count_chunks(self, size: int, segments: int, nodes: Nodes = None) -> int:
         """Return into how many chunks the larger of input and output is cut."""
         group, count = node_shape(size, nodes)
-        return evaluate(self.chunks, P=size, S=self.pieces(segments), G=group, M=count)
+        values = {"P": size, "S": self.pieces(segments), "G": group, "M": count}
+        if not self.own:
+            return evaluate(self.chunks, **values)
+        try:
+            chunks = operator.index(evaluate(self.chunks, **values))
+            if not 1 <= chunks <= MOST_CHUNKS:
+                raise ValueError(chunks)
+        except Exception as error:  # a user's formula may have any value, or none
+            raise ArgumentError(f"{self.collective} by {self.name} for {size} ranks: chunks={self.chunks!r} is no "
+                                f"whole number from 1 up ({error})", code="GC-PROOF") from None
+        return chunks
 
     def price(self, size: int, nbytes: float | Fraction, segments: int = 1,
               nodes: Sequence[int] | None = None) -> dict[str, float]:
@@ -118,22 +129,20 @@ class Algorithm(NamedTuple):
             return self.cost.price(size, nbytes, segments, nodes)
         if size == 1:
             return dict.fromkeys(Cost._fields, 0)
-        chunks = self.count_chunks(size, segments, None if nodes is None else tuple(nodes))
-        counts = _counted(self.claim(size, chunks, 0, segments, nodes))
+        counts = counted(self.claim(size, 0, segments, None if nodes is None else tuple(nodes)))
         alone = ("rounds", "beside")
         return {name: float(count if name in alone else count * nbytes) for name, count in counts.items()}
 
-    def claim(self, size: int, chunks: int, root: int, segments: int, nodes: Sequence[int] | None) -> Claim:
+    def given(self, root: int, segments: int, nodes: Nodes) -> dict[str, Any]:
+        """Return those options that it takes."""
+        options = {"nodes": nodes, "root": root, "segments": segments}
+        return {name: value for name, value in options.items() if name in self.options}
+
+    def claim(self, size: int, root: int, segments: int, nodes: Nodes) -> Claim:
         """Return what is to be proved of a user's."""
-        given = {"root": root, "segments": segments, "nodes": None if nodes is None else tuple(nodes)}
-        options = tuple((name, given[name]) for name in sorted(self.options))
-        return Claim(self.collective, self.name, self.make, size, chunks, root, options)
-
-
-@functools.lru_cache(maxsize=1024)
-def _counted(claim: Claim) -> dict[str, Fraction]:
-    proved(claim)
-    return claim.counted()
+        options = self.given(root, segments, nodes)
+        chunks = self.count_chunks(size, segments, nodes)
+        return Claim(self.collective, self.name, self.make, size, chunks, root, tuple(options.items()))
 
 
 DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each
@@ -240,11 +249,6 @@ def phases(kind: str) -> dict[str, Make]:
     return {name: make for (other, name), make in sorted(_PHASES.items()) if other == kind}
 
 
-def part(collective: str, name: str) -> Make:
-    """Return the generator of another algorithm, to compose with."""
-    return registry()[collective, name].make
-
-
 def algorithms(collective: str, *, size: int | None = None, op: object = None, dtype: object = None,
                device: str = "cpu") -> tuple[str, ...]:
     """Return the names of the algorithms of `collective` that accept just that.
@@ -342,28 +346,16 @@ def _make(entry: Algorithm, rank: Any, size: int, root: int, segments: int, node
     reason = entry.unfit(size, nodes)
     if reason is not None:
         raise ArgumentError(f"{entry.collective}: {entry.name} is not for {size} ranks: {reason}", code="GC-ALGO")
-    given = {"root": root, "segments": segments, "nodes": nodes}
-    options = {name: given[name] for name in entry.options}
-    chunks = _count_chunks(entry, size, segments, nodes)
+    chunks = entry.count_chunks(size, segments, nodes)
     if size == 1:
         return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: _alone(entry.collective, chunks))
     if entry.own:
         _USED.add((entry.collective, entry.name.partition("(")[0]))
-        claim = entry.claim(size, chunks, root if COLLECTIVES[entry.collective].rooted else 0, segments, nodes)
+        claim = entry.claim(size, root if COLLECTIVES[entry.collective].rooted else 0, segments, nodes)
         return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: as_proved(claim, rank),
                         proved(claim)[-1])
-    return Schedule(entry.collective, entry.name, rank, size, chunks, lambda: entry.make(rank, size, **options))
-
-
-def _count_chunks(entry: Algorithm, size: int, segments: int, nodes: Nodes) -> int:
-    """Return into how many chunks is cut; a user's formula may have any value, or none."""
-    if not entry.own:
-        return entry.count_chunks(size, segments, nodes)
-    try:
-        return checked_chunks(entry.count_chunks(size, segments, nodes))
-    except Exception as error:
-        raise ArgumentError(f"{entry.collective} by {entry.name} for {size} ranks: chunks={entry.chunks!r} is no whole "
-                            f"number from 1 up ({error})", code="GC-PROOF") from None
+    return Schedule(entry.collective, entry.name, rank, size, chunks,
+                    lambda: entry.make(rank, size, **entry.given(root, segments, nodes)))
 
 
 def _alone(collective: str, chunks: int) -> Rounds:

@@ -8,7 +8,7 @@ A link that carries both ways at full speed is used both ways: half the time of 
     └────────────────────────┘
 """
 
-from gpucoll.algorithms import algorithm, part
+from gpucoll.algorithms import algorithm, find
 from gpucoll.schedule import Rounds, moved, together, within
 
 
@@ -20,6 +20,6 @@ def bidirectional_ring_all_reduce(rank: int, size: int, segments: int = 1) -> Ro
     >>> [step.peer for step in next(bidirectional_ring_all_reduce(rank=0, size=4)) if hasattr(step, "peer")]
     [1, 3, 3, 1]
     """
-    ring = part("all_reduce", "ring")
+    ring = find("all_reduce", "ring").make
     back = moved(ring(-rank % size, size, segments), within({}, offset=size * segments), lambda peer: -peer % size)
     return together(ring(rank, size, segments), back)

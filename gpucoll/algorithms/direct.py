@@ -10,7 +10,7 @@ Blocks need not be alike, so that the v-variants run on it.
 
 from collections.abc import Iterable
 
-from gpucoll.algorithms import algorithm, part, phase
+from gpucoll.algorithms import algorithm, find, phase
 from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
 
 # One round of P - 1 messages of N / P bytes each way.
@@ -33,12 +33,12 @@ def direct_all_gather(rank: int, size: int) -> Rounds:
 
 @algorithm("gather_v", **(EXCHANGE | {"alike": "0", "sent": EXCHANGE["path"], "received": EXCHANGE["sent"]}))
 def direct_gather(rank: int, size: int, root: int = 0) -> Rounds:
-    return part("gather", "linear")(rank, size, root)
+    return find("gather", "linear").make(rank, size, root)
 
 
 @algorithm("scatter_v", **(EXCHANGE | {"alike": "0", "received": EXCHANGE["path"]}))
 def direct_scatter(rank: int, size: int, root: int = 0) -> Rounds:
-    return part("scatter", "linear")(rank, size, root)
+    return find("scatter", "linear").make(rank, size, root)
 
 
 @algorithm("all_to_all_v", **EXCHANGE)

@@ -6,7 +6,7 @@
 2 log2 P rounds, for every P; ((P - 1) / P + log2 P) N bytes, since all of it is broadcast.
 """
 
-from gpucoll.algorithms import algorithm, part
+from gpucoll.algorithms import algorithm, find
 from gpucoll.schedule import Rounds, moved, within
 
 
@@ -18,5 +18,5 @@ def gather_broadcast_all_gather(rank: int, size: int) -> Rounds:
     >>> [len(steps) for steps in gather_broadcast_all_gather(rank=0, size=4)]
     [1, 1, 1, 1, 1]
     """
-    yield from part("gather", "binomial")(rank, size)
-    yield from moved(part("broadcast", "binomial")(rank, size), within({"input": "output"}, scale=size))
+    yield from find("gather", "binomial").make(rank, size)
+    yield from moved(find("broadcast", "binomial").make(rank, size), within({"input": "output"}, scale=size))

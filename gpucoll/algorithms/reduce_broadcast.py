@@ -6,7 +6,7 @@
 2 log2 P rounds of N bytes, for every P.
 """
 
-from gpucoll.algorithms import algorithm, part
+from gpucoll.algorithms import algorithm, find
 from gpucoll.schedule import Rounds, moved, within
 
 
@@ -18,5 +18,5 @@ def reduce_broadcast_all_reduce(rank: int, size: int) -> Rounds:
     >>> [type(steps[-1]).__name__ for steps in reduce_broadcast_all_reduce(rank=0, size=4)]
     ['RecvReduce', 'RecvReduce', 'Send', 'Send']
     """
-    yield from part("reduce", "binomial")(rank, size)
-    yield from moved(part("broadcast", "binomial")(rank, size), within({"input": "output"}))
+    yield from find("reduce", "binomial").make(rank, size)
+    yield from moved(find("broadcast", "binomial").make(rank, size), within({"input": "output"}))

@@ -20,7 +20,7 @@ they go straight to their rank, those for the right neighbour first, one distanc
 
 from collections.abc import Callable
 
-from gpucoll.algorithms import algorithm, part, phase
+from gpucoll.algorithms import algorithm, find, phase
 from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
 # Once round the ring with every block but one; where blocks are not alike, with blocks of N / P on average.
@@ -69,7 +69,7 @@ def ring_all_gather_v(rank: int, size: int) -> Rounds:
 @algorithm("all_to_all_v", chunks="P", alike="1", **ROUND)
 def ring_all_to_all_v(rank: int, size: int) -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank; one distance after another."""
-    return part("all_to_all", "pairwise")(rank, size)
+    return find("all_to_all", "pairwise").make(rank, size)
 
 
 @algorithm("reduce_scatter_v", chunks="P", alike="1", **(ROUND | {"reduced": ROUND["sent"]}))

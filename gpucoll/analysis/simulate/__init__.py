@@ -95,8 +95,7 @@ def _case(collective: str, algorithm: str, size: int, topology: Topology | None,
     if size > MOST_RANKS:
         raise ArgumentError(f"{size} ranks are more than the {MOST_RANKS} that are simulated", code="GC-RANKS")
     entry, nodes = find(collective, algorithm), topology.nodes(size)
-    given = {"root": root, "segments": segments, "nodes": nodes}
-    case = Case(entry, algorithm, size, {name: given[name] for name in sorted(entry.options)})
+    case = Case(entry, algorithm, size, entry.given(root, segments, nodes))
     return case, Routes(topology, size)
 
 
