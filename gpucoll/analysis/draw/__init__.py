@@ -3,7 +3,7 @@
 ```
             draw()                       proves the schedule, then draws it
     page.py        still.py              the page; the picture
-    layout.py   record.py   shapes.py    who stands where; what happens, and how busy all is; SVG, colours
+    layout.py   record.py                who stands where; what happens, and how busy all is
 ```
 Pure text, the same for the same call.
 """
@@ -14,14 +14,13 @@ from gpucoll.algorithms import schedule
 from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.page import page
 from gpucoll.analysis.draw.record import View, loads, record
-from gpucoll.analysis.draw.still import still
+from gpucoll.analysis.draw.still import Still
 from gpucoll.errors import ArgumentError
 
 __all__ = ["draw", "view"]
 
 MOST_RANKS, MOST_CHUNKS, MOST_MESSAGES = 64, 256, 20_000
 MOST_CELLS = {"html": 8_000_000, "svg": 100_000}  # states of chunks
-FORMS = {"html": page, "svg": still}
 
 
 def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root: int = 0, segments: int = 1,
@@ -33,13 +32,13 @@ def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root:
     >>> draw("ring", size=2, form="svg")[:40]
     '<svg xmlns="http://www.w3.org/2000/svg" '
     """
-    if form not in FORMS:
+    if form not in MOST_CELLS:
         raise ArgumentError(f"a drawing is an .html page or an .svg picture, not {form!r}", code="GC-DRAW")
     drawn = view(algorithm, collective, size=size, root=root, segments=segments)
     recording = drawn.recording
     _check(f"states of chunks in an .{form}", len(recording.changes) * size * (recording.scratch + recording.outputs),
            MOST_CELLS[form])
-    return FORMS[form](drawn)
+    return page(drawn) if form == "html" else Still(drawn).document()
 
 
 def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments: int = 1) -> View:

@@ -41,15 +41,16 @@ def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: in
         return _fitted("groups", _clusters(groups), groups=groups)
     if name == "torus" and size > 1:
         sides = tuple(map(int, given.rstrip(")").split("x"))) if given else factors(size)
-        return _fitted("grid", _torus(sides)) if len(sides) > 1 else _fitted("ring", _circle(range(size)))
+        if len(sides) > 1:  # rows of the last side, one below the other, in layers, each moved a little
+            across, down = sides[-1], sides[-2]
+            layers = {rank: rank // across // down for rank in range(size)}
+            return _fitted("grid", {rank: (rank % across + LAYER[0] * layer, rank // across % down + LAYER[1] * layer)
+                                    for rank, layer in layers.items()})
+        return _fitted("ring", _circle(range(size)))
     if name == "double_tree" and size > 1:
         # The first of two trees: ranks from left to right in order, each as deep as in that tree.
         return _fitted("tree", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
                                 for place in range(size)})
-    return _by_links(size, pairs, root)
-
-
-def _by_links(size: int, pairs: Iterable[tuple[int, int]], root: int) -> GraphLayout:
     links: Links = {rank: set() for rank in range(size)}
     for one, other in pairs:
         links[one].add(other)
@@ -70,33 +71,13 @@ def _circle(ranks: Sequence[int], turn: float = 0.0) -> dict[int, Point]:
 
 
 def _clusters(groups: Groups) -> dict[int, Point]:
-    """Return a small circle for each group, or for a pair a line; the groups stand on a large one, two side by side."""
+    """Return a small circle for each group; the groups stand on a large one, two side by side."""
     places: dict[int, Point] = {}
     turn = -math.pi / 2 if len(groups) == 2 else 0.0
     reach = 0.6 * math.sin(math.pi / max(2, len(groups)))
     for middle, members in zip(_circle(range(len(groups)), turn).values(), groups, strict=True):
-        around = _circle(members) if len(members) > 2 else _line(members, middle)
-        for rank, (x, y) in around.items():
+        for rank, (x, y) in _circle(members).items():
             places[rank] = (middle[0] + reach * x, middle[1] + reach * y)
-    return places
-
-
-def _line(members: Sequence[int], middle: Point) -> dict[int, Point]:
-    """Return places of one or two ranks across the way from the centre to `middle`: left to right, or downwards."""
-    far = math.hypot(*middle) or 1.0
-    across = max((-middle[1] / far, middle[0] / far), (middle[1] / far, -middle[0] / far),
-                 key=lambda way: (round(way[0], 9), way[1]))
-    return {rank: (side * across[0], side * across[1])
-            for rank, side in zip(members, (-0.8, 0.8) if len(members) == 2 else (0.0,), strict=True)}
-
-
-def _torus(sides: Sequence[int]) -> dict[int, Point]:
-    """Return rows of the last side, one below the other, in layers, each moved a little."""
-    across, down = sides[-1], sides[-2]
-    places: dict[int, Point] = {}
-    for rank in range(math.prod(sides)):
-        column, row, layer = rank % across, rank // across % down, rank // across // down
-        places[rank] = (column + LAYER[0] * layer, row + LAYER[1] * layer)
     return places
 
 

@@ -9,24 +9,20 @@ from typing import Any
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
 from gpucoll.analysis.draw.layout import SIDE
 from gpucoll.analysis.draw.record import Change, Recording, View
-from gpucoll.analysis.draw.shapes import DARK, LIGHT, ON_RANK, number, path, rank_colour, ranks, rect
+from gpucoll.analysis.draw.still import DARK, LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
 
 LANES = 1000.0  # units across; the page stretches them
 
 
 def page(view: View) -> str:
-    body = asset(__package__, "page.html")
-    for name, text in {**_words(view), **_lanes(view), "data": script_data(_data(view))}.items():
+    body, (title, *details) = asset(__package__, "page.html"), view.title.split(" · ")
+    texts = {"name": escape(title), "details": escape(" · ".join(details)), "tiles": _tiles(view),
+             "key": key(view.recording), "last": str(view.recording.rounds), "side": number(SIDE), **_lanes(view),
+             "data": script_data(_data(view))}
+    for name, text in texts.items():
         body = body.replace(f"{{{{{name}}}}}", text)
     style = palettes(LIGHT, DARK) + ranks(view.recording.size) + f".disc{{fill:{ON_RANK}}}\n"
     return page_file(view.title, style + asset(__package__, "page.css"), body, asset(__package__, "page.js"))
-
-
-def _words(view: View) -> dict[str, str]:
-    """Return the texts of the page by their names in it."""
-    name, *details = view.title.split(" · ")
-    return {"name": escape(name), "details": escape(" · ".join(details)), "tiles": _tiles(view),
-            "key": _key(view.recording), "last": str(view.recording.rounds), "side": number(SIDE)}
 
 
 def _tiles(view: View) -> str:
@@ -40,14 +36,6 @@ def _tiles(view: View) -> str:
 
 def _counted(count: int, what: str) -> tuple[str, str]:
     return f"{count:,}", what if count == 1 else f"{what}s"
-
-
-def _key(recording: Recording) -> str:
-    if recording.row.reduces or not recording.moves_data:
-        what = "contributions" if recording.moves_data else "arrivals it knows of"
-        return (f"A cell fills with the {what}, a stripe in the colour of each rank, from below; "
-                '<span class="swatch"></span> has those of all ranks.')
-    return "A cell has the colour of the rank whose data it holds; grey is empty."
 
 
 def _lanes(view: View) -> dict[str, str]:

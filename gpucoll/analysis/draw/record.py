@@ -78,7 +78,12 @@ def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int
     recorder.prove(schedules)
     wanted = tuple(map(recorder.wanted, range(len(schedules))))
     last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
-    return Recording(row, len(schedules), chunks, _together(recorder.messages),
+    joined: dict[tuple[int, int, int], RecordedMessage] = {}  # those that share a link in a round are one
+    for message in recorder.messages:
+        before = joined.get(message[:3], message._replace(chunks=0, contents=()))
+        joined[message[:3]] = before._replace(chunks=before.chunks + message.chunks,
+                                              contents=(*before.contents, *message.contents))
+    return Recording(row, len(schedules), chunks, tuple(joined[key] for key in sorted(joined)),
                      tuple(recorder.changes[turn] for turn in range(last + 1)), tuple(recorder.numbers), wanted)
 
 
@@ -126,16 +131,6 @@ class _Recorder(SymbolicMemory):
     def wanted(self, rank: int) -> tuple[int, ...]:
         """Return what the output of `rank` has to hold."""
         return tuple(self.number(content) if content[1] else NOBODY for content in self.ranks[rank].wanted())
-
-
-def _together(messages: Iterable[RecordedMessage]) -> tuple[RecordedMessage, ...]:
-    """Return the messages in the order of rounds, those that share a link in one as one."""
-    joined: dict[tuple[int, int, int], RecordedMessage] = {}
-    for message in messages:
-        before = joined.get(message[:3], message._replace(chunks=0, contents=()))
-        joined[message[:3]] = before._replace(chunks=before.chunks + message.chunks,
-                                              contents=(*before.contents, *message.contents))
-    return tuple(joined[key] for key in sorted(joined))
 
 
 class Loads(NamedTuple):

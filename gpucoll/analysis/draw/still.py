@@ -1,22 +1,120 @@
-"""One still picture: what every rank holds after every round, and the messages between."""
+"""One still picture: what every rank holds after every round, and the messages between.
+
+Its shapes and colours are the page's too: classes, which a style sheet sets for light and dark.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
 
+from gpucoll.analysis.document import DARK as PAGE_DARK
+from gpucoll.analysis.document import FONT
+from gpucoll.analysis.document import LIGHT as PAGE_LIGHT
 from gpucoll.analysis.draw.record import NOBODY, RecordedMessage, Recording, View
-from gpucoll.analysis.draw.shapes import document, heading, number, path, rect, words
 
+LIGHT = {**PAGE_LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
+DARK = {**PAGE_DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
+
+CHROMA = 0.13
+LIGHTNESS = (0.77, 0.68)  # in turn, so that neighbours differ for those as well who see no hue
+ON_RANK = "#12161b"  # text on a rank's colour, in light and in dark
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 140.0, 12.0
 
 
-def still(view: View) -> str:
-    """Return an SVG file: every chunk after every round."""
-    return _Chunks(view).document()
+def rank_colour(rank: int, size: int) -> str:
+    """Return the colour of a rank: once round the circle of hues of OKLCH for all ranks, as sRGB.
+
+    Ottosson, "A perceptual color space for image processing" (2020).
+
+    >>> rank_colour(0, 8), rank_colour(4, 8)
+    ('#fc9191', '#0accd5')
+    """
+    lightness, hue = LIGHTNESS[rank % 2], 2 * math.pi * rank / size + 0.35
+    a, b = CHROMA * math.cos(hue), CHROMA * math.sin(hue)
+    long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
+    middle = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
+    short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
+    linear = (4.0767416621 * long - 3.3077115913 * middle + 0.2309699292 * short,
+              -1.2684380046 * long + 2.6097574011 * middle - 0.3413193965 * short,
+              -0.0041960863 * long - 0.7034186147 * middle + 1.7076147010 * short)
+    bounded = (min(1.0, max(0.0, part)) for part in linear)
+    shown = (12.92 * part if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055 for part in bounded)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in shown)
 
 
-class _Chunks:
-    """A column of ranks for every round; the arrows between two columns are the round's messages."""
+def number(value: float) -> str:
+    """Return a coordinate in as few characters as a hundredth needs.
+
+    >>> number(12.0), number(1 / 3), number(-0.001)
+    ('12', '0.33', '0')
+    """
+    text = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, corner: float = 0) -> str:
+    round_off = f' rx="{number(corner)}"' if corner else ""
+    return (f'<rect x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"{round_off} '
+            f'class="{kind}"/>')
+
+
+def path(points: str, kind: str) -> str:
+    return f'<path d="{points}" class="{kind}"/>'
+
+
+def words(x: float, y: float, text: object, kind: str, *, size: float = 13, anchor: str = "start") -> str:
+    """Return a line of text; `anchor` is what of it lies at x."""
+    return (f'<text x="{number(x)}" y="{number(y)}" font-size="{number(size)}" text-anchor="{anchor}" class="{kind}">'
+            f"{escape(str(text))}</text>")
+
+
+def ranks(size: int) -> str:
+    """Return the style sheet of the ranks' colours: .r0 is an area, .a0 a line, and so on.
+
+    >>> ranks(1)
+    '.r0{fill:#fc9191}.a0{fill:none;stroke:#fc9191}'
+    """
+    return "".join(f".r{rank}{{fill:{colour}}}.a{rank}{{fill:none;stroke:{colour}}}"
+                   for rank, colour in enumerate(rank_colour(rank, size) for rank in range(size)))
+
+
+def document(width: float, height: float, title: str, size: int, shapes: Sequence[str]) -> str:
+    """Return a whole SVG file, light, and dark where the reader prefers it; programs without style sheets see light."""
+    light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
+                           for role, colour in palette.items()) for palette in (LIGHT, DARK))
+    style = f"{light}{ranks(size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
+    inside = [f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>",
+              rect(0, 0, width, height, "paper"), *shapes, ""]
+    shown = "\n".join(inside)
+    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+            f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
+            f"<title>{escape(title)}</title>{shown}</svg>\n")
+
+
+def heading(title: str, key: str) -> list[str]:
+    """Return the first part of the title in large, the others beside it, and the line that explains the picture."""
+    name, *details = title.split(" · ")
+    beside = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
+    return [f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(name)}{beside}</text>',
+            words(24, 60, key, "muted", size=12)]
+
+
+def key(recording: Recording) -> str:
+    """Return what explains the cells of a drawing."""
+    if recording.row.reduces:
+        return "A chunk fills with a stripe in the colour of every rank that has contributed; solid: all have."
+    if not recording.moves_data:
+        return "A cell fills with a stripe in the colour of every rank that is known to have come; solid: all have."
+    return "A chunk has the colour of the rank that it comes from."
+
+
+class Still:
+    """One still picture, an SVG file: what every rank holds after every round.
+
+    A column of ranks for every round; the arrows between two columns are the round's messages.
+    """
 
     def __init__(self, view: View) -> None:
         self.view, self.recording = view, view.recording
@@ -28,9 +126,14 @@ class _Chunks:
         self.used: dict[str, str] = {}
 
     def document(self) -> str:
+        names = list[str]()
+        for rank in range(self.recording.size):
+            middle = self._y(rank) + self.height / 2
+            names += [f'<circle cx="{number(LEFT - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>',
+                      words(LEFT - 26, middle + 4.5, rank, "disc", anchor="middle")]
         width = max(self._x(self.recording.rounds) + self.cells * self.cell + RIGHT, 560)
         height = TOP + self.recording.size * self.lane + BOTTOM
-        body = [*heading(self.view.title, _key(self.recording)), *self._names(), *self._columns(),
+        body = [*heading(self.view.title, key(self.recording)), *names, *self._columns(),
                 *map(self._arrow, self.recording.messages), *self._rounds()]
         defined = f"<defs>{''.join(self.used.values())}</defs>"
         return document(width, height, self.view.title, self.recording.size, [defined, *body])
@@ -40,12 +143,6 @@ class _Chunks:
 
     def _y(self, rank: int) -> float:
         return TOP + rank * self.lane
-
-    def _names(self) -> Iterator[str]:
-        for rank in range(self.recording.size):
-            middle = self._y(rank) + self.height / 2
-            yield f'<circle cx="{number(LEFT - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>'
-            yield words(LEFT - 26, middle + 4.5, rank, "disc", anchor="middle")
 
     def _columns(self) -> Iterator[str]:
         held: dict[tuple[int, str, int], int] = {}
@@ -67,10 +164,14 @@ class _Chunks:
 
     def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
         """Return the name of the picture of a chunk: it fills from below, a stripe of each contributor's colour."""
-        recording, wanted = self.recording, _need(self.recording, rank, buffer, chunk)
+        recording, wanted = self.recording, 1  # so many contributions fill it: those promised, in scratch those of all
+        if buffer == "scratch":
+            wanted = recording.size if recording.row.reduces else 1
+        elif recording.wanted[rank][chunk] != NOBODY:
+            wanted = len(recording.contents[recording.wanted[rank][chunk]].ranks)
         ranks = () if content is None else recording.contents[content].ranks
-        key = f"{buffer[0]}{'.'.join(map(str, ranks))}-{wanted}"
-        if key not in self.used:
+        name = f"{buffer[0]}{'.'.join(map(str, ranks))}-{wanted}"
+        if name not in self.used:
             width, stripe = self.cell - 1, height / wanted
             inside = [rect(0, 0, width, height, "cell", 1.5)]
             if len(ranks) == recording.size > 1:
@@ -78,8 +179,8 @@ class _Chunks:
             else:
                 inside += [rect(0, height - (turn + 1) * stripe, width, stripe, f"r{one}")
                            for turn, one in enumerate(ranks)]
-            self.used[key] = f'<g id="{key}">{"".join(inside)}</g>'
-        return key
+            self.used[name] = f'<g id="{name}">{"".join(inside)}</g>'
+        return name
 
     def _arrow(self, message: RecordedMessage) -> str:
         x, far = self._x(message.round - 1) + self.cells * self.cell + 4, self._x(message.round) - 6
@@ -99,19 +200,3 @@ class _Chunks:
             yield rect(middle - 20, TOP - 34, 40, 4, "cell", 2)
             yield rect(middle - 20, TOP - 34, 40 * load / most if most else 0, 4, "ink", 2)
             yield words(middle, TOP - 16, f"{idle} idle", "idle" if idle else "axis", size=11, anchor="middle")
-
-
-def _key(recording: Recording) -> str:
-    if recording.row.reduces:
-        return "A chunk fills with a stripe in the colour of every rank that has contributed; solid: all have."
-    if not recording.moves_data:
-        return "A cell fills with a stripe in the colour of every rank that is known to have come; solid: all have."
-    return "A chunk has the colour of the rank that it comes from."
-
-
-def _need(recording: Recording, rank: int, buffer: str, chunk: int) -> int:
-    """Return how many contributions fill a chunk: those promised, or in scratch those of all ranks."""
-    if buffer == "scratch":
-        return recording.size if recording.row.reduces else 1
-    wanted = recording.wanted[rank][chunk]
-    return 1 if wanted == NOBODY else len(recording.contents[wanted].ranks)
