@@ -15,7 +15,7 @@
     analysis                    a schedule proved, predicted and drawn: verify, simulate, draw
     loading, msccl              algorithms from files: users' Python, MSCCL's XML, which is written too
     algorithms                  ring, tree, star, ...: one file each; users' own
-    proved, proof, replay       a user's schedule, proved before its first use; the proof; all ranks run together
+    proved, proof               a user's schedule, proved before its first use; all ranks run together and proved
     plan                        a schedule on buffers of given lengths: what waits for what
     collectives, topology       what each collective promises; shapes of rings and trees
     schedule, chunks, ops, dtypes     the vocabulary

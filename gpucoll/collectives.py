@@ -7,7 +7,6 @@ chunk of the output holds afterwards; and nccl-tests' factor from algbw to busbw
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from gpucoll.errors import ArgumentError, nearest
@@ -32,7 +31,7 @@ class Piece(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """One row: see the module's text. `result` maps (rank, size, root, per_block, i) to output chunk i.
+    """One row: see the module's text.
 
     `ragged` is what the length of a block depends on where blocks are not alike: the rank it comes from, the rank it
     goes to, or both.
@@ -44,7 +43,6 @@ class Collective(NamedTuple):
     reduces: bool
     rooted: bool
     busbw: str
-    result: Callable[[int, int, int, int, int], Piece]
     ragged: Literal["source", "target", "pair"] | None = None
 
     @property
@@ -52,37 +50,15 @@ class Collective(NamedTuple):
         """Whether the larger side is a block for every rank."""
         return self.input.blocks or self.output.blocks
 
-
-def _everyone(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(index, frozenset(range(size)))
-
-
-def _from_root(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(index, frozenset({root}))
-
-
-def _block_of_each(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(index % per_block, frozenset({index // per_block}))
-
-
-def _own_block(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(rank * per_block + index, frozenset(range(size)))
-
-
-def _block_from_each(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(rank * per_block + index % per_block, frozenset({index // per_block}))
-
-
-def _block_from_root(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(rank * per_block + index, frozenset({root}))
-
-
-def _up_to_rank(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(index, frozenset(range(rank + 1)))
-
-
-def _before_rank(rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
-    return Piece(index, frozenset(range(rank)))
+    def result(self, rank: int, size: int, root: int, per_block: int, index: int) -> Piece:
+        """Return what chunk `index` of the output of `rank` holds, blocks being `per_block` chunks long."""
+        first = rank * per_block if self.input.blocks else 0
+        if self.output.blocks:
+            return Piece(first + index % per_block, frozenset({index // per_block}))
+        if self.rooted and not self.reduces:
+            return Piece(first + index, frozenset({root}))
+        ranks = {"scan": rank + 1, "exscan": rank}.get(self.name, size)
+        return Piece(first + index, frozenset(range(ranks)))
 
 
 _ARRAY, _BLOCKS = Side(), Side(blocks=True)
@@ -92,22 +68,22 @@ _SHARE = "(P - 1) / P"
 COLLECTIVES: dict[str, Collective] = {
     row.name: row
     for row in (
-        Collective("all_reduce", _ARRAY, _ARRAY, True, False, "2 * (P - 1) / P", _everyone),
-        Collective("reduce", _ARRAY, _ROOT, True, True, "1", _everyone),
-        Collective("broadcast", _ROOT, _ARRAY, False, True, "1", _from_root),
-        Collective("all_gather", _ARRAY, _BLOCKS, False, False, _SHARE, _block_of_each),
-        Collective("gather", _ARRAY, _ROOTS_BLOCKS, False, True, _SHARE, _block_of_each),
-        Collective("scatter", _ROOTS_BLOCKS, _ARRAY, False, True, _SHARE, _block_from_root),
-        Collective("reduce_scatter", _BLOCKS, _ARRAY, True, False, _SHARE, _own_block),
-        Collective("all_to_all", _BLOCKS, _BLOCKS, False, False, _SHARE, _block_from_each),
-        Collective("scan", _ARRAY, _ARRAY, True, False, "1", _up_to_rank),
-        Collective("exscan", _ARRAY, _ARRAY, True, False, "1", _before_rank),
-        Collective("all_gather_v", _ARRAY, _BLOCKS, False, False, _SHARE, _block_of_each, "source"),
-        Collective("gather_v", _ARRAY, _ROOTS_BLOCKS, False, True, _SHARE, _block_of_each, "source"),
-        Collective("scatter_v", _ROOTS_BLOCKS, _ARRAY, False, True, _SHARE, _block_from_root, "target"),
-        Collective("reduce_scatter_v", _BLOCKS, _ARRAY, True, False, _SHARE, _own_block, "target"),
-        Collective("all_to_all_v", _BLOCKS, _BLOCKS, False, False, _SHARE, _block_from_each, "pair"),
-        Collective("barrier", _NOWHERE, _NOWHERE, False, False, "1", _everyone),
+        Collective("all_reduce", _ARRAY, _ARRAY, True, False, "2 * (P - 1) / P"),
+        Collective("reduce", _ARRAY, _ROOT, True, True, "1"),
+        Collective("broadcast", _ROOT, _ARRAY, False, True, "1"),
+        Collective("all_gather", _ARRAY, _BLOCKS, False, False, _SHARE),
+        Collective("gather", _ARRAY, _ROOTS_BLOCKS, False, True, _SHARE),
+        Collective("scatter", _ROOTS_BLOCKS, _ARRAY, False, True, _SHARE),
+        Collective("reduce_scatter", _BLOCKS, _ARRAY, True, False, _SHARE),
+        Collective("all_to_all", _BLOCKS, _BLOCKS, False, False, _SHARE),
+        Collective("scan", _ARRAY, _ARRAY, True, False, "1"),
+        Collective("exscan", _ARRAY, _ARRAY, True, False, "1"),
+        Collective("all_gather_v", _ARRAY, _BLOCKS, False, False, _SHARE, "source"),
+        Collective("gather_v", _ARRAY, _ROOTS_BLOCKS, False, True, _SHARE, "source"),
+        Collective("scatter_v", _ROOTS_BLOCKS, _ARRAY, False, True, _SHARE, "target"),
+        Collective("reduce_scatter_v", _BLOCKS, _ARRAY, True, False, _SHARE, "target"),
+        Collective("all_to_all_v", _BLOCKS, _BLOCKS, False, False, _SHARE, "pair"),
+        Collective("barrier", _NOWHERE, _NOWHERE, False, False, "1"),
     )
 }
 

@@ -65,13 +65,11 @@ def row_of(dtype: object) -> Dtype:
     """
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
-    return _row_of(_as_numpy(dtype))
-
-
-def _as_numpy(dtype: object) -> numpy.dtype:
     try:
-        return numpy.dtype(dtype)  # type: ignore[call-overload]
-    except TypeError:
+        return _row_of(numpy.dtype(dtype))  # type: ignore[call-overload]
+    except TypeError as error:
+        if isinstance(error, DtypeError):
+            raise
         raise DtypeError(f"{dtype!r} is not a dtype; supported: {', '.join(DTYPES)}") from None
 
 

@@ -131,53 +131,43 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
         raise ArgumentError(f"elementwise_op: {expression!r} is no expression: {error}", code="GC-OP") from None
     if not isinstance(identity, Number):
         raise ArgumentError(f"elementwise_op: the identity {identity!r} is no number", code="GC-OP")
-    _check_node(expression, tree.body)
+    try:
+        cuda = _cuda(expression, tree.body)
+    except ArgumentError:
+        raise
+    except (ArithmeticError, ValueError) as error:
+        raise ArgumentError(f"elementwise_op: part of {expression!r} has no value: {error}", code="GC-OP") from None
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if not used >= {"a", "b"}:
         raise ArgumentError(f"elementwise_op: {expression!r} must use both a and b", code="GC-OP")
-    try:
-        cuda = _cuda(tree.body)
-    except (ArithmeticError, ValueError) as error:
-        raise ArgumentError(f"elementwise_op: part of {expression!r} has no value: {error}", code="GC-OP") from None
     return Op("elementwise", "", cuda, None, "", identity, _ALL, expression=expression.strip())
 
 
-def _check_node(expression: str, node: ast.AST) -> None:
-    """Let pass what means the same in Python and in C++, and nothing else."""
+def _cuda(expression: str, node: ast.AST) -> str:
+    """Return the C++ text of an expression's part, in which every step has the type W and means what NumPy's does.
+
+    Raises ArgumentError for what does not mean the same in Python and in C++.
+    """
     match node:
         case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
-            parts = [left, right]
+            function, parts = OPERATORS[type(operator)], [left, right]
         case ast.UnaryOp(operator, operand) if type(operator) in OPERATORS:
-            parts = [operand]
+            function, parts = OPERATORS[type(operator)], [operand]
         case ast.Call(ast.Name(name), arguments, []) if FUNCTIONS.get(name, ("", -1))[1] == len(arguments):
-            parts = arguments
-        case ast.Name("a" | "b"):
-            parts = []
-        case ast.Constant(number) if type(number) in (int, float):
-            parts = []
+            function, parts = FUNCTIONS[name][0], arguments
+        case ast.Name("a" | "b" as function):
+            return function
+        case ast.Constant(int() | float() as number) if not isinstance(number, bool):
+            return _constant(number)
         case _:
             part = ast.get_source_segment(expression.strip(), node) if isinstance(node, ast.expr) else node
             raise ArgumentError(f"elementwise_op: {part!r} in {expression!r} does not mean the same in NumPy and C++",
                                 code="GC-OP")
-    for part in parts:
-        _check_node(expression, part)
-
-
-def _cuda(node: ast.expr) -> str:
-    """Return the C++ text of a checked node, in which every step has the type W and means what NumPy's does."""
-    match node:
-        case ast.Name(name):
-            return name
-        case ast.Call(ast.Name(name), arguments):
-            return f"{FUNCTIONS[name][0]}({', '.join(map(_cuda, arguments))})"
-        case _ if all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
-            # A constant is formed by Python, as on the host, where 1 / 2 is a half whatever W is.
-            return _constant(eval(compile(ast.Expression(node), "<elementwise_op>", "eval")))
-        case ast.BinOp(left, operator, right):
-            return f"{OPERATORS[type(operator)]}({_cuda(left)}, {_cuda(right)})"
-        case ast.UnaryOp(operator, operand):
-            return f"{OPERATORS[type(operator)]}({_cuda(operand)})"
-    raise AssertionError(f"{node} has passed the check")
+    texts = [_cuda(expression, part) for part in parts]
+    if all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
+        # A constant is formed by Python, as on the host, where 1 / 2 is a half whatever W is.
+        return _constant(eval(compile(ast.Expression(node), "<elementwise_op>", "eval")))
+    return f"{function}({', '.join(texts)})"
 
 
 _ARITHMETIC = (ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)

@@ -120,33 +120,27 @@ def in_rank_order(own: Slice, total: Slice, rank: int, size: int) -> list[Step]:
     return [first, *(Reduce(own, total) if peer == rank else RecvReduce(total, peer) for peer in range(1, size))]
 
 
-def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice | None] = lambda part: part,
+def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice] = lambda part: part,
           peer: Callable[[int], int] = lambda rank: rank) -> Rounds:
     """Yield the same rounds elsewhere: every slice at its `place`, every peer renamed, as from a node's to the world's.
 
-    A step without a place is left out; where that is a message, it must be so at both of its ends. So is a copy onto
-    itself.
+    A copy onto itself is left out.
 
     >>> rounds = [(Send(Slice("input", 1), 1), Recv(Slice("output", 1), 1))]
     >>> list(moved(rounds, lambda part: Slice("scratch", 2 * part.first, 2)))[0][1].dst
     Slice(buffer='scratch', first=2, count=2)
     """
     for steps in rounds:
-        yield tuple(step for step in (_moved(step, place, peer) for step in steps) if step is not None)
-
-
-def _moved(step: Step, place: Callable[[Slice], Slice | None], peer: Callable[[int], int]) -> Step | None:
-    if isinstance(step, Copy | Reduce):
-        source, target = place(step.src), place(step.dst)
-        nothing = source is None or target is None or (isinstance(step, Copy) and _same(source, target))
-        return None if nothing else type(step)(source, target)  # type: ignore[arg-type] # neither is None
-    part = place(step.src if isinstance(step, Send) else step.dst)
-    return None if part is None else type(step)(part, peer(step.peer))
-
-
-def _same(one: Slice, other: Slice) -> bool:
-    apart = one.first - other.first
-    return one.buffer == other.buffer and not (apart if isinstance(apart, int) else apart.any())
+        made: list[Step] = []
+        for step in steps:
+            if isinstance(step, Copy | Reduce):
+                src, dst = place(step.src), place(step.dst)
+                apart = src.buffer != dst.buffer or src.first - dst.first
+                if isinstance(step, Reduce) or (apart if isinstance(apart, int) else apart.any()):
+                    made.append(type(step)(src, dst))
+            else:
+                made.append(type(step)(place(step[0]), peer(step.peer)))
+        yield tuple(made)
 
 
 def within(renamed: dict[str, Buffer], offset: int = 0, scale: int = 1) -> Callable[[Slice], Slice]:

@@ -10,7 +10,7 @@ reduce-scatter, so that it is for every P.
 """
 
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Recv, Rounds, Send, Slice, moved, within
+from gpucoll.schedule import Recv, Round, Rounds, Send, Slice, moved, within
 from gpucoll.topology import splits
 
 
@@ -25,12 +25,8 @@ def reduce_scatter_gather_reduce(rank: int, size: int, root: int = 0) -> Rounds:
     place = (rank - root) % size
     sums = within({"output": "output" if rank == root else "scratch"})
     yield from moved(phases("reduce_scatter")["circulant"](place, size), sums, lambda peer: (peer + root) % size)
-    yield from moved(_gather(place, size), sums, lambda peer: (peer + root) % size)
-
-
-def _gather(place: int, size: int) -> Rounds:
     split = splits(place, size)
-    for child, count in reversed(split.children):
-        yield (Recv(Slice("output", child, count), child),)
+    gather: list[Round] = [(Recv(Slice("output", child, count), child),) for child, count in reversed(split.children)]
     if split.parent is not None:
-        yield (Send(Slice("output", place, split.leads), split.parent),)
+        gather.append((Send(Slice("output", place, split.leads), split.parent),))
+    yield from moved(gather, sums, lambda peer: (peer + root) % size)

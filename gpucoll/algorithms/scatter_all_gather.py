@@ -10,7 +10,7 @@ theory, practice, and experience" (2007), with Träff's circulant all-gather.
 """
 
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, moved
+from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, Step, moved
 from gpucoll.topology import splits
 
 
@@ -23,16 +23,10 @@ def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
     ['Recv', 'Recv', 'Recv']
     """
     place = (rank - root) % size
-    yield from moved(_scatter(place, size), peer=lambda peer: (peer + root) % size)
-    yield from moved(phases("all_gather")["circulant"](place, size), peer=lambda peer: (peer + root) % size)
-
-
-def _scatter(place: int, size: int) -> Rounds:
-    """Yield the scatter after which every place has its own block of output, and others that it has passed on."""
     split = splits(place, size)
-    if split.parent is None:
-        yield (Copy(Slice("input", 0, size), Slice("output", 0, size)),)
-    else:
-        yield (Recv(Slice("output", place, split.leads), split.parent),)
-    for child, count in split.children:
-        yield (Send(Slice("output", child, count), child),)
+    begun: Step = Copy(Slice("input", 0, size), Slice("output", 0, size))
+    if split.parent is not None:
+        begun = Recv(Slice("output", place, split.leads), split.parent)
+    scatter = [(begun,), *((Send(Slice("output", child, count), child),) for child, count in split.children)]
+    yield from moved(scatter, peer=lambda peer: (peer + root) % size)
+    yield from moved(phases("all_gather")["circulant"](place, size), peer=lambda peer: (peer + root) % size)

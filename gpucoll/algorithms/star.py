@@ -24,21 +24,16 @@ def star_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     ['Send']
     ['Recv']
     """
-    part = _master if rank == MASTER else _worker
-    for time in range(segments + 1):
-        yield tuple(step for step in part(time, size) if 0 <= _segment(step) < segments)
-
-
-def _segment(step: Step) -> int:
-    return step.src.first if isinstance(step, Send) else step.dst.first
-
-
-def _master(time: int, size: int) -> list[Step]:
-    came, done = Slice("output", time), Slice("output", time - 1)
     workers = range(1, size)
-    return [*(Send(done, worker) for worker in workers), Copy(Slice("input", time), came),
-            *(RecvReduce(came, worker) for worker in workers)]
-
-
-def _worker(time: int, size: int) -> list[Step]:
-    return [Send(Slice("input", time), MASTER), Recv(Slice("output", time - 1), MASTER)]
+    for time in range(segments + 1):
+        steps: list[Step] = []
+        if rank == MASTER and time > 0:
+            steps += [Send(Slice("output", time - 1), worker) for worker in workers]
+        if rank == MASTER and time < segments:
+            total = Slice("output", time)
+            steps += [Copy(Slice("input", time), total), *(RecvReduce(total, worker) for worker in workers)]
+        if rank != MASTER and time < segments:
+            steps.append(Send(Slice("input", time), MASTER))
+        if rank != MASTER and time > 0:
+            steps.append(Recv(Slice("output", time - 1), MASTER))
+        yield tuple(steps)

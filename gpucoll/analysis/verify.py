@@ -7,9 +7,9 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gpucoll.algorithms import Algorithm, registry, schedule
+from gpucoll.algorithms import registry, schedule
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import GpucollError
 from gpucoll.proof import Proof, prove
@@ -58,21 +58,25 @@ def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: st
 def _proved(asked: tuple[str, str, Sequence[int], Sequence[int]]) -> Row:
     kind, name, sizes, segments = asked
     entry = registry()[kind, name]
+
+    def names(size: int) -> list[str]:
+        said = entry.variants(kind, size) if entry.variants is not None and size <= FEW else ()
+        return [name, *(f"{name}({one})" for one in said)]
+
     claims = [{"algorithm": one, "size": size, "root": root, "segments": pieces, "nodes": nodes}
-              for size in sizes if not entry.own or entry.unfit(size, None) is None for one in _names(entry, size)
+              for size in sizes if not entry.own or entry.unfit(size, None) is None for one in names(size)
               for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
               for pieces in (segments if "segments" in entry.options else (1,))
               for nodes in ({None, _uneven(size)} if "nodes" in entry.options and size <= FEW else {None})]
     if not claims:
         return Row(kind, name, 0, f"it is not for {', '.join(map(str, sizes))} ranks: {entry.unfit(sizes[0], None)}")
-    return Row(kind, name, len(claims), _first_fault(kind, claims))
-
-
-def _names(entry: Algorithm, size: int) -> list[str]:
-    """Return the name, and up to 16 ranks all that can be said by it."""
-    if entry.variants is None or size > FEW:
-        return [entry.name]
-    return [entry.name, *(f"{entry.name}({one})" for one in entry.variants(entry.collective, size))]
+    for claim in claims:
+        try:
+            verify(kind, **claim)  # type: ignore[arg-type] # by their names
+        except GpucollError as error:
+            asked_for = ", ".join(f"{option} {value}" for option, value in claim.items())
+            return Row(kind, name, len(claims), f"{asked_for}: {error}")
+    return Row(kind, name, len(claims), None)
 
 
 def _uneven(size: int) -> tuple[int, ...]:
@@ -82,12 +86,3 @@ def _uneven(size: int) -> tuple[int, ...]:
     (0, 1, 1, 2, 2, 2, 3, 3)
     """
     return tuple((math.isqrt(8 * rank + 1) - 1) // 2 for rank in range(size))
-
-
-def _first_fault(collective: str, claims: list[dict[str, Any]]) -> str | None:
-    for claim in claims:
-        try:
-            verify(collective, **claim)
-        except GpucollError as error:
-            return f"{', '.join(f'{name} {value}' for name, value in claim.items())}: {error}"
-    return None

@@ -19,10 +19,10 @@ def of_rank(rounds, rank):
         return value if isinstance(value, int) else int(value[rank])
 
     def part(value):
-        count = number(value.count)
-        return Slice(value.buffer, number(value.first), count) if count or isinstance(value.count, int) else None
+        return Slice(value.buffer, number(value.first), number(value.count))
 
-    return list(moved(rounds, part, number))
+    there = [tuple(step for step in steps if isinstance(step[0].count, int) or step[0].count[rank]) for steps in rounds]
+    return list(moved(there, part, number))
 
 
 @pytest.mark.parametrize("rows", [

@@ -12,6 +12,7 @@ from gpucoll.errors import ArgumentError, nearest
 
 CODE = "GC-TOPOLOGY"
 DEFAULT = "switch"
+SHIPPED = importlib.resources.files("gpucoll.analysis").joinpath("topologies")
 
 
 class Level(NamedTuple):
@@ -82,8 +83,7 @@ def names() -> tuple[str, ...]:
     >>> names()
     ('fat_tree', 'mesh', 'nvlink_node', 'pcie_node', 'switch', 'torus_2d', 'torus_3d', 'two_hosts')
     """
-    files = importlib.resources.files("gpucoll.analysis").joinpath("topologies").iterdir()
-    return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
+    return tuple(sorted(file.name.removesuffix(".toml") for file in SHIPPED.iterdir() if file.name.endswith(".toml")))
 
 
 @functools.cache
@@ -91,8 +91,7 @@ def shipped(name: str) -> Topology:
     """Return the topology `name` of the package; ArgumentError names the nearest where there is none."""
     if name not in names():
         raise ArgumentError(f"no topology is named {name!r}{nearest(name, names())}", code=CODE)
-    file = importlib.resources.files("gpucoll.analysis").joinpath("topologies", f"{name}.toml")
-    return parse(name, file.read_bytes())
+    return parse(name, SHIPPED.joinpath(f"{name}.toml").read_bytes())
 
 
 def load(name_or_file: str) -> Topology:
@@ -112,7 +111,7 @@ def parse(name: str, text: bytes) -> Topology:
     >>> parse("pair", b"[[level]]\\nname = 'cable'\\nalpha = 1e-6\\nbeta = 1e-9").levels[0].medium
     'switch'
     """
-    file = _file(name)
+    file = toml.TomlFile(f"topology {name}", CODE)
     table = file.read(text, ("about", "level"))
     about, levels = table.get("about", ""), file.tables(table, "level")
     if not isinstance(about, str):
@@ -120,28 +119,19 @@ def parse(name: str, text: bytes) -> Topology:
     return checked(Topology(name, tuple(file.row(Level, level, CHECKS, where) for where, level in levels), about))
 
 
-def _file(name: str) -> toml.TomlFile:
-    return toml.TomlFile(f"topology {name}", CODE)
-
-
 def checked(topology: Topology) -> Topology:
     """Return `topology`, all values of which make sense; ArgumentError names the level and the key."""
-    file = _file(topology.name)
+    file = toml.TomlFile(f"topology {topology.name}", CODE)
     if not topology.levels:
         raise file.error("it has no level: no [[level]]")
     for index, level in enumerate(topology.levels, 1):
         file.check(level._asdict(), CHECKS, f"level {index}")
-        _check_medium(file, f"level {index}", level)
+        for medium, keys in MEDIA.items():  # none is given that means nothing to the medium
+            for key in keys:
+                if medium != level.medium and getattr(level, key) != Level._field_defaults[key]:
+                    raise file.error(f"{key} belongs to a {medium}, not to a {level.medium}", f"level {index}")
     _check_nesting(file, topology)
     return topology
-
-
-def _check_medium(file: toml.TomlFile, where: str, level: Level) -> None:
-    """No key is given that means nothing to the medium."""
-    for medium, keys in MEDIA.items():
-        for key in keys:
-            if medium != level.medium and getattr(level, key) != Level._field_defaults[key]:
-                raise file.error(f"{key} belongs to a {medium}, not to a {level.medium}", where)
 
 
 def _check_nesting(file: toml.TomlFile, topology: Topology) -> None:
