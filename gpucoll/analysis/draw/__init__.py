@@ -13,7 +13,7 @@ from __future__ import annotations
 from gpucoll.algorithms import schedule
 from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.page import page
-from gpucoll.analysis.draw.record import View, loads, record
+from gpucoll.analysis.draw.record import View, record
 from gpucoll.analysis.draw.still import Still
 from gpucoll.errors import ArgumentError
 
@@ -35,8 +35,7 @@ def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root:
     if form not in MOST_CELLS:
         raise ArgumentError(f"a drawing is an .html page or an .svg picture, not {form!r}", code="GC-DRAW")
     drawn = view(algorithm, collective, size=size, root=root, segments=segments)
-    recording = drawn.recording
-    _check(f"states of chunks in an .{form}", len(recording.changes) * size * (recording.scratch + recording.outputs),
+    _check(f"states of chunks in an .{form}", len(drawn.changes) * size * (drawn.scratch + drawn.outputs),
            MOST_CELLS[form])
     return page(drawn) if form == "html" else Still(drawn).document()
 
@@ -47,11 +46,11 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
     schedules = [schedule(collective, algorithm, rank=rank, size=size, root=root, segments=segments)
                  for rank in range(max(1, size))]
     _check("chunks", schedules[0].chunks, MOST_CHUNKS)
-    recording = record(collective, schedules, chunks=schedules[0].chunks, root=root)
-    _check("chunks of scratch", recording.scratch, MOST_CHUNKS)
-    _check("messages", len(recording.messages), MOST_MESSAGES)
-    pairs = [(message.sender, message.receiver) for message in recording.messages]
-    return View(algorithm, recording, loads(recording), layout(algorithm, size, pairs, root))
+    drawn = record(collective, schedules, chunks=schedules[0].chunks, root=root)
+    _check("chunks of scratch", drawn.scratch, MOST_CHUNKS)
+    _check("messages", len(drawn.messages), MOST_MESSAGES)
+    pairs = [(message.sender, message.receiver) for message in drawn.messages]
+    return drawn._replace(algorithm=algorithm, layout=layout(algorithm, size, pairs, root))
 
 
 def _check(what: str, count: int, most: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
 from gpucoll.analysis.draw.layout import SIDE
-from gpucoll.analysis.draw.record import Change, Recording, View
+from gpucoll.analysis.draw.record import Change, View
 from gpucoll.analysis.draw.still import DARK, LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
 
 LANES = 1000.0  # units across; the page stretches them
@@ -17,19 +17,18 @@ LANES = 1000.0  # units across; the page stretches them
 def page(view: View) -> str:
     body, (title, *details) = asset(__package__, "page.html"), view.title.split(" · ")
     texts = {"name": escape(title), "details": escape(" · ".join(details)), "tiles": _tiles(view),
-             "key": key(view.recording), "last": str(view.recording.rounds), "side": number(SIDE), **_lanes(view),
+             "key": key(view), "last": str(view.rounds), "side": number(SIDE), **_lanes(view),
              "data": script_data(_data(view))}
     for name, text in texts.items():
         body = body.replace(f"{{{{{name}}}}}", text)
-    style = palettes(LIGHT, DARK) + ranks(view.recording.size) + f".disc{{fill:{ON_RANK}}}\n"
+    style = palettes(LIGHT, DARK) + ranks(view.size) + f".disc{{fill:{ON_RANK}}}\n"
     return page_file(view.title, style + asset(__package__, "page.css"), body, asset(__package__, "page.js"))
 
 
 def _tiles(view: View) -> str:
-    recording, loads = view.recording, view.loads
-    idle = sum(loads.rank_idle) / recording.size
-    tiles = [_counted(recording.rounds, "round"), _counted(len(recording.messages), "message"),
-             (f"{loads.most_sent / recording.chunks:.4g} n", "most bytes that a rank sends, n the data"),
+    idle = sum(view.rank_idle) / view.size
+    tiles = [_counted(view.rounds, "round"), _counted(len(view.messages), "message"),
+             (f"{view.most_sent / view.chunks:.4g} n", "most bytes that a rank sends, n the data"),
              (f"{idle:.0%}", "of their time ranks idle")]
     return "".join(f"<li><strong>{escape(value)}</strong> <span>{escape(what)}</span></li>" for value, what in tiles)
 
@@ -40,24 +39,24 @@ def _counted(count: int, what: str) -> tuple[str, str]:
 
 def _lanes(view: View) -> dict[str, str]:
     """Return a lane for every rank, the bars above and below them, and what is written beside."""
-    size, rounds, loads = view.recording.size, view.recording.rounds, view.loads
+    size, rounds = view.size, view.rounds
     lane = 20.0 if size <= 16 else 11.0 if size <= 32 else 7.0
     shown = range(0, size, 1 if size <= 16 else 2)
     beside = (f'<li style="height:{number(lane * shown.step)}px"><b>{rank}</b></li>' for rank in shown)
-    idle = (f'<li style="height:{number(lane * shown.step)}px">{loads.rank_idle[rank]:.0%}</li>' for rank in shown)
+    idle = (f'<li style="height:{number(lane * shown.step)}px">{view.rank_idle[rank]:.0%}</li>' for rank in shown)
     return {"ranks": "".join(beside), "idles": "".join(idle), "lane": number(lane),
             "lanes": _stretched(size * lane, (shape for rank in range(size) for shape in _lane(view, rank, lane))),
-            "load": _stretched(24, _bars(loads.busiest, rounds, "axis")),
-            "idle": _stretched(24, _bars(loads.idle, rounds, "idle"))}
+            "load": _stretched(24, _bars(view.busiest, rounds, "axis")),
+            "idle": _stretched(24, _bars(view.idle, rounds, "idle"))}
 
 
 def _lane(view: View, rank: int, height: float) -> Iterator[str]:
     """Yield the lane of a rank: above the rounds in which it sends, below, in lighter, those in which it receives."""
-    top, rounds, space = rank * height, view.recording.rounds, min(3.0, height / 5)
+    top, rounds, space = rank * height, view.rounds, min(3.0, height / 5)
     half = (height - space) / 2
     yield rect(0, top, LANES, height - space, "cell")
-    yield _spans(view.loads.sends[rank], rounds, top, half, f"r{rank}")
-    yield _spans(view.loads.receives[rank], rounds, top + half, half, f"r{rank} light")
+    yield _spans(view.sends[rank], rounds, top, half, f"r{rank}")
+    yield _spans(view.receives[rank], rounds, top + half, half, f"r{rank} light")
 
 
 def _spans(turns: Collection[int], rounds: int, top: float, height: float, kind: str) -> str:
@@ -85,19 +84,18 @@ def _stretched(height: float, shapes: Iterator[str]) -> str:
 
 def _data(view: View) -> dict[str, Any]:
     """Return all that the script needs: messages, what changes in each round, and places."""
-    recording = view.recording
     return {
-        "size": recording.size, "reduces": recording.row.reduces or not recording.moves_data,
-        "barrier": not recording.moves_data, "last": recording.rounds,
-        "scratch": recording.scratch, "outputs": recording.outputs,
-        "wanted": recording.wanted, "contents": [content.ranks for content in recording.contents],
-        "changes": list(map(_runs, recording.changes)),
+        "size": view.size, "reduces": view.row.reduces or not view.moves_data,
+        "barrier": not view.moves_data, "last": view.rounds,
+        "scratch": view.scratch, "outputs": view.outputs,
+        "wanted": view.wanted, "contents": [content.ranks for content in view.contents],
+        "changes": list(map(_runs, view.changes)),
         "messages": [[message.sender, message.receiver, message.round, message.chunks, (*message.contents, -1)[0],
-                      _labels(recording, message.contents)] for message in recording.messages],
-        "busiest": view.loads.busiest, "idle": [round(idle * recording.size) for idle in view.loads.idle],
+                      _labels(view, message.contents)] for message in view.messages],
+        "busiest": view.busiest, "idle": [round(idle * view.size) for idle in view.idle],
         "layout": view.layout.name, "places": view.layout.places, "radius": view.layout.radius,
         "groups": view.layout.groups,
-        "colours": [rank_colour(rank, recording.size) for rank in range(recording.size)],
+        "colours": [rank_colour(rank, view.size) for rank in range(view.size)],
     }
 
 
@@ -113,16 +111,16 @@ def _runs(changed: Change) -> list[list[Any]]:
     return runs
 
 
-def _labels(recording: Recording, contents: Sequence[int]) -> str:
+def _labels(view: View, contents: Sequence[int]) -> str:
     """Return what the chunks of a message are called, nothing where none moves (in a barrier).
 
     It is their number in the whole result, or where there is none in their rank's input.
     """
-    if not recording.moves_data or not contents:
+    if not view.moves_data or not contents:
         return ""
-    by_rank = recording.row.output.blocks and not recording.row.input.blocks
-    each = recording.chunks // recording.size if by_rank else 0
-    names = [content.ranks[0] * each + content.chunk for content in map(recording.contents.__getitem__, contents)]
+    by_rank = view.row.output.blocks and not view.row.input.blocks
+    each = view.chunks // view.size if by_rank else 0
+    names = [content.ranks[0] * each + content.chunk for content in map(view.contents.__getitem__, contents)]
     if len(names) == 1:
         return str(names[0])
     in_a_row = names == list(range(names[0], names[0] + len(names)))

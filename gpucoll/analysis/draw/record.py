@@ -38,8 +38,11 @@ class RecordedMessage(NamedTuple):
     contents: tuple[int, ...]
 
 
-class Recording(NamedTuple):
-    """All that happens in one collective."""
+class View(NamedTuple):
+    """All that happens in one collective, and how busy ranks and links are, in chunks.
+
+    Idle time is a share: a rank is idle in a round in which it neither sends nor receives.
+    """
 
     row: Collective
     size: int
@@ -48,43 +51,54 @@ class Recording(NamedTuple):
     changes: tuple[Change, ...]  # by round: what is written until its end, before the first round as well
     contents: tuple[Content, ...]
     wanted: tuple[tuple[int, ...], ...]  # by rank: the content of each chunk of its output that the collective promises
+    rounds: int
+    scratch: int  # chunks that some rank writes
+    outputs: int  # chunks of the largest output
+    moves_data: bool  # in a barrier none: one chunk stands for whom a rank knows to have come
+    busiest: tuple[int, ...]  # by round: the most chunks on one link
+    idle: tuple[float, ...]  # by round: of the ranks
+    rank_idle: tuple[float, ...]  # by rank: of the rounds
+    sends: tuple[frozenset[int], ...]  # by rank: the rounds in which it sends
+    receives: tuple[frozenset[int], ...]
+    most_sent: int  # chunks that one rank sends
+    algorithm: str = ""
+    layout: GraphLayout = GraphLayout("", (), 0.0)
 
     @property
-    def rounds(self) -> int:
-        """How many rounds there are."""
-        return len(self.changes) - 1
-
-    @property
-    def scratch(self) -> int:
-        """How many chunks of scratch some rank writes."""
-        return max((chunk + 1 for change in self.changes for _, buffer, chunk in change if buffer == "scratch"),
-                   default=0)
-
-    @property
-    def outputs(self) -> int:
-        """The chunks of the largest output."""
-        return max(map(len, self.wanted))
-
-    @property
-    def moves_data(self) -> bool:
-        """Whether there is any: in a barrier one chunk stands for whom a rank knows to have come."""
-        return self.row.output.where != "nowhere"
+    def title(self) -> str:
+        """What is drawn, in one line."""
+        return f"{self.algorithm} · {self.row.name} · {self.size} rank{'s' * (self.size > 1)}"
 
 
-def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> Recording:
+def record(collective: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root: int = 0) -> View:
     """Return what the schedules of all ranks do; raise ScheduleError where they are wrong."""
-    row = collective_row(collective)
+    row, ranks = collective_row(collective), range(len(schedules))
     recorder = _Recorder(row, len(schedules), root, chunks)
     recorder.prove(schedules)
-    wanted = tuple(map(recorder.wanted, range(len(schedules))))
+    wanted = tuple(map(recorder.wanted, ranks))
     last = max([*recorder.changes, *(message.round for message in recorder.messages)], default=0)
     joined: dict[tuple[int, int, int], RecordedMessage] = {}  # those that share a link in a round are one
+    sent = Counter[int]()
     for message in recorder.messages:
         before = joined.get(message[:3], message._replace(chunks=0, contents=()))
         joined[message[:3]] = before._replace(chunks=before.chunks + message.chunks,
                                               contents=(*before.contents, *message.contents))
-    return Recording(row, len(schedules), chunks, tuple(joined[key] for key in sorted(joined)),
-                     tuple(recorder.changes[turn] for turn in range(last + 1)), tuple(recorder.numbers), wanted)
+        sent[message.sender] += message.chunks
+    messages, rounds = tuple(joined[key] for key in sorted(joined)), range(1, last + 1)
+    sends = tuple(frozenset(message.round for message in messages if message.sender == rank) for rank in ranks)
+    receives = tuple(frozenset(message.round for message in messages if message.receiver == rank) for rank in ranks)
+    busy = [one | other for one, other in zip(sends, receives, strict=True)]
+    return View(
+        row, len(ranks), chunks, messages, tuple(recorder.changes[turn] for turn in range(last + 1)),
+        tuple(recorder.numbers), wanted, rounds=last, outputs=max(map(len, wanted)),
+        scratch=max((chunk + 1 for change in recorder.changes.values() for _, buffer, chunk in change
+                     if buffer == "scratch"), default=0),
+        moves_data=not recorder.ranks[0].is_barrier,
+        busiest=tuple(max((message.chunks for message in messages if message.round == turn), default=0)
+                      for turn in rounds),
+        idle=tuple(sum(turn not in one for one in busy) / len(ranks) for turn in rounds),
+        rank_idle=tuple(1 - len(one) / last if last else 0.0 for one in busy),
+        sends=sends, receives=receives, most_sent=max(sent.values(), default=0))
 
 
 class _Recorder(SymbolicMemory):
@@ -131,45 +145,3 @@ class _Recorder(SymbolicMemory):
     def wanted(self, rank: int) -> tuple[int, ...]:
         """Return what the output of `rank` has to hold."""
         return tuple(self.number(content) if content[1] else NOBODY for content in self.ranks[rank].wanted())
-
-
-class Loads(NamedTuple):
-    """Loads in chunks; idle time as a share, a rank being idle in a round in which it neither sends nor receives."""
-
-    busiest: tuple[int, ...]  # by round: the most chunks on one link
-    idle: tuple[float, ...]  # by round: of the ranks
-    rank_idle: tuple[float, ...]  # by rank: of the rounds
-    sends: tuple[frozenset[int], ...]  # by rank: the rounds in which it sends
-    receives: tuple[frozenset[int], ...]
-    most_sent: int  # chunks that one rank sends
-
-
-def loads(recording: Recording) -> Loads:
-    """Return the loads of a recording."""
-    ranks, rounds, messages = range(recording.size), range(1, recording.rounds + 1), recording.messages
-    sends = [frozenset(message.round for message in messages if message.sender == rank) for rank in ranks]
-    receives = [frozenset(message.round for message in messages if message.receiver == rank) for rank in ranks]
-    busy = [one | other for one, other in zip(sends, receives, strict=True)]
-    sent = Counter[int]()
-    for message in messages:
-        sent[message.sender] += message.chunks
-    return Loads(tuple(max((message.chunks for message in messages if message.round == turn), default=0)
-                       for turn in rounds),
-                 tuple(sum(turn not in one for one in busy) / recording.size for turn in rounds),
-                 tuple(1 - len(one) / len(rounds) if rounds else 0.0 for one in busy),
-                 tuple(sends), tuple(receives), max(sent.values(), default=0))
-
-
-class View(NamedTuple):
-    """A recording with all that is known of it."""
-
-    algorithm: str
-    recording: Recording
-    loads: Loads
-    layout: GraphLayout
-
-    @property
-    def title(self) -> str:
-        """What is drawn, in one line."""
-        size = self.recording.size
-        return f"{self.algorithm} · {self.recording.row.name} · {size} rank{'s' * (size > 1)}"

@@ -12,7 +12,7 @@ from html import escape
 from gpucoll.analysis.document import DARK as PAGE_DARK
 from gpucoll.analysis.document import FONT
 from gpucoll.analysis.document import LIGHT as PAGE_LIGHT
-from gpucoll.analysis.draw.record import NOBODY, RecordedMessage, Recording, View
+from gpucoll.analysis.draw.record import NOBODY, RecordedMessage, View
 
 LIGHT = {**PAGE_LIGHT, "cell": "#e9edf1", "done": "#27323e", "idle": "#c02f1d"}
 DARK = {**PAGE_DARK, "cell": "#262e37", "done": "#e3e9ef", "idle": "#ff8b7a"}
@@ -101,11 +101,11 @@ def heading(title: str, key: str) -> list[str]:
             words(24, 60, key, "muted", size=12)]
 
 
-def key(recording: Recording) -> str:
+def key(view: View) -> str:
     """Return what explains the cells of a drawing."""
-    if recording.row.reduces:
+    if view.row.reduces:
         return "A chunk fills with a stripe in the colour of every rank that has contributed; solid: all have."
-    if not recording.moves_data:
+    if not view.moves_data:
         return "A cell fills with a stripe in the colour of every rank that is known to have come; solid: all have."
     return "A chunk has the colour of the rank that it comes from."
 
@@ -117,26 +117,26 @@ class Still:
     """
 
     def __init__(self, view: View) -> None:
-        self.view, self.recording = view, view.recording
-        self.cells = max(1, self.recording.outputs, self.recording.scratch)
+        self.view = view
+        self.cells = max(1, self.view.outputs, self.view.scratch)
         self.cell = min(22.0, max(6.0, 64 / self.cells))
         self.height = 16.0  # of a chunk of the output; one of scratch has half of it
-        self.lane = self.height * (1.5 if self.recording.scratch else 1) + 16
-        self.gap = 54.0 if self.recording.size < 10 else 74.0
+        self.lane = self.height * (1.5 if self.view.scratch else 1) + 16
+        self.gap = 54.0 if self.view.size < 10 else 74.0
         self.used: dict[str, str] = {}
 
     def document(self) -> str:
         names = list[str]()
-        for rank in range(self.recording.size):
+        for rank in range(self.view.size):
             middle = self._y(rank) + self.height / 2
             names += [f'<circle cx="{number(LEFT - 26)}" cy="{number(middle)}" r="11" class="r{rank}"/>',
                       words(LEFT - 26, middle + 4.5, rank, "disc", anchor="middle")]
-        width = max(self._x(self.recording.rounds) + self.cells * self.cell + RIGHT, 560)
-        height = TOP + self.recording.size * self.lane + BOTTOM
-        body = [*heading(self.view.title, key(self.recording)), *names, *self._columns(),
-                *map(self._arrow, self.recording.messages), *self._rounds()]
+        width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560)
+        height = TOP + self.view.size * self.lane + BOTTOM
+        body = [*heading(self.view.title, key(self.view)), *names, *self._columns(),
+                *map(self._arrow, self.view.messages), *self._rounds()]
         defined = f"<defs>{''.join(self.used.values())}</defs>"
-        return document(width, height, self.view.title, self.recording.size, [defined, *body])
+        return document(width, height, self.view.title, self.view.size, [defined, *body])
 
     def _x(self, frame: int) -> float:
         return LEFT + frame * (self.cells * self.cell + self.gap)
@@ -146,16 +146,16 @@ class Still:
 
     def _columns(self) -> Iterator[str]:
         held: dict[tuple[int, str, int], int] = {}
-        for frame, changes in enumerate(self.recording.changes):
+        for frame, changes in enumerate(self.view.changes):
             held.update(changes)
-            for rank in range(self.recording.size):
+            for rank in range(self.view.size):
                 yield from self._strip(frame, rank, held)
 
     def _strip(self, frame: int, rank: int, held: dict[tuple[int, str, int], int]) -> Iterator[str]:
         below = self._y(rank) + self.height + 2
         for buffer, count, y, height in (
-                ("output", len(self.recording.wanted[rank]), self._y(rank), self.height),
-                ("scratch", self.recording.scratch, below, self.height / 2)):
+                ("output", len(self.view.wanted[rank]), self._y(rank), self.height),
+                ("scratch", self.view.scratch, below, self.height / 2)):
             for chunk in range(count):
                 place = f'x="{number(self._x(frame) + chunk * self.cell)}" y="{number(y)}"'
                 content = held.get((rank, buffer, chunk))
@@ -164,17 +164,17 @@ class Still:
 
     def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
         """Return the name of the picture of a chunk: it fills from below, a stripe of each contributor's colour."""
-        recording, wanted = self.recording, 1  # so many contributions fill it: those promised, in scratch those of all
+        view, wanted = self.view, 1  # so many contributions fill it: those promised, in scratch those of all
         if buffer == "scratch":
-            wanted = recording.size if recording.row.reduces else 1
-        elif recording.wanted[rank][chunk] != NOBODY:
-            wanted = len(recording.contents[recording.wanted[rank][chunk]].ranks)
-        ranks = () if content is None else recording.contents[content].ranks
+            wanted = view.size if view.row.reduces else 1
+        elif view.wanted[rank][chunk] != NOBODY:
+            wanted = len(view.contents[view.wanted[rank][chunk]].ranks)
+        ranks = () if content is None else view.contents[content].ranks
         name = f"{buffer[0]}{'.'.join(map(str, ranks))}-{wanted}"
         if name not in self.used:
             width, stripe = self.cell - 1, height / wanted
             inside = [rect(0, 0, width, height, "cell", 1.5)]
-            if len(ranks) == recording.size > 1:
+            if len(ranks) == view.size > 1:
                 inside = [rect(0, 0, width, height, "done", 1.5)]
             else:
                 inside += [rect(0, height - (turn + 1) * stripe, width, stripe, f"r{one}")
@@ -192,10 +192,10 @@ class Still:
         return path(curve, f"a{message.sender}") + path(head, f"r{message.sender}")
 
     def _rounds(self) -> Iterator[str]:
-        most = max(self.view.loads.busiest, default=0)
-        for turn, load in enumerate(self.view.loads.busiest):
+        most = max(self.view.busiest, default=0)
+        for turn, load in enumerate(self.view.busiest):
             middle = self._x(turn + 1) - self.gap / 2
-            idle = round(self.view.loads.idle[turn] * self.recording.size)
+            idle = round(self.view.idle[turn] * self.view.size)
             yield words(middle, TOP - 42, turn + 1, "muted", anchor="middle")
             yield rect(middle - 20, TOP - 34, 40, 4, "cell", 2)
             yield rect(middle - 20, TOP - 34, 40 * load / most if most else 0, 4, "ink", 2)
