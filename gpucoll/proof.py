@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.collectives import Collective, Side, collective
 from gpucoll.errors import GpucollError
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+from gpucoll.schedule import Copy, Recv, Reduce, Round, Send, Slice, Step
 
 DIGIT = 16
-READING, COMBINING, STORING, LOCAL = (Send, Copy, Reduce), (RecvReduce, Reduce), (Copy, Recv), (Copy, Reduce)
+READING, STORING, LOCAL = (Send, Copy, Reduce), (Copy, Recv), (Copy, Reduce)
 
 Content: TypeAlias = tuple[int, int]  # chunk of the inputs, contributions
 
@@ -222,18 +222,15 @@ class _Rank:
                 self.content["output"][0] = (0, self.content["output"][0][1] | self.came[index][0][1])
             elif not isinstance(step, Send):
                 contents = zip(_chunks(step.dst), self.came[index], strict=True)
-                if isinstance(step, COMBINING):
-                    self._combine(step, contents)
-                else:
-                    self.content[step.dst.buffer].update(contents)
-
-    def _combine(self, step: RecvReduce | Reduce, contents: Iterable[tuple[int, Content]]) -> None:
-        held = self.content[step.dst.buffer]
-        for place, (chunk, counts) in contents:
-            old = held.get(place)
-            if old is None or old[0] != chunk:
-                raise self.error(step, f"combines chunk {chunk} into {_words(old, self.size)}")
-            held[place] = (chunk, old[1] + counts)
+                held = self.content[step.dst.buffer]
+                if isinstance(step, STORING):
+                    held.update(contents)
+                    continue
+                for place, (chunk, counts) in contents:
+                    old = held.get(place)
+                    if old is None or old[0] != chunk:
+                        raise self.error(step, f"combines chunk {chunk} into {_words(old, self.size)}")
+                    held[place] = (chunk, old[1] + counts)
 
     def check_result(self) -> None:
         """Raise where the output is not what the collective promises."""

@@ -51,11 +51,11 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
 
     def unfit(size: int, nodes: Nodes) -> str | None:
         group, count = node_shape(size, nodes)
-        reasons = [*(one.unfit(group, None) for one in inside), across.unfit(count, None)]
-        return next(filter(None, reasons), None)
+        return next(filter(None, [*(one.unfit(group, None) for one in inside), across.unfit(count, None)]), None)
 
     shares = entry.collective in PHASES or names[0] in HALVES
-    costs = [_costs(one, "G", "N") for one in inside] + [_costs(across, "M", "(N / G)" if shares else "N")]
+    parts = [*((one, "G", "N") for one in inside), (across, "M", "(N / G)" if shares else "N")]
+    costs = [[_named(formula, ranks, nbytes) for formula in part.cost] for part, ranks, nbytes in parts]
     whole = entry.collective == "all_reduce"
     return entry._replace(
         make=functools.partial(entry.make, inner=names[0], outer=names[1]), unfit=unfit,
@@ -94,10 +94,6 @@ def _check(name: str, known: Iterable[str]) -> None:
     if name not in known:
         raise ArgumentError(f"hierarchical: {name!r} cannot be part of it here, but {', '.join(sorted(known))} can",
                             code="GC-ALGO")
-
-
-def _costs(part: Algorithm, ranks: str, nbytes: str) -> list[str]:
-    return [_named(formula, ranks, nbytes) for formula in part.cost]
 
 
 def _named(formula: str, ranks: str, nbytes: str) -> str:

@@ -8,6 +8,7 @@ so that no such order is, it is received into scratch first.
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
@@ -74,12 +75,10 @@ class _Rounds:
         while stuck:  # each time some more, since the XML's own order has no circle
             landing |= {number for kind, number in stuck if kind == "move" and number in self._sender}
             levels, stuck = _levels(self._edges(landing))
-        rounds: dict[tuple[int, int], list[list[OriginStep]]] = collections.defaultdict(lambda: [[], [], [], []])
-        for rank, level, place, work in self._steps(levels, landing):
-            rounds[rank, level][place].append(work)
+        works = sorted(self._steps(levels, landing), key=lambda work: work[:3])
         made: list[list[list[OriginStep]]] = [[] for _ in range(self._program.size)]
-        for (rank, _), some in sorted(rounds.items(), key=lambda item: item[0]):
-            made[rank].append([work for works in some for work in works])
+        for (rank, _), some in itertools.groupby(works, key=lambda work: work[:2]):
+            made[rank].append([work for *_, work in some])
         return made
 
     def _node(self, index: int, landing: set[int]) -> Node:

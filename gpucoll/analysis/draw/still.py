@@ -6,7 +6,7 @@ Its shapes and colours are the page's too: classes, which a style sheet sets for
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
 
 from gpucoll.analysis.document import DARK as PAGE_DARK
@@ -80,27 +80,6 @@ def ranks(size: int) -> str:
                    for rank, colour in enumerate(rank_colour(rank, size) for rank in range(size)))
 
 
-def document(width: float, height: float, title: str, size: int, shapes: Sequence[str]) -> str:
-    """Return a whole SVG file, light, and dark where the reader prefers it; programs without style sheets see light."""
-    light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
-                           for role, colour in palette.items()) for palette in (LIGHT, DARK))
-    style = f"{light}{ranks(size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
-    inside = [f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>",
-              rect(0, 0, width, height, "paper"), *shapes, ""]
-    shown = "\n".join(inside)
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-            f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
-            f"<title>{escape(title)}</title>{shown}</svg>\n")
-
-
-def heading(title: str, key: str) -> list[str]:
-    """Return the first part of the title in large, the others beside it, and the line that explains the picture."""
-    name, *details = title.split(" · ")
-    beside = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
-    return [f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(name)}{beside}</text>',
-            words(24, 60, key, "muted", size=12)]
-
-
 def key(view: View) -> str:
     """Return what explains the cells of a drawing."""
     if view.row.reduces:
@@ -133,10 +112,21 @@ class Still:
                       words(LEFT - 26, middle + 4.5, rank, "disc", anchor="middle")]
         width = max(self._x(self.view.rounds) + self.cells * self.cell + RIGHT, 560)
         height = TOP + self.view.size * self.lane + BOTTOM
-        body = [*heading(self.view.title, key(self.view)), *names, *self._columns(),
-                *map(self._arrow, self.view.messages), *self._rounds()]
-        defined = f"<defs>{''.join(self.used.values())}</defs>"
-        return document(width, height, self.view.title, self.view.size, [defined, *body])
+        body = [*names, *self._columns(), *map(self._arrow, self.view.messages), *self._rounds()]
+        # Light, and dark where the reader prefers it; programs without style sheets see light.
+        light, dark = ("".join(f".{role}{{fill:{colour}}}.s-{role}{{fill:none;stroke:{colour}}}"
+                               for role, colour in palette.items()) for palette in (LIGHT, DARK))
+        style = f"{light}{ranks(self.view.size)}.disc{{fill:{ON_RANK}}}path{{stroke-width:1.6}}"
+        title, *details = self.view.title.split(" · ")
+        beside = f'<tspan font-size="14" font-weight="400" class="muted" dx="12">{escape(" · ".join(details))}</tspan>'
+        shapes = [
+            f"<style>{style}\n@media (prefers-color-scheme:dark){{{dark}}}</style>", rect(0, 0, width, height, "paper"),
+            f"<defs>{''.join(self.used.values())}</defs>",
+            f'<text x="24" y="38" font-size="22" font-weight="650" class="ink">{escape(title)}{beside}</text>',
+            words(24, 60, key(self.view), "muted", size=12), *body, "</svg>\n"]
+        return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+                f'viewBox="0 0 {width:g} {height:g}" role="img" font-family="{FONT}">'
+                f"<title>{escape(self.view.title)}</title>") + "\n".join(shapes)
 
     def _x(self, frame: int) -> float:
         return LEFT + frame * (self.cells * self.cell + self.gap)
@@ -149,18 +139,13 @@ class Still:
         for frame, changes in enumerate(self.view.changes):
             held.update(changes)
             for rank in range(self.view.size):
-                yield from self._strip(frame, rank, held)
-
-    def _strip(self, frame: int, rank: int, held: dict[tuple[int, str, int], int]) -> Iterator[str]:
-        below = self._y(rank) + self.height + 2
-        for buffer, count, y, height in (
-                ("output", len(self.view.wanted[rank]), self._y(rank), self.height),
-                ("scratch", self.view.scratch, below, self.height / 2)):
-            for chunk in range(count):
-                place = f'x="{number(self._x(frame) + chunk * self.cell)}" y="{number(y)}"'
-                content = held.get((rank, buffer, chunk))
-                if content is not None or buffer == "output":
-                    yield f'<use href="#{self._symbol(rank, buffer, chunk, content, height)}" {place}/>'
+                y = self._y(rank)
+                cells = [("output", chunk, y, self.height) for chunk in range(len(self.view.wanted[rank]))]
+                cells += [("scratch", chunk, y + self.height + 2, self.height / 2) for chunk in range(self.view.scratch)
+                          if (rank, "scratch", chunk) in held]
+                for buffer, chunk, y, height in cells:
+                    name = self._symbol(rank, buffer, chunk, held.get((rank, buffer, chunk)), height)
+                    yield f'<use href="#{name}" x="{number(self._x(frame) + chunk * self.cell)}" y="{number(y)}"/>'
 
     def _symbol(self, rank: int, buffer: str, chunk: int, content: int | None, height: float) -> str:
         """Return the name of the picture of a chunk: it fills from below, a stripe of each contributor's colour."""
