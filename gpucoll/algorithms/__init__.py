@@ -160,13 +160,15 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
     It is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes, and is known by
     `name`, or its own; the library's files by theirs. `chunks` is into how many the larger of input and output is cut,
     a number or a formula of P ranks and S segments. Formulas of the costs may be left out: rounds and bytes are counted
-    then; `received` is `sent` where nothing is said. ``unfit(size, nodes)`` may say why it is not for so many ranks.
+    then; `sent` is `path` and `received` is `sent` where nothing is said. ``unfit(size, nodes)`` may say why it is not
+    for so many ranks.
 
     A user's is proved when it is first used for a number of ranks: ArgumentError with code GC-PROOF names rank, round
     and chunk. Raises ArgumentError, too, for a name that is taken, and for formulas that have no value.
     """
     collective_row(collective)
-    cost = Cost(rounds, path, sent, received or sent, reduced, beside) if rounds or path or sent else COUNTED
+    sent = sent or path
+    cost = Cost(rounds, path, sent, received or sent, reduced, beside) if rounds or sent else COUNTED
 
     def register(make: Make) -> Make:
         module, _, file = getattr(make, "__module__", "").rpartition(".")

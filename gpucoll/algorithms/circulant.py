@@ -18,9 +18,8 @@ import itertools
 from gpucoll.algorithms import algorithm, phase
 from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, Step, moved, within, wrapped
 
-ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
-TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P",
-         "sent": "2 * (P - 1) * N / P"}
+ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P"}
+TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P"}
 
 
 @algorithm("all_reduce", **TWICE, reduced="(P - 1) * N / P")

@@ -12,7 +12,7 @@ from gpucoll.schedule import Recv, Rounds, Send, Slice
 NOTHING = Slice("scratch", 0, 0)
 
 
-@algorithm("barrier", chunks="1", alike="1", rounds="lg(2 * P - 1)", path="0", sent="0")
+@algorithm("barrier", chunks="1", alike="1", rounds="lg(2 * P - 1)", path="0")
 def dissemination_barrier(rank: int, size: int) -> Rounds:
     """Let no rank leave before every rank has come; only empty messages move.
 

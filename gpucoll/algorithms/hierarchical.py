@@ -102,7 +102,7 @@ def _named(formula: str, ranks: str, nbytes: str) -> str:
 
 
 @algorithm("all_reduce", chunks="G * M", alike="1", bind=_bind, variants=_variants, rounds=f"2 * ({ROUNDS})",
-           path=f"2 * {SHARE}", sent=f"2 * {SHARE}", reduced=SHARE)
+           path=f"2 * {SHARE}", reduced=SHARE)
 def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
                             outer: str = "circulant") -> Rounds:
     """Leave the reduction of all inputs on every rank.

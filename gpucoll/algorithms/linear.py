@@ -24,7 +24,7 @@ def linear_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
 
 
 @algorithm("reduce", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N",
-           sent="min(1, P - 1) * N", received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)")
+           received="(P - 1) * N", reduced="(P - 1) * N", beside="max(0, P - 2)")
 def linear_reduce(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the reduction of all inputs, in rank order, on `root`."""
     own, result = Slice("input", 0), Slice("output", 0)
@@ -34,8 +34,8 @@ def linear_reduce(rank: int, size: int, root: int = 0) -> Rounds:
         yield tuple(in_rank_order(own, result, root, size))
 
 
-@algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", sent="min(1, P - 1) * N / P",
-           received="(P - 1) * N / P", beside="max(0, P - 2)")
+@algorithm("gather", rounds="min(1, P - 1)", path="min(1, P - 1) * N / P", received="(P - 1) * N / P",
+           beside="max(0, P - 2)")
 def linear_gather(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
     own = Slice("input", 0, segments)
     if rank != root:

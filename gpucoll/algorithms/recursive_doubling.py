@@ -76,8 +76,7 @@ def _all_but(block: int, size: int) -> list[Slice]:
     return [part for part in parts if part.count]
 
 
-@algorithm("scan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",
-           reduced="lg(2 * P - 1) * N")
+@algorithm("scan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", reduced="lg(2 * P - 1) * N")
 def recursive_doubling_scan(rank: int, size: int) -> Rounds:
     """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` on every rank."""
     total, distance = Slice("input", 0), 1
@@ -96,7 +95,7 @@ def recursive_doubling_scan(rank: int, size: int) -> Rounds:
         distance *= 2
 
 
-@algorithm("exscan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",
+@algorithm("exscan", chunks="1", rounds="lg(2 * P - 1)", path="lg(2 * P - 1) * N",
            reduced="max(lg(2 * P - 1) - 1, 2 * lg(2 * P - 1) - 4 + (P - 1 >= 3 * 2 ** (lg(2 * P - 1) - 2)), 0) * N")
 def recursive_doubling_exscan(rank: int, size: int) -> Rounds:
     """Leave the reduction, in rank order, of the inputs of ranks 0 to `rank` - 1 on every rank but the first.

@@ -27,8 +27,7 @@ from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
 
 
-@algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P",
-           reduced="(P - 1) * N / P")
+@algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
 def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
 
@@ -41,8 +40,7 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from distribute(rank, size, segments)
 
 
-@algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P",
-           reduced="(P - 1) * N / P")
+@algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", reduced="(P - 1) * N / P")
 def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; sums on their way use two scratch blocks in turn."""
     def formed(hop: int, segment: int) -> Slice:
@@ -52,7 +50,7 @@ def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from _collect(rank, size, segments, formed)
 
 
-@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P", sent="(P - 1) * N / P")
+@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P")
 def ring_all_gather(rank: int, size: int, segments: int = 1) -> Rounds:
     own = Slice("input", 0, segments)
     rounds = _distribute(rank, size, segments, own)

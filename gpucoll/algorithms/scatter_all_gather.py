@@ -14,7 +14,7 @@ from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, Step, moved
 from gpucoll.topology import splits
 
 
-@algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P",
+@algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
            received="(P - 1 + P // 2) * N / P")
 def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
     """Leave the root's input on every rank.

@@ -32,7 +32,7 @@ def swing_all_reduce(rank: int, size: int) -> Rounds:
 
     def core(number: int, source: Slice) -> Rounds:
         steps = range(place.core.bit_length() - 1)
-        partners = [place.rank_of(_met(number, step, place.core)) for step in steps]
+        partners = [place.rank_of((number + (1 - 2 * (number % 2)) * _reach(step)) % place.core) for step in steps]
         yield from halving(_position(number, place.core), partners, source.buffer)
         yield from doubling(_position(number, place.core), partners)
 
@@ -42,10 +42,6 @@ def swing_all_reduce(rank: int, size: int) -> Rounds:
 def _reach(step: int) -> int:
     """Return rho(step) = 1 - 2 + 4 - ..., step + 1 terms."""
     return (1 - (-2) ** (step + 1)) // 3
-
-
-def _met(number: int, step: int, core: int) -> int:
-    return (number + (1 - 2 * (number % 2)) * _reach(step)) % core
 
 
 def _position(number: int, core: int) -> int:

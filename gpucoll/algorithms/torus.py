@@ -46,7 +46,7 @@ def _variants(collective: str, size: int) -> Iterator[str]:
 
 
 @algorithm("all_reduce", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="2 * hops(P)",
-           path="2 * (P - 1) * N / P", sent="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+           path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
 def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 

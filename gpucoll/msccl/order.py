@@ -103,11 +103,9 @@ def _events(program: XmlProgram, step: XmlStep, local_source: bool) -> Iterable[
         yield XmlEvent(step, "receive", operand, dst, operand)
     if step.type in SENDS:
         yield XmlEvent(step, "send", src if step.type == "s" else dst, ())
-    if step.type in ("re", "cpy"):
-        operand = dst if step.type == "re" else ()
-        yield XmlEvent(step, "local", src, dst, operand)
-    if step.type == "nop":
-        yield XmlEvent(step, "local", (), ())
+    if step.type in ("re", "cpy", "nop"):
+        places = (src, dst) if step.type != "nop" else ((), ())
+        yield XmlEvent(step, "local", *places, dst if step.type == "re" else ())
 
 
 def _place(program: XmlProgram, gpu: int, buffer: str, chunk: int) -> Place:

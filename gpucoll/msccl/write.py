@@ -110,7 +110,6 @@ class _Gpu:
         lines.append(Line(TYPES[type(step)], src, dst, waits[0] if waits else None))
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the file."""
         blocks = {block: number for number, block in enumerate(sorted(self._blocks))}
         waited = {line.after for lines in self._blocks.values() for line in lines}
         for block, number in blocks.items():

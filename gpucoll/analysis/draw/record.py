@@ -138,10 +138,8 @@ class _Recorder(SymbolicMemory):
         return self.number(self.ranks[rank].content[buffer][chunk])
 
     def number(self, content: tuple[int, int]) -> int:
-        """Return the number of a content of the memory, the same for the same one."""
         ranks = tuple(rank for rank, count in enumerate(contributions(content, len(self.ranks))) if count)
         return self.numbers.setdefault(Content(content[0], ranks), len(self.numbers))
 
     def wanted(self, rank: int) -> tuple[int, ...]:
-        """Return what the output of `rank` has to hold."""
         return tuple(self.number(content) if content[1] else NOBODY for content in self.ranks[rank].wanted())

@@ -18,7 +18,7 @@ from gpucoll.algorithms import Algorithm, all_ranks, schedule
 from gpucoll.analysis.simulate.routes import Array
 from gpucoll.errors import ArgumentError
 from gpucoll.proof import replay
-from gpucoll.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
+from gpucoll.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Send
 
 TOGETHER = 1 << 27  # messages of all ranks made at once
 AT_ONCE = 1 << 22  # messages of one round of those
@@ -76,13 +76,16 @@ def together(everyone: Schedule) -> Iterator[Wave]:
 def ends(steps: Round, kind: object, ranks: Array) -> Array:
     """Return rows of rank, peer and chunks of the steps of `kind`; a local step's peer is its own rank."""
     seen: dict[int, bytes] = {}
-    totals: dict[object, list[object]] = {}
+    totals: dict[object, list[Any]] = {}
     for step in steps:
         if isinstance(step, kind):  # type: ignore[arg-type] # a type or several
             peer = ranks if isinstance(step, Copy | Reduce) else step.peer
             known = totals.setdefault(_same(peer, seen), [peer, 0])  # the pieces of one message have one peer
-            known[1] = known[1] + _part(step).count  # type: ignore[operator]
-    rows = [_rows(ranks, peer, chunks) for peer, chunks in totals.values()]
+            known[1] = known[1] + step[0].count
+    rows = []
+    for peer, chunks in totals.values():
+        row = numpy.stack(numpy.broadcast_arrays(ranks, peer, chunks))
+        rows.append(row[:, row[2] > 0] if numpy.ndim(chunks) else row)  # an array may say that a rank has no such step
     return numpy.concatenate(rows, axis=1) if rows else numpy.zeros((3, 0), numpy.intp)
 
 
@@ -93,16 +96,6 @@ def _same(peer: Any, seen: dict[int, bytes]) -> object:
     if id(peer) not in seen:
         seen[id(peer)] = peer.tobytes()
     return seen[id(peer)]
-
-
-def _rows(ranks: Array, peer: object, chunks: object) -> Array:
-    """Return a column for each rank that has the step: where an array says 0 chunks, a rank has none."""
-    rows = numpy.stack(numpy.broadcast_arrays(ranks, peer, chunks))  # type: ignore[arg-type]
-    return rows[:, rows[2] > 0] if numpy.ndim(chunks) else rows  # type: ignore[arg-type]
-
-
-def _part(step: Step) -> Slice:
-    return step.src if isinstance(step, Send) else step.dst
 
 
 def few_enough(case: Case) -> bool:
@@ -149,19 +142,17 @@ class _Log:
         self._rows: dict[tuple[int, int], tuple[list[Any], list[Any], list[Any]]] = defaultdict(lambda: ([], [], []))
 
     def begin(self, rank: int, steps: Round) -> None:
-        """Note the round; until a message meets, it ends where it began."""
         self._steps[rank] = steps
         self._ends[rank] = (self._now[rank][0], self._now[rank][1] + 1)
 
     def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
         """Note a message, one deeper than both its ends."""
         wave = (max(self._now[sender][0], self._now[receiver][0]) + 1, 0)
-        self._rows[wave][0].append((sender, receiver, _part(self._steps[sender][sent]).count))
+        self._rows[wave][0].append((sender, receiver, self._steps[sender][sent][0].count))
         for rank in (sender, receiver):
             self._ends[rank] = max(self._ends[rank], wave)
 
     def finish(self, rank: int) -> None:
-        """Note what the round has combined, and that it ends."""
         wave = self._now[rank] = self._ends[rank]
         for step in self._steps[rank]:
             if isinstance(step, RecvReduce | Reduce):
@@ -169,7 +160,6 @@ class _Log:
         self._rows[wave][2].append((rank,))
 
     def waves(self) -> Iterator[Wave]:
-        """Yield what was noted, in order."""
         for _, (messages, reductions, closings) in sorted(self._rows.items(), key=lambda row: row[0]):
             yield Wave(*_columns(messages, 3), *_columns(reductions, 3), *_columns(closings, 1))
 
