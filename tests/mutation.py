@@ -27,7 +27,7 @@ for folder in ("tests/kernels", "tests"):
 
 import extension  # noqa: E402 (the path comes first)
 import reporting  # noqa: E402
-from gpucoll.device.compilers import CompileError  # noqa: E402
+from gpucoll.device import CompileError  # noqa: E402
 from planted import PLANTED  # noqa: E402
 
 SHARE = 0.9

@@ -153,7 +153,7 @@ PLANTED = [
      "        group.insert(0 if work.name == \"recv\" else len(group), work)\n        return work"),
     ("compiler", "what NVRTC opens by name is left to it", "gpucoll/device/nvrtc.py",
      "if folder else ():", "if not folder else ():"),
-    ("compiler", "kernels are compiled ahead under a key of their own", "gpucoll/device/precompile.py",
+    ("compiler", "kernels are compiled ahead under a key of their own", "gpucoll/device/command.py",
      "nvrtc.recipe(task.arch, task.major)", "nvrtc.recipe(task.kind, task.major)"),
     ("gpu", "a captured all_to_all in place lets its copy go", "gpucoll/executors/nccl/native.py",
      "        self._order.keep_captured(task.stream, aside)\n", ""),

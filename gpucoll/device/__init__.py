@@ -1,7 +1,7 @@
 """The device layer: kernels compiled and launched, memory, streams; a GPU, or what stands for one.
 
     sources     kernels/*.cu and one row for each instance: what is compiled
-    nvrtc gxx   the two compilers; store: their results on disk, made once
+    nvrtc gxx   the two compilers; store: their results on disk, made once; command: before they are asked for
     launch      arguments and grids of the kernels
     cuda        a GPU, by CuPy
     emulated    the same kernels on NumPy arrays, on the CPU
@@ -13,11 +13,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
+
+from gpucoll.errors import BackendError
 
 if TYPE_CHECKING:
     from gpucoll.device.launch import Kernels
@@ -25,38 +28,45 @@ if TYPE_CHECKING:
 Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation in the sense of `gpucoll.waits`
 
 
-class Event(Protocol):
-    """A point in a stream."""
+# Streams have CuPy's wait_event, begin_capture, end_capture and is_capturing; events have record, and `done`: whether
+# all work before has ended; graphs, which end_capture returns, have launch.
+Stream: TypeAlias = Any
+Event: TypeAlias = Any
+Graph: TypeAlias = Any
 
-    @property
-    def done(self) -> bool:
-        """Whether all work before it has ended."""
-
-    def record(self, stream: Any) -> None:
-        """Stand from now on for what `stream` has been given so far."""
-
-
-class Graph(Protocol):
-    """What a stream was given between `begin_capture` and `end_capture`."""
-
-    def launch(self, stream: Any) -> None:
-        """Give it to `stream` once more."""
+SOURCE_NAME = "kernels.cu"  # what compilers call a source that has no file
+# NVRTC: `reduce.cu(12): error: ...`; g++: `reduce.cu:12:7: error: ...`; assemblers and linkers: often without a place.
+_ERROR = re.compile(r"^(?:(?P<file>[^\s(:]+)[(:](?P<row>\d+)\S*: )?(?:.*?[ ;])?"
+                    r"(?:error|Error|fatal)(?: #\S+?)? *: *(?P<text>.+)$", re.MULTILINE)
 
 
-class Stream(Protocol):
-    """Work in order; CuPy's streams have these methods."""
+class CompileError(BackendError):
+    """A compiler refused the source: `line` is the text of its first error without the place, `row` the source's line.
 
-    def wait_event(self, event: Any) -> None:
-        """Let what comes later wait for `event`."""
+    >>> error = CompileError.of("g++", "src/kernels.cu:3:9: error: 'x' was not declared in this scope")
+    >>> print(error)
+    [GC-COMPILE] g++ at kernels.cu:3: 'x' was not declared in this scope
+    >>> error.line, error.row
+    ("'x' was not declared in this scope", 3)
+    """
 
-    def begin_capture(self) -> None:
-        """Keep what is enqueued from here on, instead of doing it."""
+    default_code = "GC-COMPILE"
+    line = ""
+    row = 0  # where there is none
 
-    def end_capture(self) -> Graph:
-        """Return what was kept."""
+    @classmethod
+    def of(cls, compiler: str, log: str) -> CompileError:
+        """Return the error of `compiler`, whose report was `log`."""
+        match = _ERROR.search(log)
+        said = (line.strip() for line in log.splitlines() if line.strip())
+        line = match["text"] if match else next(said, "it failed and did not say why")
+        place = f" at {match['file'].rpartition('/')[2]}:{match['row']}" if match and match["row"] else ""
+        error = cls(f"{compiler}{place}: {line}")
+        error.line, error.row = line, int(match["row"] or 0) if match else 0
+        return error
 
-    def is_capturing(self) -> bool:
-        """Return whether what is enqueued is kept."""
+    def __reduce__(self) -> tuple[object, ...]:
+        return (*super().__reduce__(), {"line": self.line, "row": self.row})
 
 
 class Device(Protocol):

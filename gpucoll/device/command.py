@@ -1,28 +1,165 @@
-"""`gpucoll kernels`: from its options to what it prints."""
+"""`gpucoll kernels`: compile them before they are asked for, into the user's cache, where a GPU's device finds them.
+
+NVRTC compiles one program at a time in a process, and needs no GPU: this is what a login node does for the others.
+"""
 
 from __future__ import annotations
 
+import concurrent.futures
+import itertools
 import json
+import multiprocessing
 import os
+import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpucoll.device import nvrtc
-from gpucoll.device.precompile import Compiled, CompileJob, compile_all, instances
+from gpucoll.device import CompileError, nvrtc, sources
+from gpucoll.device.sources import Instance, Scale
 from gpucoll.device.store import user_store
+from gpucoll.dtypes import DTYPES
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.ops import OPS
 
 HEADING = ("arch", "kernels", "count", "cached", "CPU s", "registers", "spills")
 COLUMNS = ("<8", "<9", ">6", ">7", ">8", ">10", ">7")
+# What ptxas says of one function: its name, the bytes of its spill stores and loads, and the registers of a kernel.
+REPORT = re.compile(r"Function properties for (\w+)\n\D*\d+ bytes stack frame, (\d+) bytes spill stores, "
+                    r"(\d+) bytes spill loads\n(?:.*Used (\d+) registers)?")
+_SCALES: tuple[tuple[Scale, tuple[str, ...]], ...] = (  # and the kinds of dtypes that collectives scale so
+    ("divide", ("float", "complex")), ("multiply", ("int", "float", "complex")), ("truth", ("bool", "int", "float")))
+TRAINING = ("float32", "float16", "bfloat16")  # the dtypes of gradients
+
+
+class CompileJob(NamedTuple):
+    """A kernel to compile, for one architecture; `major` as of `compile_cubin`."""
+
+    kind: str
+    instance: Instance
+    arch: str
+    major: int | None = None
+
+
+class Compiled(NamedTuple):
+    """What became of a task: `seconds` of processor time, the registers and the bytes that are spilled.
+
+    A kernel that was in the cache is `cached`. Registers and spills are None where nothing is known of them: the
+    compiler has failed, for which `error` has the reason, or the process that compiled the kernel kept no report.
+    """
+
+    kind: str
+    kernel: str
+    arch: str
+    cached: bool
+    seconds: float
+    registers: int | None = None
+    spills: int | None = None
+    error: str = ""
+    line: str = ""  # of the source, where the error is
+
+
+def instances(*, everything: bool) -> dict[str, list[Instance]]:
+    """Return the kernels by their kind, those first that take long: all, or those of sums on gradients' dtypes.
+
+    All are those of the table's ops and dtypes; of ops of a user's own there is no end.
+    """
+    dtypes = list(DTYPES.values()) if everything else [DTYPES[name] for name in TRAINING]
+    pairs = [(op, dtype) for op in OPS.values() for dtype in dtypes
+             if dtype.kind in op.kinds and (everything or op.name == "sum")]
+    real = [dtype for dtype in dtypes if dtype.kind != "complex"]
+    widths = {dtype.itemsize: dtype for dtype in DTYPES.values()}.values()
+    by_kind = {
+        "steps": [*itertools.starmap(sources.steps, pairs), *(sources.steps(None, dtype) for dtype in widths)],
+        "two_shot": [sources.shots("two_shot", *pair) for pair in pairs],
+        "one_shot": [sources.shots("one_shot", *pair) for pair in pairs],
+        "reduce": list(itertools.starmap(sources.reduce, pairs)),
+        "packets": list(itertools.starmap(sources.packets, pairs)),
+        "cast": [sources.cast(*pair) for pair in itertools.permutations(real, 2)],
+        "scale": [sources.scale(what, dtype) for what, kinds in _SCALES for dtype in dtypes
+                  if dtype.kind in kinds and (everything or what == "divide")],
+        "compress": sources.compressing(),
+        **{make.__name__: [make(width) for width in sources.UNITS]
+           for make in (sources.pack, sources.unpack, sources.copy)},
+    }
+    return {kind: list(dict.fromkeys(some)) for kind, some in by_kind.items()}  # ops that are alike share a kernel
+
+
+def compile_all(tasks: Sequence[CompileJob], jobs: int, library: str = "") -> Iterator[Compiled]:
+    """Yield what became of each task, in their order, from so many processes; with one job it is this process.
+
+    `library` is the path of the NVRTC that the processes load; this one has it already. What is in the cache is not
+    compiled again. Raises BackendError where a process dies.
+    """
+    if jobs == 1:
+        yield from map(compile_one, tasks)
+        return
+    # Not forks: this process may have started CUDA.
+    pool = concurrent.futures.ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _begin, (library,))
+    try:
+        yield from pool.map(compile_one, tasks)
+    except concurrent.futures.BrokenExecutor as error:
+        raise BackendError(f"a process that compiles has died, perhaps for want of memory; fewer need less: {error}",
+                           code="GC-COMPILE") from error
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(library: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who started the process ends it
+    if library:
+        nvrtc.use(library)
+
+
+def compile_one(task: CompileJob) -> Compiled:
+    """The cache has the kernel, under the key by which a GPU's device asks for it, and beside it ptxas' report."""
+    store, started = user_store(), time.process_time()
+    source, flags = sources.text(task.instance), nvrtc.recipe(task.arch, task.major)
+    log: str | None = None
+
+    def build() -> bytes:
+        nonlocal log
+        cubin, log = nvrtc.compile_cubin(source, task.arch, task.major)
+        return cubin
+
+    made = Compiled(task.kind, task.instance.entry, task.arch, cached=False, seconds=0.0)
+    try:
+        store.path(source, ".cubin", build, flags=flags)
+        made = made._replace(cached=log is None)
+        report = store.path(source, ".log", lambda: (log or "").encode(), flags=flags).read_text()
+        registers, spills = usage(report)
+        made = made._replace(registers=registers, spills=spills, error=store.trouble)
+    except BackendError as error:
+        row = error.row if isinstance(error, CompileError) else 0
+        line = dict(enumerate(source.splitlines(), 1)).get(row, "").strip()
+        made = made._replace(error=str(error.args[0]), line=line)
+    return made._replace(seconds=time.process_time() - started)
+
+
+def usage(log: str) -> tuple[int | None, int | None]:
+    """Return the most registers of a kernel in ptxas' report, and the bytes that functions spill, stored and loaded.
+
+    >>> usage("Function properties for f\\n    0 bytes stack frame, 4 bytes spill stores, 8 bytes spill loads\\n"
+    ...       "ptxas info    : Used 52 registers, used 0 barriers")
+    (52, 12)
+    >>> usage("")
+    (None, None)
+    """
+    functions = REPORT.findall(log)
+    registers = [int(used) for *_, used in functions if used]
+    if not registers:
+        return None, None
+    return max(registers), sum(int(stores) + int(loads) for _, stores, loads, _ in functions)
 
 
 def main(options: Any) -> int:
     """Compile what was asked for; print a table or a JSON object; return 0, or 1 where a kernel cannot be compiled."""
     jobs = _jobs(options.jobs)
-    major, library = _nvrtc(options.nvrtc)
-    archs = _archs(options.arch, major)
+    cupys_major, cupys_archs = _cupys()
+    major, library = (cupys_major, "") if options.nvrtc is None else _nvrtc(options.nvrtc)
+    archs = _archs(options.arch.split(",") if options.arch else cupys_archs, major)
     by_kind = instances(everything=options.all)
     tasks = [CompileJob(kind, instance, arch, major) for kind, some in by_kind.items() for arch in archs
              for instance in some]
@@ -49,10 +186,8 @@ def _jobs(given: int | None) -> int:
     return given or len(os.sched_getaffinity(0))
 
 
-def _nvrtc(given: str | None) -> tuple[int | None, str]:
+def _nvrtc(given: str) -> tuple[int, str]:
     """Return the major version and, where a library was named, its path; it is loaded."""
-    if given is None:
-        return _cupys_major(), ""
     if given in map(str, nvrtc.MAJORS):
         return int(given), ""
     if not os.path.exists(given):
@@ -61,35 +196,28 @@ def _nvrtc(given: str | None) -> tuple[int | None, str]:
     return nvrtc.use(given), os.path.abspath(given)
 
 
-def _cupys_major() -> int | None:
-    """Return the CUDA version that CuPy was built for, by which it will ask; None without a CuPy."""
+def _cupys() -> tuple[int | None, list[str]]:
+    """Return the CUDA version that CuPy was built for, by which it will ask, and the architectures of its GPUs here."""
+    major = None
     try:
         import cupy
 
-        return int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
-    except (ImportError, RuntimeError):
-        return None
+        major = int(cupy.cuda.runtime.runtimeGetVersion()) // 1000
+        count = cupy.cuda.runtime.getDeviceCount()
+        return major, [f"sm_{cupy.cuda.Device(ordinal).compute_capability}" for ordinal in range(count)]
+    except (ImportError, RuntimeError):  # of CuPy where there is no driver, or none of its GPUs
+        return major, []
 
 
-def _archs(given: str | None, major: int | None) -> list[str]:
-    """Return the architectures that were named, or those of the GPUs here; all can be compiled for."""
-    names = [name.strip() for name in given.split(",")] if given else _gpus()
+def _archs(names: Sequence[str], major: int | None) -> list[str]:
+    """Return the architectures that were named, or those of the GPUs here, each once; all can be compiled for."""
     if not names:
         raise ArgumentError("there is no GPU here that CuPy can use: say for which ones to compile, as in "
                             "--arch sm_80,sm_90 (A100, H100)")
-    for name in names:
+    archs = list(dict.fromkeys(name.strip() for name in names))
+    for name in archs:
         nvrtc.check_arch(name, major)
-    return list(dict.fromkeys(names))
-
-
-def _gpus() -> list[str]:
-    try:
-        import cupy
-
-        count = cupy.cuda.runtime.getDeviceCount()
-        return [f"sm_{cupy.cuda.Device(ordinal).compute_capability}" for ordinal in range(count)]
-    except (ImportError, RuntimeError):  # of CuPy where there is no driver, or none of its GPUs
-        return []
+    return archs
 
 
 def table(made: Sequence[Compiled]) -> Iterator[str]:

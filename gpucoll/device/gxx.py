@@ -8,7 +8,7 @@ import platform
 import shlex
 import subprocess
 
-from gpucoll.device.compilers import SOURCE_NAME, CompileError
+from gpucoll.device import SOURCE_NAME, CompileError
 from gpucoll.device.store import private_folder
 from gpucoll.errors import BackendError
 

@@ -12,7 +12,7 @@ import importlib.util
 import os
 from collections.abc import Iterator, Mapping
 
-from gpucoll.device.compilers import SOURCE_NAME, CompileError
+from gpucoll.device import SOURCE_NAME, CompileError
 from gpucoll.errors import BackendError
 
 # IEEE arithmetic as NumPy has it, so that the bits agree; ptxas' report is the log's only use where all is well. Before

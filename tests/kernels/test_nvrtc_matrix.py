@@ -11,7 +11,7 @@ import matrix
 import pytest
 
 import packages
-from gpucoll.device import nvrtc, precompile
+from gpucoll.device import command, nvrtc
 from gpucoll.errors import BackendError
 from grids import naming
 
@@ -31,7 +31,7 @@ def check(found):
     """Nothing is refused or spilled; what it took is printed, for the record."""
     assert found["errors"] == {}
     for arch, log in found["reports"].items():
-        registers, spills = precompile.usage(log)
+        registers, spills = command.usage(log)
         print(f"NVRTC {found['version']} {arch}: at most {registers} registers, {spills} bytes spilled")
         with naming((found["version"], arch)):
             assert list(gate.complaints(log, found["entries"])) == []
@@ -49,7 +49,7 @@ def test_the_environments_own_compiles_what_takes_little_time():
 
 
 def test_the_matrix_has_every_kind():
-    assert [*matrix.kernels()] == [*precompile.instances(everything=True)]
+    assert [*matrix.kernels()] == [*command.instances(everything=True)]
 
 
 @pytest.mark.nightly

@@ -11,8 +11,8 @@ import pytest
 
 import oracle
 from gpucoll.cli import main
-from gpucoll.device import command, nvrtc, precompile, sources
-from gpucoll.device.precompile import CompileJob, compile_one
+from gpucoll.device import command, nvrtc, sources
+from gpucoll.device.command import CompileJob, compile_one, instances
 from gpucoll.device.store import Store
 from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
@@ -37,8 +37,7 @@ def release():
 def store(tmp_path, monkeypatch):
     """An empty cache, three kernels, and no CuPy, which would know of GPUs here."""
     kept = Store(tmp_path)
-    for module in (command, precompile):
-        monkeypatch.setattr(module, "user_store", lambda: kept)
+    monkeypatch.setattr(command, "user_store", lambda: kept)
     monkeypatch.setattr(command, "instances", lambda everything: FEW)
     monkeypatch.setitem(sys.modules, "cupy", None)
     return kept
@@ -51,7 +50,7 @@ def printed(capsys, *words):
 
 
 def test_all_are_what_collectives_are_defined_for():
-    found = precompile.instances(everything=True)
+    found = instances(everything=True)
     assert list(found) == KINDS
     pairs = [(OPS[op], DTYPES[name]) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
     for kind, make in (("reduce", sources.reduce), ("packets", sources.packets), ("steps", sources.steps),
@@ -67,12 +66,12 @@ def test_all_are_what_collectives_are_defined_for():
 
 
 def test_without_all_it_is_what_training_uses():
-    found = precompile.instances(everything=False)
+    found = instances(everything=False)
     assert list(found) == KINDS
-    assert {one.entry for one in found["reduce"]} == {f"reduce_{name}_sum" for name in precompile.TRAINING}
-    assert {one.entry for one in found["scale"]} == {f"scale_divide_{name}" for name in precompile.TRAINING}
+    assert {one.entry for one in found["reduce"]} == {f"reduce_{name}_sum" for name in command.TRAINING}
+    assert {one.entry for one in found["scale"]} == {f"scale_divide_{name}" for name in command.TRAINING}
     assert {one.entry for one in found["steps"]} == {*(f"steps_{width}" for width in sources.UNITS),
-                                                     *(f"steps_{name}_sum" for name in precompile.TRAINING)}
+                                                     *(f"steps_{name}_sum" for name in command.TRAINING)}
     assert len(found["cast"]) == 6
 
 
@@ -155,7 +154,7 @@ def test_wrong_arguments_are_refused_in_one_line(capsys, words, said):
 PROGRAM = """
 import cupy
 from gpucoll.cli import main
-from gpucoll.device import command, cuda, precompile, sources
+from gpucoll.device import command, cuda, sources
 command.instances = lambda everything: {"copy": [sources.copy(1)]}
 command.nvrtc.version = lambda major: (13, 0)
 command.nvrtc.check_arch = lambda arch, major: None
@@ -180,6 +179,5 @@ def test_a_device_finds_what_was_compiled_ahead(tmp_path):
 def test_a_cache_that_cannot_be_kept_is_a_failure(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").touch()
     lost = Store(tmp_path / "file")
-    for module in (command, precompile):
-        monkeypatch.setattr(module, "user_store", lambda: lost)
+    monkeypatch.setattr(command, "user_store", lambda: lost)
     assert compile_one(CompileJob("copy", FEW["copy"][0], "sm_90")).error.startswith("kernels are not kept in ")

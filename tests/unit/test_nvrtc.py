@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from gpucoll.device import compilers, gxx, nvrtc
+from gpucoll.device import CompileError, gxx, nvrtc
 from gpucoll.errors import BackendError
 
 EXTERN = 'extern "C" '
@@ -24,14 +24,15 @@ KERNEL = EXTERN + "__global__ void kernel(float* x) { *x += 1; }"
     ("k.cu: In function 'int f()':\nk.cu:3:9: error: 'x' was not declared\n", " at k.cu:3", "'x' was not declared"),
     ("", "", "it failed and did not say why")])
 def test_first_error(log, place, line):
-    assert compilers.first_error(log) == (place, line)
+    error = CompileError.of("g++", log)
+    assert (str(error), error.line) == (f"[GC-COMPILE] g++{place}: {line}", line)
 
 
 def test_compile_error_survives_pickling():
-    error = compilers.CompileError.of("g++", "k.cu:3:9: error: no")
+    error = CompileError.of("g++", "k.cu:3:9: error: no")
     copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is compilers.CompileError
-    assert (str(copy), copy.log, copy.line) == ("[GC-COMPILE] g++ at k.cu:3: no", "k.cu:3:9: error: no", "no")
+    assert type(copy) is CompileError
+    assert (str(copy), copy.line, copy.row) == ("[GC-COMPILE] g++ at k.cu:3: no", "no", 3)
 
 
 ARITHMETIC = EXTERN + """float fused(float a, float b, float c) { return a * b + c; }
@@ -54,7 +55,7 @@ def test_bits_are_kept_and_the_same_each_time(tmp_path):
 
 
 def test_gxx_says_what_is_wrong(monkeypatch):
-    with pytest.raises(compilers.CompileError, match=r"\[GC-COMPILE\] g\+\+ at kernels.cu:2: 'unknown' does not name"):
+    with pytest.raises(CompileError, match=r"\[GC-COMPILE\] g\+\+ at kernels.cu:2: 'unknown' does not name"):
         gxx.compile_shared(WRONG)
     monkeypatch.setenv("CXX", "no-such-compiler -O1")
     for call in (gxx.recipe, lambda: gxx.compile_shared("")):
@@ -99,7 +100,7 @@ def test_cubin_and_the_report_of_ptxas(library):
 
 
 def test_nvrtc_says_what_is_wrong(library):
-    with pytest.raises(compilers.CompileError) as caught:
+    with pytest.raises(CompileError) as caught:
         nvrtc.compile_cubin(WRONG, "sm_90")
     assert str(caught.value) == '[GC-COMPILE] NVRTC at kernels.cu:2: identifier "unknown" is undefined'
     for arch in ("sm_999", "90"):

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.arrays import address
-from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
-from gpucoll.device.compilers import CompileError
+from gpucoll.device import NO_CAPTURE, CompileError, Device, Event, Part, Stream, Transport
 from gpucoll.device.sources import UNITS, copy, reduce
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Launcher, Task

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucoll.device import Device
-from gpucoll.device.compilers import CompileError
+from gpucoll.device import CompileError, Device
 from gpucoll.device.peer import WAITS
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.executors import Launcher, Task
