@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -15,18 +16,18 @@ from gpucoll.device import Device, Event, Stream, Transport
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
+from gpucoll.device.streams import StreamOrder
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import DEVICE_TAG, TAGS
 from gpucoll.executors.nccl import NcclExecutor
-from gpucoll.executors.nccl.rooms import StreamOrder
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
 from gpucoll.guard.observed import CallObserver, Comparison, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import Waits, keep_for_ever
+from gpucoll.waits import NAP, Waits, keep_for_ever
 from gpucoll.work import Operation
 
 
@@ -77,7 +78,13 @@ class Gpu:
 
     def has_ended(self, timeout: float) -> bool:
         """Return whether all that was enqueued comes to an end within `timeout` seconds."""
-        return not self.device.asynchronous or self.order.has_ended(timeout)
+        awaited = self.order.awaited() if self.device.asynchronous else []
+        deadline = time.monotonic() + timeout
+        while not all(event.done for event in awaited):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(NAP)
+        return True
 
     def close(self, timeout: float, *, failed: bool) -> None:
         """Give back what it holds, in order; where the communicator has failed, without the other ranks.

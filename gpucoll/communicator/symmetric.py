@@ -14,7 +14,7 @@ from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
-from gpucoll.executors.peer.symmetric import SymmetricMemory
+from gpucoll.executors.peer.memory import SymmetricMemory
 
 DEVICES = ("cpu", "cuda")
 
@@ -74,7 +74,7 @@ class Symmetric(MetadataExchange):
         error = None
         try:
             slab = heap.grow(shape, dtype)
-            told = {"slab": _told(slab) if shared is not None else slab.key}
+            told = {"slab": shared.told(slab) if shared is not None else slab.key}
         except (OSError, ValueError, OverflowError) as reason:
             error = BackendError(f"{name}: the system gives this rank no memory for {shape} {dtype}: {reason}",
                                  code="GC-MEMORY")
@@ -153,14 +153,6 @@ def _gpu_heap(gpu: Gpu, size: int) -> Heap:
 
     device: Any = gpu.device
     return Heap(size, functools.partial(CudaSlab, device), functools.partial(array_on, device))
-
-
-def _told(slab: Any) -> list[int]:
-    """Return what other ranks need to reach a slab; nothing where the system lets nobody reach it."""
-    try:
-        return list(slab.told())
-    except OSError:
-        return []
 
 
 def _check_cupy(name: str, wanted: Metadata) -> None:

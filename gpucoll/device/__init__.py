@@ -75,7 +75,11 @@ class Device(Protocol):
     name: str  # "cuda" or "emulated"
     asynchronous: bool = False  # whether work goes on after the call that has enqueued it
     kernels: Kernels
+    most_threads: int  # in a block
     current: AbstractContextManager[object]  # inside it is the device of the calling thread, afterwards whatever was
+
+    def channels(self, ranks: int) -> int:
+        """Return how many blocks of each of so many ranks there is room for at a time, should all of them be on it."""
 
     def owns(self, array: Any) -> str | None:
         """Return None for an array in its memory, else where the array is."""

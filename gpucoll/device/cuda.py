@@ -18,6 +18,7 @@ from gpucoll.errors import BackendError, UsageError
 
 NULL_STREAM, PER_THREAD = (0, 1), 2  # CUDA's own streams: the null stream by two names, and a thread's
 NOT_READY, CAPTURED = 600, 907  # CUDA's codes for an event that has not come, and for one that was captured
+MOST_CHANNELS = 16
 _loading = threading.Lock()
 _functions: dict[tuple[int, str, str], Any] = {}  # of all communicators: to unload code may wait for the whole GPU
 
@@ -26,13 +27,18 @@ class CudaDevice(Device):
     """The GPU `ordinal` of this process."""
 
     name = "cuda"
+    most_threads = 512  # as the kernels are compiled for
     asynchronous = True
 
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
         self.ordinal, self.current = ordinal, CurrentDevice(ordinal)
         self._arch = f"sm_{device.compute_capability}"
-        self.kernels = Kernels(self._load, device.attributes["MultiProcessorCount"])
+        self._processors = device.attributes["MultiProcessorCount"]
+        self.kernels = Kernels(self._load, self._processors)
+
+    def channels(self, ranks: int) -> int:
+        return max(1, min(MOST_CHANNELS, self._processors // ranks))
 
     def owns(self, array: Any) -> str | None:
         if not isinstance(array, cupy.ndarray):

@@ -18,12 +18,12 @@ import numpy
 
 from gpucoll.device import Device, Waiting
 from gpucoll.device.gxx import compile_shared, recipe
-from gpucoll.device.launch import Kernels, Launch
+from gpucoll.device.launch import Arguments, Kernels, Launch
 from gpucoll.device.sources import Instance, family, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import ArgumentError, BackendError, MismatchError
 
-PROCESSORS, THREADS = 2, 64  # every CUDA thread is a fiber: few of them show all that many would
+PROCESSORS, CHANNELS, THREADS = 2, 2, 64  # a CUDA thread may be a fiber: few of them show all that many would
 
 Action: TypeAlias = Callable[[], bool]  # goes on as far as it can; whether it has ended
 
@@ -32,6 +32,7 @@ class EmulatedDevice(Device):
     """The device of one communicator; `seed` decides which of its streams goes on first."""
 
     name = "emulated"
+    most_threads = THREADS
 
     def __init__(self, seed: int = 0) -> None:
         self.kernels = Kernels(_load, PROCESSORS, threads=THREADS)
@@ -42,6 +43,9 @@ class EmulatedDevice(Device):
         self._main = self.new_stream()
 
     current = contextlib.nullcontext()  # there is one
+
+    def channels(self, ranks: int) -> int:
+        return CHANNELS
 
     def owns(self, array: Any) -> str | None:
         return None if isinstance(array, numpy.ndarray) else "on a GPU"
@@ -217,15 +221,52 @@ def compiled(instance: Instance) -> str:
 
 def _load(instance: Instance) -> Launch:
     """Return the kernel, compiled at its first use; its launches are enqueued."""
-    function = getattr(ctypes.CDLL(compiled(instance)), instance.entry)
+    library = ctypes.CDLL(compiled(instance))
+    function = getattr(library, instance.entry)
     function.restype = ctypes.c_char_p
+    may_wait = hasattr(library, "gc_world")  # for other ranks
 
-    def run(blocks: int, threads: int, arguments: numpy.ndarray[Any, Any]) -> None:
-        fault = function(blocks, threads, ctypes.c_void_p(arguments.ctypes.data))
-        if fault is not None:
-            raise BackendError(f"kernel {instance.entry}: {fault.decode()}", code="GC-KERNEL")
+    def run(blocks: int, threads: int, arguments: Arguments) -> None:
+        _raise_fault(instance.entry, function(blocks, threads, ctypes.c_void_p(arguments.ctypes.data)))
 
-    def launch(blocks: int, threads: int, arguments: numpy.ndarray[Any, Any], stream: EmulatedStream) -> None:
-        stream.enqueue(functools.partial(run, blocks, threads, arguments))
+    def launch(blocks: int, threads: int, arguments: Arguments, stream: EmulatedStream) -> None:
+        if may_wait:
+            stream.enqueue_action(functools.partial(RunningKernel, library, instance.entry, blocks, threads, arguments))
+        else:
+            stream.enqueue(functools.partial(run, blocks, threads, arguments))
 
     return launch
+
+
+def _raise_fault(entry: str, fault: bytes | None) -> None:
+    if fault is not None:
+        raise BackendError(f"kernel {entry}: {fault.decode()}", code="GC-KERNEL")
+
+
+class RunningKernel:
+    """A kernel whose threads are fibers, in a stream's queue: begun when its turn has come, gone on with to its end.
+
+    Where it waits for another rank it gives way to whatever else the process has to do.
+    """
+
+    def __init__(self, library: ctypes.CDLL, entry: str, blocks: int, threads: int, arguments: Arguments) -> None:
+        self._library, self._entry, self._grid, self._arguments = library, entry, (blocks, threads), arguments
+        library.gc_world.restype, library.gc_complaint.restype = ctypes.c_void_p, ctypes.c_char_p
+        self._world: Any = None
+
+    def __call__(self) -> bool:
+        if self._world is None:
+            self._world = ctypes.c_void_p(self._library.gc_world(ctypes.c_uint64(0), self._grid[0], 0))
+            self._library.gc_launch(self._world, 0, getattr(self._library, f"{self._entry}_thread"),
+                                    ctypes.c_void_p(self._arguments.ctypes.data), *self._grid)
+        if self._library.gc_advance(self._world, 0):
+            return False
+        _raise_fault(self._entry, self._library.gc_complaint(self._world))
+        self.cancel()
+        return True
+
+    def cancel(self) -> None:
+        """Let go of the fibers, wherever they are."""
+        if self._world is not None:
+            self._library.gc_end(self._world)
+            self._world = None

@@ -106,12 +106,8 @@ class Kernels:
         self._loaded: dict[Any, Launch] = {}
         self._copy_of = functools.lru_cache(COPIES)(self._new_copy)
 
-    def ready(self, instance: Instance) -> None:
-        """Compile and load `instance`, so that its first launch takes no longer than the next."""
-        self.launcher(instance)
-
     def launcher(self, instance: Instance) -> Launch:
-        """Return the kernel, for whoever knows its grid and arguments."""
+        """Return the kernel, compiled and loaded: its first launch takes no longer than the next."""
         launch = self._loaded.get(instance)
         if launch is None:
             launch = self._loaded[instance] = self._load(instance)

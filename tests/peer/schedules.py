@@ -11,8 +11,7 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
-from gpucoll.executors.peer.check import check
-from gpucoll.executors.peer.program import BUFFERS, program, tables
+from gpucoll.executors.peer.program import BUFFERS, check, program, tables
 from gpucoll.ops import OPS
 from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Copy, Recv, Schedule, Send, Slice

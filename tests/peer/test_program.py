@@ -6,7 +6,7 @@ import pytest
 
 from gpucoll.algorithms import algorithms
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.executors.peer.check import check
+from gpucoll.executors.peer.program import check
 from gpucoll.proof import ScheduleError
 from grids import batches, naming
 from peer.schedules import Case

@@ -161,7 +161,7 @@ command.nvrtc.check_arch = lambda arch, major: None
 assert main(["kernels", "-j", "1"]) == 0  # for the stand-in's GPU
 def refuse(*arguments): raise SystemExit("compiled once more")
 cuda._cubin = refuse
-cuda.CudaDevice(0).kernels.ready(sources.copy(1))
+cuda.CudaDevice(0).kernels.launcher(sources.copy(1))
 print("found")
 """
 

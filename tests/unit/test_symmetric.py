@@ -11,7 +11,7 @@ import pytest
 from gpucoll.arrays import address
 from gpucoll.arrays.segments import Segment, at, attach
 from gpucoll.arrays.symmetric import LINE, SLAB, Heap
-from gpucoll.executors.peer.fibers import FiberMemory
+from gpucoll.executors.peer.memory import HostMemory
 
 BYTE = numpy.dtype("uint8")
 
@@ -96,9 +96,9 @@ def test_a_segment_is_mapped_by_its_key():
 
 
 def test_memory_that_another_thread_points_to_stays():
-    mine, theirs = (FiberMemory(4096, lambda: None) for _ in range(2))
+    mine, theirs = (HostMemory(4096) for _ in range(2))
     there, start = weakref.ref(theirs.slab), theirs.slab.start
-    assert mine.reach(theirs.slab.told()) == start
+    assert mine.reach(theirs.told(theirs.slab)) == start
     del theirs
     collector.collect()
     assert there() is not None

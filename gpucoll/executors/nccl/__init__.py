@@ -4,7 +4,6 @@ A round is one group of messages, then the kernels that combine what came, all e
 Where the messages of a round form pairs in order (a ring's segments), each pair is a group of its own, and what came
 is combined on a second stream while the next pair is under way.
 
-    rooms      memory that is kept, and the order of operations on any streams
     replay     small calls alike, captured as a graph
     native     NCCL's own collectives
 """
@@ -18,10 +17,10 @@ from typing import Any
 from gpucoll.arrays import address
 from gpucoll.device import NO_CAPTURE, CompileError, Device, Event, Part, Stream, Transport
 from gpucoll.device.sources import UNITS, copy, reduce
+from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Launcher, Task
-from gpucoll.executors.nccl.replay import Graphs, Replay
-from gpucoll.executors.nccl.rooms import Rooms, StreamOrder
+from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step
 from gpucoll.work import Operation
 
@@ -58,9 +57,9 @@ class NcclExecutor:
 
     def __init__(self, device: Device, transport: Transport, order: StreamOrder) -> None:
         self._device, self._transport, self._order = device, transport, order
-        self._rooms = Rooms(device)
+        self._workspace = Workspace(device)
+        self._captured = Workspace(device)  # of the user's graphs, launched when nobody knows but one after the other
         self._graphs = Graphs()
-        self._captured = Rooms(device)
         self._is_own_capture = False
         self._side: Stream | None = None
         self._events: list[Event] = []
@@ -75,10 +74,10 @@ class NcclExecutor:
             return NO_CAPTURE
         if task.plan is not None and self._transport.capturable:
             for width in UNITS:
-                self._device.kernels.ready(copy(width))
+                self._device.kernels.launcher(copy(width))
         if task.plan is not None and task.op is not None:
             try:
-                self._device.kernels.ready(reduce(task.op, task.dtype))
+                self._device.kernels.launcher(reduce(task.op, task.dtype))
             except CompileError as error:
                 if not task.op.expression:
                     raise
@@ -93,35 +92,38 @@ class NcclExecutor:
         if name is None:
             yield from self._enqueue(task, task.stream, task.input, task.output)
             return
-        if self._graphs.wants_direct(task):
-            self._graphs.put_direct(task, (yield from self._capture(task, task.input, task.output)))
-        direct = self._graphs.direct(task)
-        if direct is not None:
-            direct.launch(task.stream)
+        place, graphs = place_of(task), self._graphs
+        if task.repeated and place not in graphs.direct:  # there is none of a result that was allocated
+            graphs.keep_direct(place, (yield from self._capture(task, task.input, task.output)))
+        if place in graphs.direct:
+            graphs.direct[place].launch(task.stream)
             return
-        kept = self._graphs.get(name, in_place=task.in_place)
-        if kept is None:
+        key = name, task.in_place
+        if key not in graphs.buffered:
             stream = self._device.new_stream()
-            kept = yield from self._capture(task, *self._graphs.buffers(task, self._device, stream), stream)
-            self._graphs.put(name, kept, in_place=task.in_place)
-        self._replay(task, kept)
+            source, target = (None if row is None else self._device.empty(row.size, row.dtype, stream)
+                              for row in (None if task.in_place else task.input, task.output))
+            source = target if task.in_place else source
+            graphs.buffered[key] = yield from self._capture(task, source, target, stream)
+        self._replay(task, graphs.buffered[key])
 
     def launcher(self, task: Task) -> Launcher | None:
         """Return how to launch the graph of calls like `task` on the same memory; None where there is none yet."""
-        direct = self._graphs.direct(task)
+        direct = self._graphs.direct.get(place_of(task))
         return None if direct is None else direct.launch
 
     def close(self) -> None:
         """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
         self._graphs.clear()
-        self._rooms.clear()
+        self._workspace.clear()
         self._captured.clear()
 
     def _enqueue(self, task: Task, stream: Stream, source: Any, target: Any) -> Operation:
         assert task.plan is not None
-        run = _Run(self._device, task, self._rooms_for(stream).of(task, source, target, stream))
+        addresses = self._addresses(task, task.plan, source, target, stream)
+        run = _Run(self._device, task, addresses)
         if task.plan.copy_input:
-            run.copy_input(source, stream)
+            self._device.kernels.copy(address(source), addresses["input"], source.size, task.dtype.itemsize, stream)
         for number, node in enumerate(self._program(task.plan)):
             where = self._side_stream() if node.side else stream
             if node.after is not None:
@@ -132,9 +134,16 @@ class NcclExecutor:
             if node.awaited:
                 self._event(number).record(where)
 
-    def _rooms_for(self, stream: Stream) -> Rooms:
-        """Return the rooms: graphs of the user's, launched when nobody knows but one after the other, have others."""
-        return self._captured if stream.is_capturing() and not self._is_own_capture else self._rooms
+    def _addresses(self, task: Task, plan: Plan, source: Any, target: Any, stream: Stream) -> dict[str, int]:
+        """Return where the buffers of `task` are, by name; `input` is elsewhere where the plan needs a copy of it."""
+        wanted = {name: count * task.dtype.itemsize for name, count in plan.workspace.items()}
+        if task.collective == "barrier":  # which has a byte for every message
+            wanted["token"] = 1 + max(map(len, plan.rounds), default=0)
+        if plan.copy_input:
+            wanted["input"] = source.nbytes
+        workspace = self._captured if stream.is_capturing() and not self._is_own_capture else self._workspace
+        return {"input": address(source), "output": address(target),
+                **{name: address(workspace.row(name, nbytes, stream)) for name, nbytes in wanted.items()}}
 
     def _replay(self, task: Task, kept: Replay) -> None:
         kernels, width, source, target = self._device.kernels, task.dtype.itemsize, task.input, task.output
@@ -147,7 +156,8 @@ class NcclExecutor:
     def _capture(self, task: Task, source: Any, target: Any, stream: Stream | None = None) -> Any:
         """Return the call captured from `source` to `target`; what it allocates comes before the capture."""
         stream = stream or self._device.new_stream()
-        self._rooms.of(task, source, target, stream)
+        assert task.plan is not None
+        self._addresses(task, task.plan, source, target, stream)
         self._side_stream()
         stream.begin_capture()
         self._is_own_capture = True
@@ -179,10 +189,9 @@ class NcclExecutor:
 class _Run:
     """A task under way: its buffers by name, as addresses."""
 
-    def __init__(self, device: Device, task: Task, rows: dict[str, Any]) -> None:
-        self._kernels, self._task = device.kernels, task
+    def __init__(self, device: Device, task: Task, addresses: dict[str, int]) -> None:
+        self._kernels, self._task, self._addresses = device.kernels, task, addresses
         self._width = task.dtype.itemsize
-        self._addresses = {name: address(row) for name, row in rows.items()}
 
     def parts(self, exchange: Node) -> tuple[list[Part], list[Part]]:
         """Return what is sent and received as addresses; messages without data only where a barrier needs them."""
@@ -205,10 +214,6 @@ class _Run:
                 self._kernels.reduce(task.op, task.dtype, sources, self._at(form.dst), count, stream)
             else:
                 self._kernels.copy(sources[0], self._at(form.dst), count, self._width, stream)
-
-    def copy_input(self, source: Any, stream: Stream) -> None:
-        """Enqueue a copy of the input into its room."""
-        self._kernels.copy(address(source), self._addresses["input"], source.size, self._width, stream)
 
     def _at(self, span: Span) -> int:
         return self._addresses[span.buffer] + span.start * self._width

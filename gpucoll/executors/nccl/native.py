@@ -9,9 +9,9 @@ from __future__ import annotations
 from gpucoll.arrays import address
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
+from gpucoll.device.streams import StreamOrder
 from gpucoll.dtypes import DTYPES
 from gpucoll.executors import Launcher, Task
-from gpucoll.executors.nccl.rooms import StreamOrder
 from gpucoll.ops import OPS
 from gpucoll.work import Operation
 

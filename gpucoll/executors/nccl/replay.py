@@ -13,7 +13,7 @@ import weakref
 from typing import Any
 
 from gpucoll.arrays import address
-from gpucoll.device import Device, Graph, Stream
+from gpucoll.device import Graph, Stream
 from gpucoll.executors import Task
 
 LIMIT = 1 << 18  # bytes up to which a schedule's launches cost more than the two copies
@@ -47,14 +47,18 @@ class Replay:
 
 
 class Graphs:
-    """The captured calls of one communicator, and how often each has come."""
+    """The captured calls of one communicator, and how often each has come.
+
+    `direct` are those on the user's own memory, by `place_of`; `buffered` by the name that `serve` gives and whether
+    they are in place.
+    """
 
     def __init__(self) -> None:
         self._seen: collections.Counter[Any] = collections.Counter()
         self._chosen: set[Any] = set()
-        self._kept: dict[Any, Replay] = {}
-        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # those that somebody still launches
-        self._direct: dict[Any, Replay] = {}
+        self.buffered: dict[Any, Replay] = {}
+        self.direct: dict[Any, Replay] = {}
+        self._all: weakref.WeakSet[Replay] = weakref.WeakSet()  # direct ones that somebody still launches
 
     def serve(self, task: Task) -> Any:
         """Return under which name `task` is to be replayed, alike on every rank, or None; counts the call."""
@@ -71,43 +75,18 @@ class Graphs:
         self._chosen.add(signature)
         return signature
 
-    def wants_direct(self, task: Task) -> bool:
-        """Return whether `task` is worth a graph on its own memory; there is none of a result that was allocated."""
-        return task.repeated and _place(task) not in self._direct
-
-    def direct(self, task: Task) -> Replay | None:
-        """Return the graph that works on `task`'s own memory, if there is one."""
-        return self._direct.get(_place(task))
-
-    def put_direct(self, task: Task, replay: Replay) -> None:
-        """Keep a graph that works on `task`'s own memory, and forget the oldest where there are too many."""
-        if len(self._direct) == DIRECT:
-            del self._direct[next(iter(self._direct))]
-        self._direct[_place(task)] = replay
+    def keep_direct(self, place: Any, replay: Replay) -> None:
+        """Keep a graph that works on a task's own memory, and forget the oldest where there are too many."""
+        if len(self.direct) == DIRECT:
+            del self.direct[next(iter(self.direct))]
+        self.direct[place] = replay
         self._all.add(replay)
-
-    def get(self, name: Any, *, in_place: bool) -> Replay | None:
-        """Return the captured call, if there is one; in place and out of place are two."""
-        return self._kept.get((name, in_place))
-
-    def put(self, name: Any, replay: Replay, *, in_place: bool) -> Replay:
-        """Keep a captured call."""
-        self._kept[name, in_place] = replay
-        return replay
-
-    def buffers(self, task: Task, device: Device, stream: Stream) -> tuple[Any, Any]:
-        """Return new rows for input and output, one and the same in place, as the plan has been made for."""
-        def like(row: Any) -> Any:
-            return None if row is None else device.empty(row.size, row.dtype, stream)
-
-        target = like(task.output)
-        return target if task.in_place else like(task.input), target
 
     def clear(self) -> None:
         """Forget all of them."""
-        for replay in (*self._kept.values(), *self._all):
+        for replay in (*self.buffered.values(), *self._all):
             replay.drop()
-        for kept in (self._kept, self._direct, self._chosen, self._seen):
+        for kept in (self.buffered, self.direct, self._chosen, self._seen):
             kept.clear()
 
 
@@ -116,6 +95,7 @@ def _signature(task: Task) -> tuple[Any, ...]:
     return task.collective, task.algorithm, task.nbytes, task.dtype.name, task.root, task.op and task.op.cuda
 
 
-def _place(task: Task) -> tuple[Any, ...]:
+def place_of(task: Task) -> tuple[Any, ...]:
+    """Return what tells a call on given memory from another one."""
     return _signature(task), address(task.input), address(task.output)
 

@@ -1,11 +1,9 @@
 """The `peer` executor: one kernel on every rank does a whole collective, in memory that the ranks of a node share.
 
     binding      a task as launches on memory
-    program      a plan as tables for the step kernel, which walks any schedule
-    check        whether all ranks' programs come to their ends
+    program      a plan as tables for the step kernel, which walks any schedule; whether all ranks' come to their ends
     meeting      how the ranks come to share their slabs
-    symmetric    arrays in memory that all ranks share
-    fibers, ipc  slabs and kernels on the emulated device, and on GPUs
+    memory, ipc  slabs of the emulated device and of GPUs, arrays in memory that all ranks share
 
 All-reduce by one_shot and two_shot has kernels of its own, short messages go in packets. The host enqueues and
 returns: what waits is the kernel, at most until the deadline, and then the communicator has failed. All counters live
@@ -18,11 +16,12 @@ from typing import Any
 
 from gpucoll.device import CompileError, Device
 from gpucoll.device.peer import WAITS
+from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.peer.binding import PeerBinder
 from gpucoll.executors.peer.meeting import Meeting
-from gpucoll.executors.peer.symmetric import SymmetricMemory
+from gpucoll.executors.peer.memory import SymmetricMemory
 from gpucoll.work import Operation
 
 BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null stream, they "
@@ -38,9 +37,9 @@ class PeerExecutor:
 
     name = "peer"
 
-    def __init__(self, device: Device, order: Any, link: Any, timeout: float) -> None:
+    def __init__(self, device: Device, order: StreamOrder, link: Any, timeout: float) -> None:
         self._device, self._order, self._timeout = device, order, timeout
-        self._meeting = Meeting(device, link, timeout, self.check)
+        self._meeting = Meeting(device, link, timeout)
         self.symmetric = None if self._meeting.trouble else SymmetricMemory(link.place.size, self._meeting.memory)
         self._binder = PeerBinder(device, order, self._meeting, self.symmetric)
 
@@ -73,17 +72,19 @@ class PeerExecutor:
         if self._meeting.on_one_gpu and self._device.is_blocking(task.stream):
             raise UsageError(f"{task.collective}: {BLOCKING}", code="GC-STREAM")
         self._order.follow(task.stream)  # before `bind`, which lets go of memory when the stream has come to here
-        calls = self._binder.bind(task).calls
+        calls = self._binder.bind(task)
         if self._meeting.on_one_gpu and not task.stream.is_capturing():
             yield from self._meeting.meet()
         for call in calls:
             call(task.stream)
+        if not self._device.asynchronous:
+            task.stream.enqueue(self.check)
 
     def launcher(self, task: Task) -> Launcher | None:
         """Return what enqueues calls like `task` at once; None where ranks must have met before."""
         if self._meeting.on_one_gpu or not self._device.asynchronous:
             return None
-        calls, tables = self._binder.bind(task).calls, self._binder.tables
+        calls, tables = self._binder.bind(task), self._binder.tables
 
         def launch(stream: Any, keep: object = tables) -> None:
             self.check()
@@ -94,7 +95,7 @@ class PeerExecutor:
 
     def check(self) -> None:
         """Raise CollectiveTimeout where a kernel has given up waiting for another rank."""
-        control = self._meeting.control
+        control = self._meeting.memory.control
         if control["where"]:
             what, peer = WAITS[int(control["where"])], int(control["peer"])
             raise CollectiveTimeout(f"a kernel waited {self._timeout:g} s for a {what} from rank {peer}; is every rank "
@@ -103,11 +104,11 @@ class PeerExecutor:
 
     def abort(self) -> None:
         """End what is under way: every wait of this rank's kernels, without the other ranks."""
-        self._meeting.control["aborted"] = 1
+        self._meeting.memory.control["aborted"] = 1
 
     def close(self) -> None:
         """Give back all memory; idempotent. A collective call."""
         self._binder.clear()
         self._meeting.close()
         if self.symmetric is not None:
-            self.symmetric.close()
+            self.symmetric.heap.close()

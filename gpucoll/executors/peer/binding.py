@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy
 
@@ -15,11 +15,11 @@ from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import NOWHERE, Places
 from gpucoll.device.sources import UNITS, Instance, copy, packets, shots, steps
+from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Task
-from gpucoll.executors.peer.check import check
 from gpucoll.executors.peer.meeting import Meeting
-from gpucoll.executors.peer.program import Program, everyone, program, tables
-from gpucoll.executors.peer.symmetric import SymmetricMemory
+from gpucoll.executors.peer.memory import SymmetricMemory
+from gpucoll.executors.peer.program import Program, check, everyone, program, tables
 from gpucoll.plan import Plan
 
 KEPT = 256  # calls
@@ -30,65 +30,38 @@ NO_MATTER = Places(1)  # on every rank: of one_shot's results nobody reads anoth
 Enqueue: TypeAlias = Callable[[Stream], object]
 
 
-class Bound(NamedTuple):
-    """What is enqueued, one after the other; the plan is kept so that no other one gets its number."""
-
-    plan: Plan
-    calls: tuple[Enqueue, ...]
-
-
-class Walk(NamedTuple):
-    """A program, and where its tables are: addresses, and what is there."""
-
-    plan: Plan
-    program: Program
-    tables: dict[str, int]
-    row: Any
-
-
-class Ends(NamedTuple):
-    """Where a task reads and writes, and what is copied before and after: pairs of addresses, or None."""
-
-    source: int
-    target: int
-    before: tuple[int, int] | None
-    after: tuple[int, int] | None
-
-
 class PeerBinder:
     """Binds tasks to the ranks' slabs, to rooms of this rank's, and to arrays in `symmetric` memory."""
 
-    def __init__(self, device: Device, order: Any, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:
+    def __init__(self, device: Device, order: StreamOrder, meeting: Meeting, symmetric: SymmetricMemory | None) -> None:
         self._device, self._order, self._meeting, self._symmetric = device, order, meeting, symmetric
         self._loaded: set[Any] = set()
-        self._bound: dict[Any, Bound] = {}
-        self._walks: dict[Any, Walk] = {}
-        self._rooms: dict[str, Any] = {}
-        self._outgrown: list[Any] = []
+        # What is enqueued; programs, where their tables are, what is there. No other plan gets the number of one kept.
+        self._bound: dict[Any, tuple[Plan, list[Enqueue]]] = {}
+        self._walks: dict[Any, tuple[Plan, Program, dict[str, int], Any]] = {}
+        self._workspace = Workspace(device)
 
     def load(self, task: Task) -> None:
         """Compile and load what `task` needs."""
         kind = self._is_direct(task) and task.algorithm, task.dtype.name, task.op and task.op.cuda, self._is_small(task)
         if kind not in self._loaded:
-            self._meeting.memory.load(self._instance(task))
-            for width in UNITS:
-                self._device.kernels.ready(copy(width))
+            for instance in (self._instance(task), *map(copy, UNITS)):
+                self._device.kernels.launcher(instance)
             self._loaded.add(kind)
 
-    def bind(self, task: Task) -> Bound:
-        """Return the launches of `task`."""
+    def bind(self, task: Task) -> list[Enqueue]:
+        """Return what is enqueued for `task`, one after the other."""
         ends = address(task.input), address(task.output)
         key = id(task.plan), ends, task.dtype.name, task.op and task.op.cuda
-        bound = self._bound.get(key)
-        if bound is None:
+        if key not in self._bound:
             if len(self._bound) >= KEPT:  # kernels, and graphs of the user's, may still be reading the tables
                 self._order.hold(task.stream, self._walks)
                 self._bound, self._walks = {}, {}
             assert task.plan is not None
             make = self._direct if self._is_direct(task) else self._walk
-            bound = self._bound[key] = Bound(task.plan, tuple(make(task, task.plan, *ends)))
+            self._bound[key] = task.plan, make(task, task.plan, *ends)
         self._order.keep_captured(task.stream, self._walks)
-        return bound
+        return self._bound[key][1]
 
     @property
     def tables(self) -> object:
@@ -97,7 +70,7 @@ class PeerBinder:
 
     def clear(self) -> None:
         """Let go of all memory."""
-        for kept in (self._bound, self._walks, self._rooms, self._outgrown):
+        for kept in (self._bound, self._walks, self._workspace):
             kept.clear()
 
     def _instance(self, task: Task) -> Instance:
@@ -115,8 +88,8 @@ class PeerBinder:
         return task.algorithm == "one_shot" and task.nbytes <= self._meeting.room.packets
 
     def _launch(self, task: Task, blocks: int, arguments: Arguments) -> Enqueue:
-        launch = self._meeting.memory.load(self._instance(task))
-        return functools.partial(launch, blocks, self._meeting.memory.threads, arguments)
+        launch = self._device.kernels.launcher(self._instance(task))
+        return functools.partial(launch, blocks, self._device.most_threads, arguments)
 
     def _blocks(self, nbytes: int) -> int:
         return max(1, min(self._meeting.room.channels, nbytes // SHARE))
@@ -145,18 +118,19 @@ class PeerBinder:
 
     def _walk(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
         width, channels = task.dtype.itemsize, self._channels(task, plan)
-        walk = self._walk_of(task, plan, channels)
-        ends = self._ends(task, plan, source, target)
-        region, scratch = walk.program.region * width, plan.workspace["scratch"] * width
-        rooms = self._room("scratch", scratch, task), self._room("staging", region * channels, task)
-        arguments = self._meeting.heap.steps([ends.source, ends.target, *rooms], region, walk.tables,
-                                             len(walk.program.steps))
-        launches = [self._launch(task, channels, arguments)] if walk.program.steps else []
-        return [*self._copies(ends.before, task.input, width), *launches,
-                *self._copies(ends.after, task.output, width)]
-
-    def _copies(self, pair: tuple[int, int] | None, row: Any, width: int) -> list[Enqueue]:
-        return [] if pair is None else [functools.partial(self._device.kernels.copy, *pair, row.size, width)]
+        made, places = self._program(task, plan, channels)
+        here, there = self._ends(task, plan, source, target)
+        region, scratch = made.region * width, plan.workspace["scratch"] * width
+        buffers = [here, there, self._room("scratch", scratch, task), self._room("staging", region * channels, task)]
+        enqueued: list[Enqueue] = []
+        if here != source:
+            enqueued.append(functools.partial(self._device.kernels.copy, source, here, task.input.size, width))
+        if made.steps:
+            arguments = self._meeting.heap.steps(buffers, region, places, len(made.steps))
+            enqueued.append(self._launch(task, channels, arguments))
+        if there != target:
+            enqueued.append(functools.partial(self._device.kernels.copy, there, target, task.output.size, width))
+        return enqueued
 
     def _channels(self, task: Task, plan: Plan) -> int:
         """Return how many blocks walk, the same on every rank: where blocks are not alike, none knows of all data."""
@@ -164,8 +138,8 @@ class PeerBinder:
             return self._meeting.room.channels
         return self._blocks(task.nbytes)
 
-    def _ends(self, task: Task, plan: Plan, source: int, target: int) -> Ends:
-        """Return where the kernel works: elsewhere if it may not overwrite what it reads, or cannot read it as it lies.
+    def _ends(self, task: Task, plan: Plan, source: int, target: int) -> tuple[int, int]:
+        """Return where the kernel reads and writes: elsewhere if it may not overwrite what it reads, or cannot read it.
 
         To copy is to move whole elements, of which complex ones need not be aligned as such.
         """
@@ -176,18 +150,17 @@ class PeerBinder:
             here = there
         elif source and (misaligned or plan.copy_input):
             here = self._room("input", task.input.nbytes, task)
-        before = None if here == source else (source, here)
-        return Ends(here, there, before, None if there == target else (there, target))
+        return here, there
 
-    def _walk_of(self, task: Task, plan: Plan, channels: int) -> Walk:
-        """Return the program of `plan` where kernels can read it; raise ScheduleError for one that would stick."""
+    def _program(self, task: Task, plan: Plan, channels: int) -> tuple[Program, dict[str, int]]:
+        """Return the program of `plan`, and where kernels can read it; raise ScheduleError for one that would stick."""
         key = id(plan), channels, task.dtype.itemsize
         if key not in self._walks:
             room, width, empty = self._meeting.room, task.dtype.itemsize, task.collective == "barrier"
             check(everyone(plan, room.ranks, channels, width, empty=empty), channels, room.depth, room.slot // width)
             made = program(plan, plan.layouts, channels, width, empty=empty)
-            self._walks[key] = Walk(plan, made, *self._uploaded(made))
-        return self._walks[key]
+            self._walks[key] = plan, made, *self._uploaded(made)
+        return self._walks[key][1:3]
 
     def _uploaded(self, made: Program) -> tuple[dict[str, int], Any]:
         rows = {name: table.view(numpy.uint8).reshape(-1) for name, table in tables(made.steps).items()}
@@ -197,10 +170,4 @@ class PeerBinder:
         return {name: address(there) + start for name, start in zip(rows, starts, strict=False)}, there
 
     def _room(self, name: str, nbytes: int, task: Task) -> int:
-        """Return the address of so much memory of this rank's. It only grows, and what was given out stays."""
-        room = self._rooms.get(name)
-        if nbytes and (room is None or room.nbytes < nbytes):
-            self._outgrown.append(room)
-            room = self._device.empty(1 << max(nbytes - 1, WORD).bit_length(), numpy.dtype("u1"), task.stream)
-            self._rooms[name] = room
-        return address(room) if nbytes else 0
+        return address(self._workspace.row(name, nbytes, task.stream))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import struct
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import cupy
@@ -16,13 +15,9 @@ import numpy
 from gpucoll.arrays import Array
 from gpucoll.arrays.symmetric import Block
 from gpucoll.device.cuda import CudaDevice
-from gpucoll.device.launch import Launch
 from gpucoll.device.peer import CONTROL
-from gpucoll.device.sources import Instance
-from gpucoll.executors.peer.fibers import PROCESS
+from gpucoll.executors.peer.memory import PeerMemory
 
-THREADS = 512  # as the kernels are compiled for
-MOST_CHANNELS = 16
 WORDS = 8  # of one of CUDA's handles
 _HANDLE = struct.Struct(f"={WORDS}q")
 _SERIALS = itertools.count(1)
@@ -40,18 +35,8 @@ class CudaSlab:
             cupy.cuda.runtime.memset(self.start, 0, nbytes)
             cupy.cuda.runtime.deviceSynchronize()
 
-    def told(self) -> list[int]:
-        """Return what another rank needs to reach it; raise OSError where CUDA refuses."""
-        with _as_os_error():
-            handle = cupy.cuda.runtime.ipcGetMemHandle(self.start)
-        _slabs[self.start] = self
-        return [PROCESS, os.getpid(), self.start, *_HANDLE.unpack(handle)]
-
     def close(self) -> None:
         """It is freed with the last array on it."""
-
-
-_slabs: weakref.WeakValueDictionary[int, CudaSlab] = weakref.WeakValueDictionary()  # of this process, by address
 
 
 def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
@@ -65,16 +50,14 @@ def _free(device: CudaDevice, pointer: int) -> None:
         cupy.cuda.runtime.free(pointer)
 
 
-class IpcMemory:
-    """A rank's slab on `device`, and ways to the others'."""
-
-    threads = THREADS
+class IpcMemory(PeerMemory):
+    """Such memory of a GPU."""
 
     def __init__(self, device: CudaDevice, nbytes: int) -> None:
+        super().__init__()
         self._device = device
         self.slab = self.new_slab(nbytes)
         self._opened: list[int] = []
-        self._pointed_to: list[CudaSlab] = []
         self._uploads = device.new_stream()  # one, so that what is uploaded takes memory of CuPy's pool
         # The host must be able to write it while a kernel runs, hence it is the host's, which the GPU reaches too.
         with device.current:
@@ -83,21 +66,18 @@ class IpcMemory:
         self.control[...] = numpy.zeros((), CONTROL)
 
     def new_slab(self, nbytes: int) -> CudaSlab:
-        """Return more such memory; raise OSError where there is none to be had."""
         return CudaSlab(self._device, nbytes)
 
     def array(self, block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Any:
-        """Return an array on a block of a slab."""
         return array_on(self._device, block, shape, dtype)
 
-    def reach(self, told: list[int]) -> int:
-        """Return the address of another rank's slab here; raise OSError where CUDA refuses."""
-        process, number, pointer, *handle = told[:3 + WORDS]
-        if (process, number) == (PROCESS, os.getpid()):  # CUDA opens no handle in the process that it comes from
-            self._pointed_to.append(_slabs[pointer])  # whose rank, a thread, may let go of it sooner
-            return pointer
+    def _handle(self, slab: CudaSlab) -> Sequence[int]:
+        with _as_os_error():
+            return _HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))
+
+    def _map(self, process: int, handle: Sequence[int]) -> int:
         with self._device.current, _as_os_error():
-            self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle)))
+            self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle[:WORDS])))
         return self._opened[-1]
 
     def upload(self, row: Array) -> Any:
@@ -107,20 +87,14 @@ class IpcMemory:
             self._uploads.synchronize()
         return there
 
-    def load(self, instance: Instance) -> Launch:
-        """Return the kernel."""
-        return self._device.kernels.launcher(instance)
-
     def close(self) -> None:
-        """Let go of the others' slabs: before any of them is freed."""
+        super().close()
         with self._device.current:
             for pointer in self._opened:
                 cupy.cuda.runtime.ipcCloseMemHandle(pointer)
         self._opened.clear()
-        self._pointed_to.clear()
 
     def free(self) -> None:
-        """Free the slab, once no other rank maps it any more."""
         self.slab.free()
 
 
@@ -131,9 +105,3 @@ def _as_os_error() -> Iterator[None]:
         yield
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise OSError(str(error)) from error
-
-
-def channels_of(device: CudaDevice, size: int) -> int:
-    """Return how many blocks of each of `size` ranks a GPU has room for at a time, should all of them be on one."""
-    processors = cupy.cuda.Device(device.ordinal).attributes["MultiProcessorCount"]
-    return max(1, min(MOST_CHANNELS, processors // size))

@@ -53,7 +53,7 @@ class Function:
 
     def __init__(self, path, name, device):
         try:
-            self._path, self._library = path, ctypes.CDLL(path)
+            self._library = ctypes.CDLL(path)
             self._call = getattr(self._library, name)
         except (OSError, AttributeError) as error:
             raise CUDADriverError(200, f"invalid kernel image: {error}") from error
@@ -72,8 +72,8 @@ class Function:
     def _begin(self, blocks, threads, argument):
         """What runs the kernel; one that waits for other ranks does so piece by piece, as on the emulated device."""
         if hasattr(self._library, "gc_world"):
-            from gpucoll.executors.peer import fibers
-            return fibers._Running(fibers._library(self._path), self._name, blocks, threads, argument, lambda: None)
+            from gpucoll.device.emulated import RunningKernel
+            return RunningKernel(self._library, self._name, blocks, threads, argument)
         return lambda: self._run(blocks, threads, argument)
 
     def _run(self, blocks, threads, argument):

@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import collections
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 from gpucoll.device import Device, Event, Stream
-from gpucoll.executors import Task
-from gpucoll.waits import NAP
 
 
-class Rooms:
-    """Scratch and staging. Rooms only grow, by doubling: a stream may still be using the old one, so it is kept."""
+class Workspace:
+    """Rows by name. They only grow, by doubling: a stream may still be using the old one, so it is kept."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._rooms: dict[str, Any] = {}
+        self._rows: dict[str, Any] = {}
         self._outgrown: list[Any] = []
 
-    def of(self, task: Task, source: Any, target: Any, stream: Stream) -> dict[str, Any]:
-        """Return the buffers of `task` by name: rows, or None; `input` is a room where the plan needs a copy of it."""
-        plan, width = task.plan, task.dtype.itemsize
-        assert plan is not None
-        rows = {"input": source, "output": target,
-                **{name: self._room(name, count * width, stream) for name, count in plan.workspace.items()}}
-        if task.collective == "barrier":  # which has a byte for every message
-            rows["token"] = self._room("token", 1 + max(map(len, plan.rounds), default=0), stream)
-        if plan.copy_input:
-            rows["input"] = self._room("input", source.nbytes, stream)
-        return rows
-
-    def _room(self, name: str, nbytes: int, stream: Stream) -> Any:
-        room = self._rooms.get(name)
-        if nbytes and (room is None or room.nbytes < nbytes):
-            self._outgrown.append(room)
-            room = self._rooms[name] = self._device.empty(1 << (nbytes - 1).bit_length(), numpy.dtype("u1"), stream)
-        return room
+    def row(self, name: str, nbytes: int, stream: Stream) -> Any:
+        """Return a row of so many bytes at least, None of none."""
+        row = self._rows.get(name)
+        if nbytes and (row is None or row.nbytes < nbytes):
+            self._outgrown.append(row)
+            wanted = 1 << max(nbytes - 1, 16).bit_length()
+            row = self._rows[name] = self._device.empty(wanted, numpy.dtype("u1"), stream)
+        return row if nbytes else None
 
     def clear(self) -> None:
         """Let go of all of them."""
-        self._rooms.clear()
+        self._rows.clear()
         self._outgrown.clear()
 
 
@@ -120,16 +107,10 @@ class StreamOrder:
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
 
-    def has_ended(self, timeout: float) -> bool:
-        """Return whether the last operation and those beside it come to an end within `timeout` seconds."""
+    def awaited(self) -> list[Event]:
+        """Return what has come once the last operation and those beside it have ended."""
         if self._last is not None and self._event is None:
             self._event = self._device.new_event()
             with self._device.current:  # by which the null stream is known
                 self._event.record(self._last)
-        deadline = time.monotonic() + timeout
-        waiting = [event for event, _ in self._flying] + ([self._event] if self._event else [])
-        while not all(event.done for event in waiting):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(NAP)
-        return True
+        return [event for event, _ in self._flying] + ([self._event] if self._event else [])
