@@ -174,8 +174,8 @@ def symbols():
     from gpucoll.device import nccl
 
     library, version = ctypes.CDLL("libnccl.so.2"), nccl.version()
-    wrong = [f"NCCL {version} has no {name}" for name in nccl.PROTOTYPES
-             if nccl.lacks(name) is None and not hasattr(library, name)]
+    wrong = [f"NCCL {version} has no {name}" for collective, name in nccl.FOREIGN.items()
+             if nccl.lacks(collective) is None and not hasattr(library, name)]
     return version, wrong
 
 

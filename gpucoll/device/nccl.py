@@ -25,7 +25,10 @@ DTYPES = {"ncclInt8": 0, "ncclUint8": 1, "ncclInt32": 2, "ncclUint32": 3, "ncclI
           "ncclFloat8e5m2": 11}
 OPS = {"ncclSum": 0, "ncclProd": 1, "ncclMax": 2, "ncclMin": 3, "ncclAvg": 4}
 BYTE = DTYPES["ncclUint8"]
-SINCE = {"ncclAlltoAll": 22800, "ncclGather": 22800, "ncclScatter": 22800}  # versions, as ncclGetVersion counts them
+CUPYS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduceScatter", "broadcast": "broadcast",
+         "all_gather": "allGather"}
+FOREIGN = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}  # that CuPy does not have
+FOREIGN_SINCE = 22800  # version, as ncclGetVersion counts them
 ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)  # KeyError: CuPy's for codes it does not know
 NOTHING: Waiting = iter(())  # to wait for
 
@@ -39,13 +42,6 @@ class NcclCall(NamedTuple):
 
 
 FLOAT8_SINCE = 22400, 90  # version and compute capability
-
-_pointer, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-PROTOTYPES = {
-    "ncclAlltoAll": (_pointer, _pointer, _size, _int, _pointer, _pointer),
-    "ncclGather": (_pointer, _pointer, _size, _int, _int, _pointer, _pointer),
-    "ncclScatter": (_pointer, _pointer, _size, _int, _int, _pointer, _pointer),
-}
 
 
 class Nccl:
@@ -84,7 +80,7 @@ class Nccl:
         return self._call("send and receive", ends, enqueue)
 
     def call(self, call: NcclCall, stream: Any) -> Waiting:
-        """Enqueue one of NCCL's collectives, as the methods below describe it."""
+        """Enqueue one of NCCL's collectives, as `collective` describes it."""
         return self._call(call.what, call.needed, functools.partial(call.enqueue, stream))
 
     def launcher(self, call: NcclCall) -> Callable[[Any], None] | None:
@@ -100,40 +96,26 @@ class Nccl:
 
         return launch
 
-    def all_reduce(self, source: int, target: int, count: int, dtype: str, op: str) -> NcclCall:
-        return _call_of("all_reduce", self._comm.allReduce, count, (source, target, count, DTYPES[dtype], OPS[op]))
+    def collective(self, name: str, source: int, target: int, count: int, dtype: str, *more: int) -> NcclCall:
+        """Return a call; `more` are the op of what reduces, one of `OPS`, and the root where there is one.
 
-    def reduce(self, source: int, target: int, count: int, dtype: str, op: str, root: int) -> NcclCall:
-        return _call_of("reduce", self._comm.reduce, count, (source, target, count, DTYPES[dtype], OPS[op], root))
+        NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one.
+        """
+        what = FOREIGN.get(name, name)
+        function = functools.partial(self._foreign, what) if name in FOREIGN else getattr(self._comm, CUPYS[name])
+        arguments = source, target, count, DTYPES[dtype], *more
 
-    def reduce_scatter(self, source: int, target: int, count: int, dtype: str, op: str) -> NcclCall:
-        return _call_of("reduce_scatter", self._comm.reduceScatter, count,
-                        (source, target, count, DTYPES[dtype], OPS[op]))
+        def enqueue(stream: Any) -> None:
+            function(*arguments, stream.ptr)
 
-    def broadcast(self, source: int, target: int, nbytes: int, root: int) -> NcclCall:
-        return _call_of("broadcast", self._comm.broadcast, nbytes, (source, target, nbytes, BYTE, root))
+        return NcclCall(what, ((what, count.bit_length(), *arguments[3:5]),), enqueue)
 
-    def all_gather(self, source: int, target: int, nbytes: int) -> NcclCall:
-        return _call_of("all_gather", self._comm.allGather, nbytes, (source, target, nbytes, BYTE))
-
-    def all_to_all(self, source: int, target: int, nbytes: int) -> NcclCall:
-        return self._foreign("ncclAlltoAll", source, target, nbytes)
-
-    def gather(self, source: int, target: int, nbytes: int, root: int) -> NcclCall:
-        return self._foreign("ncclGather", source, target, nbytes, root)
-
-    def scatter(self, source: int, target: int, nbytes: int, root: int) -> NcclCall:
-        return self._foreign("ncclScatter", source, target, nbytes, root)
-
-    def _foreign(self, function: str, source: int, target: int, nbytes: int, *root: int) -> NcclCall:
-        """Return a call of one of NCCL's functions that CuPy does not have."""
-        def enqueue(*arguments: Any) -> None:
-            *given, stream = arguments
-            result = getattr(_library(), function)(*given, self._comm.comm, stream)
-            if result:
-                raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
-
-        return _call_of(function, enqueue, nbytes, (source, target, nbytes, BYTE, *root))
+    def _foreign(self, function: str, source: int, target: int, count: int, dtype: int, *root_and_stream: int) -> None:
+        """Make a call that CuPy does not have."""
+        *root, stream = root_and_stream
+        result = getattr(_library(), function)(source, target, count, dtype, *root, self._comm.comm, stream)
+        if result:
+            raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
 
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
         """Enqueue where the connections that are `needed` are there; else make them first, in the waiting returned."""
@@ -196,23 +178,18 @@ class Nccl:
         return outcome
 
 
-def _call_of(what: str, function: Callable[..., Any], count: int, arguments: tuple[Any, ...]) -> NcclCall:
-    """NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one."""
-    def enqueue(stream: Any) -> None:
-        function(*arguments, stream.ptr)
-
-    return NcclCall(what, ((what, count.bit_length(), *arguments[3:5]),), enqueue)
-
-
 def version() -> int:
     """Return NCCL's version at run time, e.g. 22703."""
     return int(nccl.get_version())
 
 
-def lacks(function: str) -> str | None:
-    """Return None where this NCCL has `function`, else the reason why not."""
-    needed = SINCE.get(function, 0)
-    return None if version() >= needed else f"NCCL {version()} has no {function}, {needed} has"
+def lacks(collective: str) -> str | None:
+    """Return None where this NCCL has `collective`, else the reason why not."""
+    if collective in CUPYS or (collective in FOREIGN and version() >= FOREIGN_SINCE):
+        return None
+    if collective in FOREIGN:
+        return f"NCCL {version()} has no {FOREIGN[collective]}, {FOREIGN_SINCE} has"
+    return f"NCCL has no {collective}"
 
 
 def lacks_float8(capability: int) -> str | None:
@@ -228,9 +205,11 @@ def _library() -> ctypes.CDLL:
     """Return the NCCL that CuPy has loaded."""
     library = ctypes.CDLL("libnccl.so.2")
     library.ncclGetLastError.restype = ctypes.c_char_p
-    for name, arguments in PROTOTYPES.items():
-        if lacks(name) is None:
-            getattr(library, name).argtypes = arguments  # library[name] would be another object each time
+    pointer, integer = ctypes.c_void_p, ctypes.c_int
+    for name in FOREIGN.values() if version() >= FOREIGN_SINCE else ():
+        root = [] if name == "ncclAlltoAll" else [integer]
+        # library[name] would be another object each time
+        getattr(library, name).argtypes = (pointer, pointer, ctypes.c_size_t, integer, *root, pointer, pointer)
     return library
 
 

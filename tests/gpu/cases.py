@@ -121,13 +121,16 @@ def binding():
     with cupy.cuda.Stream(non_blocking=True) as stream:
         x, out = cupy.arange(1000, dtype="float32"), cupy.zeros(1000, "float32")
         source, target, count, nbytes = x.data.ptr, out.data.ptr, x.size, x.nbytes
-        calls = [own.all_reduce(source, target, count, "ncclFloat32", "ncclSum"),
-                 own.reduce(source, target, count, "ncclFloat32", "ncclMax", 0),
-                 own.reduce_scatter(source, target, count, "ncclFloat32", "ncclAvg"),
-                 own.broadcast(source, target, nbytes, 0), own.all_gather(source, target, nbytes)]
-        if nccl.lacks("ncclAlltoAll") is None:
-            calls += [own.all_to_all(source, target, nbytes), own.gather(source, target, nbytes, 0),
-                      own.scatter(source, target, nbytes, 0)]
+        numbers, nbytes = (count, "ncclFloat32"), (nbytes, "ncclUint8")
+        calls = [own.collective("all_reduce", source, target, *numbers, nccl.OPS["ncclSum"]),
+                 own.collective("reduce", source, target, *numbers, nccl.OPS["ncclMax"], 0),
+                 own.collective("reduce_scatter", source, target, *numbers, nccl.OPS["ncclAvg"]),
+                 own.collective("broadcast", source, target, *nbytes, 0),
+                 own.collective("all_gather", source, target, *nbytes)]
+        if nccl.lacks("all_to_all") is None:
+            calls += [own.collective("all_to_all", source, target, *nbytes),
+                      own.collective("gather", source, target, *nbytes, 0),
+                      own.collective("scatter", source, target, *nbytes, 0)]
         for number, call in enumerate(calls):
             assert own.launcher(call) is None, number  # before the ranks have connected
             for enqueue in (lambda call=call: Waits(LIMIT).run(own.call(call, stream), "binding"),
@@ -136,7 +139,7 @@ def binding():
                 enqueue()
                 assert (out.get() == x.get()).all(), number
         own.check()
-        wrong = own.broadcast(source, source, nbytes, 7)
+        wrong = own.collective("broadcast", source, source, *nbytes, 7)
         assert refused("GC-NCCL", lambda: Waits(LIMIT).run(own.call(wrong, stream), "binding"))
     own.close(captured=False)
 

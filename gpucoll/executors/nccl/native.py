@@ -6,6 +6,8 @@ and avg; bool is a byte, whose max is `or` and whose min is `and`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpucoll.arrays import address
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
@@ -17,7 +19,6 @@ from gpucoll.work import Operation
 
 ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
            "land": "min"}
-MOVES = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}
 REDUCES = ("all_reduce", "reduce", "reduce_scatter")
 
 
@@ -35,9 +36,7 @@ class NcclNative:
         if task.collective in REDUCES:
             return _cannot_reduce(task) or (self._lacks_float8 if task.dtype.itemsize == 1 and
                                             task.dtype.kind == "float" else None)
-        if task.collective in ("broadcast", "all_gather"):
-            return None
-        return nccl.lacks(MOVES[task.collective]) if task.collective in MOVES else f"NCCL has no {task.collective}"
+        return nccl.lacks(task.collective)
 
     def run(self, task: Task) -> Operation:
         """Enqueue NCCL's collective on the task's stream."""
@@ -56,28 +55,24 @@ class NcclNative:
         """Nothing to give back: the transport belongs to the communicator."""
 
     def _call(self, task: Task, source: int, target: int) -> nccl.NcclCall:
-        return self._reduce(task, source, target) if task.collective in REDUCES else self._move(task, source, target)
-
-    def _reduce(self, task: Task, source: int, target: int) -> nccl.NcclCall:
-        dtype, op, per_element = _spelled(task)
-        count = (task.output if task.collective == "reduce_scatter" else task.input).size * per_element
-        call = getattr(self._transport, task.collective)
-        if task.collective == "reduce":
-            return call(source, target or source, count, dtype, op, task.root)
-        return call(source, target, count, dtype, op)
-
-    def _move(self, task: Task, source: int, target: int) -> nccl.NcclCall:
-        """Bytes of a block: of what a rank gives or gets where the other side has one for every rank."""
-        call = getattr(self._transport, task.collective)
-        sides = [row.nbytes for row in (task.input, task.output) if row is not None]
-        if task.collective == "broadcast":
-            return call(source or target, target, sides[-1], task.root)
-        if task.collective == "all_gather":
-            return call(source, target, task.input.nbytes)
-        if task.collective == "all_to_all":
-            return call(source, target, task.input.nbytes // self._transport.size)
-        block = (task.input if task.collective == "gather" else task.output).nbytes
-        return call(source, target, block, task.root)
+        """Of elements where it reduces, else of bytes of a block: what a rank gives or gets where the other side has
+        one for every rank.
+        """
+        name, call = task.collective, self._transport.collective
+        if name in REDUCES:
+            dtype, op, per_element = _spelled(task)
+            count = (task.output if name == "reduce_scatter" else task.input).size * per_element
+            root = [task.root] if name == "reduce" else []  # the others have no output
+            return call(name, source, target or source if root else target, count, dtype, nccl.OPS[op], *root)
+        rows = [row for row in (task.input, task.output) if row is not None]
+        if name == "broadcast":
+            return call(name, source or target, target, rows[-1].nbytes, "ncclUint8", task.root)
+        if name == "all_gather":
+            return call(name, source, target, task.input.nbytes, "ncclUint8")
+        if name == "all_to_all":
+            return call(name, source, target, task.input.nbytes // self._transport.size, "ncclUint8")
+        block = (task.input if name == "gather" else task.output).nbytes
+        return call(name, source, target, block, "ncclUint8", task.root)
 
     def _from_copy(self, task: Task) -> Waiting:
         """Let NCCL read a copy, which is there until all is enqueued, or captured for good."""
@@ -110,7 +105,7 @@ def _cannot_reduce(task: Task) -> str | None:
     return None
 
 
-def _spelled(task: Task) -> tuple[str | None, str | None, int]:
+def _spelled(task: Task) -> tuple[Any, Any, int]:
     """Return NCCL's names of dtype and op, and how many of its elements one of ours is."""
     assert task.op is not None
     # A factor has been applied before, avg's division comes after, as for every executor.
