@@ -55,9 +55,10 @@ def make_families(instances):
 
 def make_usual():
     """What the collectives use on every pair of ranks."""
-    make_families([sources.copy(1), *(sources.reduce(OPS["sum"], dtype) for dtype in DTYPES.values())])
+    make_families([sources.instance("copy", 1),
+                   *(sources.reducing("reduce", OPS["sum"], dtype) for dtype in DTYPES.values())])
 
 
 def make_peer_kernels(pairs):
-    make_families([sources.steps(None, DTYPES["int8"]),
-                   *(sources.steps(OPS[op], DTYPES[name]) for op, name in pairs)])
+    make_families([sources.reducing("steps", None, DTYPES["int8"]),
+                   *(sources.reducing("steps", OPS[op], DTYPES[name]) for op, name in pairs)])

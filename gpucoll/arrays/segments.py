@@ -19,12 +19,16 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 _OWN: weakref.WeakValueDictionary[int, Segment] = weakref.WeakValueDictionary()  # of this process, by key
 _NOTHING = numpy.empty(0, numpy.uint8)
 
+_Vector = ctypes.c_size_t * 2  # the C library's struct iovec: base and length
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.restype, _view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
 
 
 class Segment:
-    """Memory of this process. `key` tells others of it: its file here, and a number that no later one has."""
+    """Memory of this process. `key` tells others of it: its file here, and a number that no later one has.
+
+    Nobody else can map one that is not `shared`.
+    """
 
     def __init__(self, nbytes: int, *, shared: bool = True) -> None:
         self.key = 0
@@ -43,11 +47,6 @@ class Segment:
         self.key = next(_SERIALS) * _FILES + max(0, self._file)
         self.start, self.nbytes = address(self.row), nbytes
         _OWN[self.key] = self
-
-    @classmethod
-    def private(cls, nbytes: int) -> Segment:
-        """Return memory that nobody else can map."""
-        return cls(nbytes, shared=False)
 
     def close(self) -> None:
         """Let nobody map it any more; it lives until the last array on it has gone."""
@@ -78,12 +77,6 @@ def at(place: int, nbytes: int) -> Array:
     return numpy.frombuffer(_view(place, nbytes, _WRITABLE), numpy.uint8) if nbytes else _NOTHING
 
 
-class _Vector(ctypes.Structure):
-    """The C library's struct iovec."""
-
-    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
-
-
 class Copier:
     """Reads another process' memory by the system. Raises OSError where that forbids it, or the process is gone."""
 
@@ -98,7 +91,7 @@ class Copier:
         """Copy from address `there` of `process` to `here`, all at once."""
         if self._call is None:
             raise OSError("this system has no process_vm_readv")
-        mine, theirs = _Vector(here, nbytes), _Vector(there, nbytes)
-        if self._call(process, ctypes.byref(mine), 1, ctypes.byref(theirs), 1, 0) != nbytes:
+        mine, theirs = (_Vector(start, nbytes) for start in (here, there))
+        if self._call(process, mine, 1, theirs, 1, 0) != nbytes:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

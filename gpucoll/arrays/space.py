@@ -37,9 +37,9 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
     """Try an op of the user's own on one element, before anything moves."""
     one = numpy.ones(1, numpy_dtype(dtype.name))
     try:
-        combiner(op, dtype)(one.copy(), premultiplied(op, one), [one])
+        combiner(op, dtype)(one.copy(), HOST.premultiplied(op, one, dtype), [one])
         if op.expression:
-            fill_identity(op, one)
+            HOST.fill_identity(op, one, dtype)
     except (TypeError, ValueError, ArithmeticError) as error:
         raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
                          code="GC-OP-DTYPE") from error
@@ -84,41 +84,6 @@ def _combine_wide(pair: Pair, wide: numpy.dtype, dst: Array, base: Array, operan
             for operand in operands:
                 pair(total, operand[block].astype(wide), out=total)
             dst[block] = total.astype(dst.dtype)
-
-
-def premultiplied(op: Op, row: Array) -> Array:
-    """Return what a rank contributes: `row`, or its product with the factor of `gpucoll.premul_sum`."""
-    if op.factor is None:
-        return row
-    wide = row_of(row.dtype).wide
-    with numpy.errstate(all="ignore"):
-        product = (row if wide is None else row.astype(wide)) * op.factor
-    return product.astype(row.dtype, casting="same_kind" if wide is None else "unsafe")
-
-
-def finish(op: Op, row: Array, contributions: int) -> None:
-    """Apply what an op does once, at the end: avg divides; a lone logical contribution becomes 0 or 1."""
-    if op.name == "avg":
-        wide = row_of(row.dtype).wide
-        with numpy.errstate(all="ignore"):
-            if wide is None:  # in place: memory for the quotients would cost several times the division
-                numpy.divide(row, contributions, out=row)
-            for start in range(0, len(row) if wide else 0, BLOCK):
-                block = row[start:start + BLOCK]
-                block[...] = (block.astype(wide) / contributions).astype(row.dtype)
-    elif op.name in LOGICAL and contributions == 1:
-        row[...] = (row != 0).astype(row.dtype)
-
-
-def fill_identity(op: Op, row: Array) -> None:
-    """Write the op's identity, the result of reducing nothing."""
-    identity = op.identity
-    if identity in ("lowest", "highest"):
-        row[...] = _extreme(row.dtype, highest=identity == "highest")
-    elif identity == "all ones":
-        row[...] = numpy.invert(numpy.zeros(1, row.dtype))
-    else:
-        row[...] = numpy.asarray(identity if op.expression else int(identity)).astype(row.dtype)
 
 
 def _extreme(dtype: numpy.dtype, *, highest: bool) -> Any:
@@ -174,15 +139,33 @@ class Space:
 
     def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
         """Return what a rank contributes: `row`, or its product with the factor of `gpucoll.premul_sum`."""
-        return premultiplied(op, row)
+        if op.factor is None:
+            return row
+        with numpy.errstate(all="ignore"):
+            product = (row if dtype.wide is None else row.astype(dtype.wide)) * op.factor
+        return product.astype(row.dtype, casting="same_kind" if dtype.wide is None else "unsafe")
 
     def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
-        """Apply what an op does once, at the end."""
-        finish(op, row, contributions)
+        """Apply what an op does once, at the end: avg divides; a lone logical contribution becomes 0 or 1."""
+        if op.name == "avg":
+            with numpy.errstate(all="ignore"):
+                if dtype.wide is None:  # in place: memory for the quotients would cost several times the division
+                    numpy.divide(row, contributions, out=row)
+                for start in range(0, len(row) if dtype.wide else 0, BLOCK):
+                    block = row[start:start + BLOCK]
+                    block[...] = (block.astype(dtype.wide) / contributions).astype(row.dtype)
+        elif op.name in LOGICAL and contributions == 1:
+            row[...] = (row != 0).astype(row.dtype)
 
     def fill_identity(self, op: Op, row: Array, dtype: Dtype) -> None:
         """Write the op's identity, the result of reducing nothing."""
-        fill_identity(op, row)
+        identity = op.identity
+        if identity in ("lowest", "highest"):
+            row[...] = _extreme(row.dtype, highest=identity == "highest")
+        elif identity == "all ones":
+            row[...] = numpy.invert(numpy.zeros(1, row.dtype))
+        else:
+            row[...] = numpy.asarray(identity if op.expression else int(identity)).astype(row.dtype)
 
     def begin(self) -> None:
         """Do what was asked for while the call was prepared (`pack`, `premultiplied`), as far as it is still to do."""

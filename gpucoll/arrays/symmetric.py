@@ -10,7 +10,7 @@ import collections
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
@@ -22,15 +22,7 @@ LINE = 64
 AT_A_TIME = 32  # dropped blocks
 
 
-class Slab(Protocol):
-    """Memory that other ranks can reach; `key` is a number that no later one has."""
-
-    start: int
-    nbytes: int
-    key: int
-
-    def close(self) -> None:
-        """Let nobody reach it any more; it lives until the last array on it has gone."""
+Slab: TypeAlias = Any  # a Segment, or a GPU's with its start, nbytes, key and close()
 
 
 class Extent(NamedTuple):
@@ -42,24 +34,17 @@ class Extent(NamedTuple):
 
 
 class Block:
-    """What the arrays on a block hold on to, slices and reshapes of them too."""
+    """What the arrays on a block hold on to, slices and reshapes of them too; the host's NumPy asks for its memory."""
 
     def __init__(self, slab: Slab, place: Extent) -> None:
         self.slab, self.address, self.nbytes = slab, slab.start + place.start, place.nbytes
-
-
-class _OnHost:
-    """A block as NumPy asks for memory."""
-
-    def __init__(self, block: Block) -> None:
-        self._block = block
-        self.__array_interface__ = {"version": 3, "shape": (block.nbytes,), "typestr": "|u1",
-                                    "data": (block.address, False)}
+        self.__array_interface__ = {"version": 3, "shape": (self.nbytes,), "typestr": "|u1",
+                                    "data": (self.address, False)}
 
 
 def on_host(block: Block, shape: tuple[int, ...], dtype: numpy.dtype) -> Array:
     """Return a NumPy array on a block."""
-    return numpy.asarray(_OnHost(block))[:math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    return numpy.asarray(block)[:math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
 
 
 class Heap:

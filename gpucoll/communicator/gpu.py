@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy
 
@@ -34,31 +34,28 @@ from gpucoll.work import Operation
 class Gpu:
     """A device with what moves data to the other ranks' and what runs tasks on it.
 
-    `points` carries messages between two ranks; `native` is None where there are no native collectives. `peer` makes
-    the executor that works in the ranks' own memory, when the first collective comes: it takes all of them.
+    `points` carries messages between two ranks. `make_peer` makes the executor that works in the ranks' own memory,
+    when the first collective comes: it takes all of them.
     """
 
-    def __init__(self, device: Device, transport: Transport, points: Transport, native: Any = None,
-                 peer: Peer | None = None) -> None:
+    def __init__(self, device: Device, transport: Transport, points: Transport) -> None:
         self.device, self.points = device, points
         self.order = StreamOrder(device)
-        self._made: tuple[Executor, ...] = (NcclExecutor(device, transport, self.order),)
-        if native is not None:
-            self._made += (native(device, transport, self.order),)
+        self.made: list[Executor] = [NcclExecutor(device, transport, self.order)]
         self._transport = transport
-        self._make_peer = peer
+        self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self.observers: Sequence[CallObserver] = ()
         self.comparison: Comparison | None = None
 
     @property
     def executors(self) -> tuple[Executor, ...]:
-        """All executors, the native one last; the first time, a collective call where there is `peer`."""
-        if self._make_peer is not None:
-            make, self._make_peer = self._make_peer, None
-            self._peer = make(self.device, self.order)
-            self._made = (self._peer, *self._made)
-        return tuple(observed(one, self.observers, self.comparison) for one in self._made)
+        """All executors, the native one last; the first time, a collective call where there is `make_peer`."""
+        if self.make_peer is not None:
+            make, self.make_peer = self.make_peer, None
+            self._peer = make()
+            self.made.insert(0, self._peer)
+        return tuple(observed(one, self.observers, self.comparison) for one in self.made)
 
     def space(self, stream: Any) -> DeviceSpace:
         """Return the space of a call on `stream`; None is the current one."""
@@ -98,7 +95,7 @@ class Gpu:
             self.points.abort()
             keep_for_ever(self)
         else:
-            for executor in self._made:
+            for executor in self.made:
                 executor.close()
             for transport in (self._transport, self.points):
                 transport.close(captured=self.order.has_captured)
@@ -259,9 +256,6 @@ class Completion:
                 self._device.stream(None).wait_event(self.event)
 
 
-Peer: TypeAlias = Callable[[Device, StreamOrder], PeerExecutor]
-
-
 def beside(call: Prepared) -> Prepared:
     """Return a call that nobody waits for: on a GPU it runs on a stream of its own."""
     return call._replace(space=call.space.beside()) if isinstance(call.space, DeviceSpace) else call
@@ -273,23 +267,25 @@ def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer
     With `peer` there is that executor too. A collective call on "cuda". Raises, on every rank, BackendError where one
     has no GPU, UsageError where ranks share one.
     """
-    make = (lambda device, order: PeerExecutor(device, order, link, timeout)) if peer else None
     if name == "emulated":
-        return _emulated(link, make)
-    if ordinal is None:
+        gpu = _emulated(link)
+    elif ordinal is None:
         raise BackendError("CuPy finds no GPU in this process", code="GC-NO-GPU")
-    return _between_threads(link, timeout, ordinal, make) if link.mpi is None \
-        else _between_processes(link, timeout, ordinal, make)
+    else:
+        gpu = (_between_threads if link.mpi is None else _between_processes)(link, timeout, ordinal)
+    if peer:
+        gpu.make_peer = functools.partial(PeerExecutor, gpu.device, gpu.order, link, timeout)
+    return gpu
 
 
-def _emulated(link: Link, peer: Peer | None) -> Gpu:
+def _emulated(link: Link) -> Gpu:
     transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, 0, buffered=True)
-    if not link.has_collectives:
-        return Gpu(EmulatedDevice(), transport, points, peer=peer)
-    from gpucoll.executors.native import NativeExecutor
+    gpu = Gpu(EmulatedDevice(), transport, points)
+    if link.has_collectives:
+        from gpucoll.executors.native import NativeExecutor
 
-    native = NativeExecutor(link.wire)
-    return Gpu(EmulatedDevice(), transport, points, lambda device, *_: _AfterKernels(native, device), peer)
+        gpu.made.append(_AfterKernels(NativeExecutor(link.wire), gpu.device))
+    return gpu
 
 
 class _AfterKernels:
@@ -315,18 +311,17 @@ def _same_ordinal(link: Link, ordinal: int) -> Operation:
                          code="GC-DEVICE")
 
 
-def _between_threads(link: Link, timeout: float, ordinal: int, peer: Peer | None) -> Gpu:
+def _between_threads(link: Link, timeout: float, ordinal: int) -> Gpu:
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.local import LocalTransport
 
     Waits(timeout, foreign=link.foreign).run(_same_ordinal(link, ordinal), "device")
     device = CudaDevice(ordinal)
     # Threads' tags have no limit: beyond MPI's, no message of the host can be mistaken for one of these.
-    return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device),
-               peer=peer)
+    return Gpu(device, LocalTransport(link.wire, TAGS, device), LocalTransport(link.points, TAGS, device))
 
 
-def _between_processes(link: Link, timeout: float, ordinal: int, peer: Peer | None) -> Gpu:
+def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     bootstrap.gather_ranks(link.mpi, timeout)
     lowest = min(gpu.capability for gpu in bootstrap.claim_gpu(link.mpi, ordinal))
     # Messages have a communicator of their own: NCCL runs all that is enqueued on one in order.
@@ -337,7 +332,9 @@ def _between_processes(link: Link, timeout: float, ordinal: int, peer: Peer | No
 
     device = CudaDevice(ordinal)
     transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)
-    return Gpu(device, transport, points, functools.partial(NcclNative, capability=lowest), peer)
+    gpu = Gpu(device, transport, points)
+    gpu.made.append(NcclNative(device, transport, gpu.order, capability=lowest))
+    return gpu
 
 
 def is_on_device(argument: Any) -> bool:

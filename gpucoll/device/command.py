@@ -72,18 +72,16 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
     real = [dtype for dtype in dtypes if dtype.kind != "complex"]
     widths = {dtype.itemsize: dtype for dtype in DTYPES.values()}.values()
     by_kind = {
-        "steps": [*itertools.starmap(sources.steps, pairs), *(sources.steps(None, dtype) for dtype in widths)],
-        "two_shot": [sources.shots("two_shot", *pair) for pair in pairs],
-        "one_shot": [sources.shots("one_shot", *pair) for pair in pairs],
-        "reduce": list(itertools.starmap(sources.reduce, pairs)),
-        "packets": list(itertools.starmap(sources.packets, pairs)),
-        "cast": [sources.cast(*pair) for pair in itertools.permutations(real, 2)],
-        "scale": [sources.scale(what, dtype) for what, kinds in _SCALES for dtype in dtypes
+        **{kernel: [sources.reducing(kernel, *pair) for pair in pairs]
+           for kernel in ("steps", "two_shot", "one_shot", "reduce", "packets")},
+        "cast": [sources.instance("cast", *pair) for pair in itertools.permutations(real, 2)],
+        "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide")],
         "compress": sources.compressing(),
-        **{make.__name__: [make(width) for width in sources.UNITS]
-           for make in (sources.pack, sources.unpack, sources.copy)},
+        **{kernel: [sources.instance(kernel, width) for width in sources.UNITS]
+           for kernel in ("pack", "unpack", "copy")},
     }
+    by_kind["steps"] += [sources.reducing("steps", None, dtype) for dtype in widths]
     return {kind: list(dict.fromkeys(some)) for kind, some in by_kind.items()}  # ops that are alike share a kernel
 
 

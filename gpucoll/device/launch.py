@@ -147,7 +147,7 @@ class Kernels:
         if len(sources) == 1:
             self.copy(sources[0], dst, count, dtype.itemsize, stream)
             return
-        launch = self._get(("reduce", op.cuda, dtype.name), kernels.reduce, op, dtype)
+        launch = self._get(("reduce", op.cuda, dtype.name), kernels.reducing, "reduce", op, dtype)
         for some in _passes(sources, dst):
             padded = (*some, *_NO_SOURCES[len(some):])
             self._run(launch, count * dtype.itemsize, REDUCE(*padded, dst, count, len(some)), stream)
@@ -161,22 +161,22 @@ class Kernels:
 
     def _new_copy(self, src: int, dst: int, nbytes: int) -> tuple[Launch, int, int, Arguments]:
         unit = math.gcd(src | dst, nbytes, WORD)
-        launch = self._get(("copy", unit), kernels.copy, unit)
+        launch = self._get(("copy", unit), kernels.instance, "copy", unit)
         return launch, *self._grid(nbytes), COPY(src, dst, nbytes // unit)
 
     def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
              stream: Any) -> None:
         """dst = the elements at ``src + sum(index * strides)``, contiguous in C order; `strides` are in bytes."""
         parts = _parts(src, dst, tuple(shape), tuple(strides), itemsize)
-        self._strided(kernels.pack, ((src + offset, dst + place, axes) for offset, place, axes in parts), stream)
+        self._strided("pack", ((src + offset, dst + place, axes) for offset, place, axes in parts), stream)
 
     def unpack(self, src: int, dst: int, shape: Sequence[int], strides: Sequence[int], itemsize: int,
                stream: Any) -> None:
         """Put contiguous elements at ``dst + sum(index * strides)``; what lies between them is not touched."""
         parts = _parts(dst, src, tuple(shape), tuple(strides), itemsize)
-        self._strided(kernels.unpack, ((src + place, dst + offset, axes) for offset, place, axes in parts), stream)
+        self._strided("unpack", ((src + place, dst + offset, axes) for offset, place, axes in parts), stream)
 
-    def _strided(self, make: Callable[[int], Instance], parts: Iterable[tuple[int, int, Axes]], stream: Any) -> None:
+    def _strided(self, kernel: str, parts: Iterable[tuple[int, int, Axes]], stream: Any) -> None:
         """Move each part, of a src, a dst and the axes of the strided one: a plain copy where that has no gaps."""
         for src, dst, axes in parts:
             if axes.strides == (axes.unit,):
@@ -184,13 +184,14 @@ class Kernels:
             else:
                 count, none = math.prod(axes.shape), (0,) * (MOST_AXES - len(axes.shape))
                 arguments = PACK(src, dst, count, len(axes.shape), *axes.shape, *none, *axes.strides, *none)
-                self._run(self._get((make, axes.unit), make, axes.unit), count * WORD, arguments, stream)
+                launch = self._get((kernel, axes.unit), kernels.instance, kernel, axes.unit)
+                self._run(launch, count * WORD, arguments, stream)
 
     def scale(self, what: Scale, dtype: Dtype, src: int, dst: int, count: int, factor: Any, stream: Any) -> None:
         """dst = src / factor, src * factor, or 0 or 1 for "divide", "multiply" and "truth", which takes no factor."""
         if count == 0:
             return
-        launch = self._get((what, dtype.name), kernels.scale, what, dtype)
+        launch = self._get((what, dtype.name), kernels.instance, "scale", what, dtype)
         bits = _NO_FACTOR if what == "truth" else numpy.array(factor, dtype.wide or dtype.name).tobytes()
         self._run(launch, count * dtype.itemsize, SCALE(src, dst, count, bits), stream)
 
@@ -198,14 +199,14 @@ class Kernels:
         """dst = src in another dtype, neither of them complex; the two do not overlap."""
         if count == 0:
             return
-        launch = self._get(("cast", source.name, target.name), kernels.cast, source, target)
+        launch = self._get(("cast", source.name, target.name), kernels.instance, "cast", source, target)
         self._run(launch, count * max(source.itemsize, target.itemsize), COPY(src, dst, count), stream)
 
     def shorten(self, source: Dtype, target: Dtype, src: int, before: int, after: int, dst: int, count: int,
                 stream: Any) -> None:
         """dst = src + before in `target`, after = src + before - dst; `after` is neither `src` nor `before`."""
         if count:
-            launch = self._get(("shorten", source.name, target.name), kernels.shorten, source, target)
+            launch = self._get(("shorten", source.name, target.name), kernels.instance, "shorten", source, target)
             self._run(launch, count * source.itemsize, SHORTEN(src, before, after, dst, count), stream)
 
     def quantise(self, dtype: Dtype, form: Quantised, src: int, before: int, after: int, dst: int, count: int,
@@ -214,7 +215,7 @@ class Kernels:
 
         Elements from `count` on are zero, and `after` has `count`, which is neither `src` nor `before`.
         """
-        launch = self._get(("quantise", dtype.name), kernels.quantise, dtype)
+        launch = self._get(("quantise", dtype.name), kernels.instance, "quantise", dtype)
         blocks = min(form.rows * form.share // form.block, 4 * self._most_blocks)
         launch(blocks, min(FEWEST_THREADS, self._threads), QUANTISE(
             src, before, after, dst, count, form.share, form.stride, form.scales, form.block, form.rows), stream)
@@ -222,7 +223,7 @@ class Kernels:
     def dequantise(self, dtype: Dtype, form: Quantised, src: int, dst: int, count: int, terms: int, divisor: int,
                    stream: Any) -> None:
         """dst = the first `count` elements of rows of `form`, or of the sum of `terms` rows, over `divisor`."""
-        launch = self._get(("dequantise", dtype.name), kernels.dequantise, dtype)
+        launch = self._get(("dequantise", dtype.name), kernels.instance, "dequantise", dtype)
         self._run(launch, count * dtype.itemsize, DEQUANTISE(
             src, dst, count, form.share, form.stride, form.scales, form.block, terms, divisor), stream)
 

@@ -107,7 +107,7 @@ def _check(library: ctypes.CDLL, function: str, result: int) -> None:
 # ---------------------------------------------------------------- where the library is
 
 
-_chosen: dict[int | None, ctypes.CDLL] = {}  # by `use`
+_libraries: dict[int | None, ctypes.CDLL] = {}  # by the version that is asked for
 
 
 def use(path: str) -> int:
@@ -119,23 +119,22 @@ def use(path: str) -> int:
         library = _load(os.path.abspath(path))
     except (OSError, AttributeError) as error:  # the latter for a library without NVRTC's functions
         raise BackendError(f"no NVRTC can be loaded from {path}: {error}") from None
-    _chosen[None] = library
-    for cached in (_library, archs):
-        cached.cache_clear()
+    _libraries[None] = library
+    archs.cache_clear()
     major = version()[0]
-    _chosen[major] = library
+    _libraries[major] = library
     return major
 
 
-@functools.cache
 def _library(major: int | None) -> ctypes.CDLL:
     """Load libnvrtc, of CUDA `major` or of the newest that there is; BackendError says where it was looked for."""
-    if major in _chosen:
-        return _chosen[major]
+    if major in _libraries:
+        return _libraries[major]
     tried = []
     for path in _places(MAJORS if major is None else (major,), os.environ):
         try:
-            return _load(path)
+            _libraries[major] = _load(path)
+            return _libraries[major]
         except OSError as error:
             tried.append(str(error))
     raise BackendError("NVRTC is needed to compile kernels for a GPU: pip install "

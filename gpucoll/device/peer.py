@@ -53,22 +53,17 @@ class Room(NamedTuple):
     staging: int = 1 << 22
 
     @property
-    def parts(self) -> dict[str, int]:
-        """The bytes of every part of a slab, in their order."""
-        lines = self.channels * self.ranks
-        return {"state": STATE.itemsize, "lines": lines * LINE, "books": lines * BOOK.itemsize,
-                "packets": 2 * self.ranks * 2 * self.packets, "slots": lines * self.depth * self.slot,
-                "staging": self.staging}
-
-    @property
     def offsets(self) -> dict[str, int]:
         """Where every part begins, on a line of its own, and as "end" the bytes of the whole.
 
         >>> Room(ranks=2, channels=1, depth=1, packets=16, slot=16, staging=16).offsets["lines"]
         128
         """
-        begins, end = {}, 0
-        for name, nbytes in self.parts.items():
+        lines, begins, end = self.channels * self.ranks, {}, 0
+        parts = {"state": STATE.itemsize, "lines": lines * LINE, "books": lines * BOOK.itemsize,
+                 "packets": 2 * self.ranks * 2 * self.packets, "slots": lines * self.depth * self.slot,
+                 "staging": self.staging}
+        for name, nbytes in parts.items():
             begins[name] = end
             end += -(-nbytes // LINE) * LINE
         return {**begins, "end": end}

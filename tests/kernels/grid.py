@@ -15,7 +15,7 @@ from gpucoll.ops import OPS, elementwise_op
 from oracle import DTYPES as NAMES
 
 WIDTHS = (1, 2, 4, 8, 16)
-MOVES = [make(width) for make in (sources.copy, sources.pack, sources.unpack) for width in WIDTHS]
+MOVES = [sources.instance(kernel, width) for kernel in sources.MOVES for width in WIDTHS]
 SCALES = [(what, name) for what, kinds in (("divide", ("float", "complex")), ("multiply", ("int", "float", "complex")),
                                            ("truth", ("bool", "int", "float")))
           for name in NAMES if DTYPES[name].kind in kinds]
@@ -49,15 +49,15 @@ BOTH_WAYS = [pair for name in NARROW for pair in ((name, "float32"), ("float32",
 
 
 def reductions(cases):
-    return [sources.reduce(OPS.get(op) or elementwise_op(op), DTYPES[name]) for op, name in cases]
+    return [sources.reducing("reduce", OPS.get(op) or elementwise_op(op), DTYPES[name]) for op, name in cases]
 
 
 def casts(pairs):
-    return [sources.cast(DTYPES[name], DTYPES[target]) for name, target in pairs]
+    return [sources.instance("cast", DTYPES[name], DTYPES[target]) for name, target in pairs]
 
 
 def scales(cases):
-    return [sources.scale(what, DTYPES[name]) for what, name in cases]
+    return [sources.instance("scale", what, DTYPES[name]) for what, name in cases]
 
 
 CORE = [reductions(CORE_REDUCE[::2]), reductions(CORE_REDUCE[1::2]), reductions([*CORE_WRITTEN, *NEAR]),

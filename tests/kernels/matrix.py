@@ -36,13 +36,14 @@ SHORT = ["packets", "reduce", "cast", "scale", "compress", "pack", "unpack", "co
 def kernels():
     """One kernel of each kind, of those that take many registers."""
     of = {name: (OPS["sum"], DTYPES[name]) for name in DTYPES}
-    return {"steps": sources.steps(*of["bfloat16"]), "two_shot": sources.shots("two_shot", *of["bfloat16"]),
-            "one_shot": sources.shots("one_shot", *of["float8_e4m3fn"]), "reduce": sources.reduce(*of["float8_e5m2"]),
-            "packets": sources.packets(*of["float16"]),
-            "cast": sources.cast(DTYPES["float32"], DTYPES["float8_e4m3fn"]),
-            "scale": sources.scale("divide", DTYPES["float64"]), "compress": sources.quantise(DTYPES["float64"]),
-            "pack": sources.pack(4), "unpack": sources.unpack(16),
-            "copy": sources.copy(16)}
+    reducing = {"steps": "bfloat16", "two_shot": "bfloat16", "one_shot": "float8_e4m3fn", "reduce": "float8_e5m2",
+                "packets": "float16"}
+    return {**{kernel: sources.reducing(kernel, *of[name]) for kernel, name in reducing.items()},
+            "cast": sources.instance("cast", DTYPES["float32"], DTYPES["float8_e4m3fn"]),
+            "scale": sources.instance("scale", "divide", DTYPES["float64"]),
+            "compress": sources.instance("quantise", DTYPES["float64"]),
+            "pack": sources.instance("pack", 4), "unpack": sources.instance("unpack", 16),
+            "copy": sources.instance("copy", 16)}
 
 
 def library(wheel):

@@ -63,7 +63,7 @@ def test_any_launch_gives_the_same(device):
 
 def test_what_no_kernel_can_be_made_of_is_refused():
     with pytest.raises(DtypeError, match="complex64"):
-        sources.reduce(elementwise_op("abs(a) + b"), DTYPES["complex64"])
+        sources.reducing("reduce", elementwise_op("abs(a) + b"), DTYPES["complex64"])
     for text in ("a + b + 1/0", "a + b + (1 << -1)"):
         with pytest.raises(ArgumentError, match="has no value"):
             elementwise_op(text)

@@ -36,7 +36,7 @@ SCRIPT = (
 
 def instances(op, name):
     row, dtype = OPS[op], DTYPES[name]
-    return (sources.packets(row, dtype), sources.shots("one_shot", row, dtype), sources.shots("two_shot", row, dtype))
+    return tuple(sources.reducing(kernel, row, dtype) for kernel in ("packets", "one_shot", "two_shot"))
 
 
 def room_for(ranks, nbytes, channels, sections=1):

@@ -26,7 +26,7 @@ ONE_WAY = Case("broadcast", "chain", 3, 20, segments=2)
 ONE_WAY_RANKS = schedules.ranks_of(ONE_WAY, 2)
 DIRECT = direct.instances(OP, NAME)
 FLOATS = direct.instances(OP, "float32")
-STEPS = sources.steps(OPS[OP], DTYPES[NAME]), sources.steps(None, DTYPES[NAME])
+STEPS = sources.reducing("steps", OPS[OP], DTYPES[NAME]), sources.reducing("steps", None, DTYPES[NAME])
 
 
 def check_direct(libraries, seed=0, **options):

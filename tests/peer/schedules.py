@@ -72,7 +72,7 @@ class Case:
         raise NotImplementedError(self.row.name)
 
     def instance(self):
-        return sources.steps(OPS[self.op] if self.row.reduces else None, DTYPES[self.name])
+        return sources.reducing("steps", OPS[self.op] if self.row.reduces else None, DTYPES[self.name])
 
 
 class Swap(Case):

@@ -88,10 +88,10 @@ def test_a_model_holds_or_is_violated(words, holds, tmp_path):
     assert "max search depth too small" not in job.stdout
 
 
-MAKERS = (functools.partial(sources.shots, "one_shot"), functools.partial(sources.shots, "two_shot"), sources.packets,
-          sources.steps)
+MAKERS = [functools.partial(sources.reducing, kernel) for kernel in sources.PEER]
 PAIRS = [(op, dtype) for op in OPS.values() for dtype in DTYPES.values() if dtype.kind in op.kinds]
-MOVES = [sources.steps(None, DTYPES[name]) for name in ("int8", "int16", "float32", "float64", "complex128")]
+MOVES = [sources.reducing("steps", None, DTYPES[name])
+         for name in ("int8", "int16", "float32", "float64", "complex128")]
 
 
 def test_kernels_compile():

@@ -30,7 +30,7 @@ def made():
     """Everything that the default tests use, made on every core."""
     units = {"once": sources.text(*mutants.DIRECT, *mutants.STEPS), "floats": sources.text(*mutants.FLOATS),
              "often": sources.text(*(one for op, name in OFTEN for one in (
-                 *direct.instances(op, name), sources.steps(OPS[op], DTYPES[name]))))}
+                 *direct.instances(op, name), sources.reducing("steps", OPS[op], DTYPES[name]))))}
     compile_all(units.values())
     libraries = {name: library(source) for name, source in units.items()}
     return {name: (one, one) for name, one in libraries.items()}

@@ -21,7 +21,8 @@ from refusals import refused
 
 ROOT = Path(__file__).parents[2]
 KINDS = ["steps", "two_shot", "one_shot", "reduce", "packets", "cast", "scale", "compress", "pack", "unpack", "copy"]
-FEW = {"cast": [sources.cast(DTYPES["float32"], DTYPES["float16"])], "copy": [sources.copy(1), sources.copy(16)]}
+FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
+       "copy": [sources.instance("copy", 1), sources.instance("copy", 16)]}
 
 
 @pytest.fixture(autouse=True)
@@ -53,9 +54,9 @@ def test_all_are_what_collectives_are_defined_for():
     found = instances(everything=True)
     assert list(found) == KINDS
     pairs = [(OPS[op], DTYPES[name]) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
-    for kind, make in (("reduce", sources.reduce), ("packets", sources.packets), ("steps", sources.steps),
-                       ("two_shot", lambda *pair: sources.shots("two_shot", *pair))):
-        assert {make(*pair) for pair in pairs} == {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
+    for kind in ("reduce", "packets", "steps", "two_shot"):
+        made = {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
+        assert {sources.reducing(kind, *pair) for pair in pairs} == made
     assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}
     assert len(found["cast"]) == 15 * 14
     assert len(found["compress"]) == 4 * 2 + 2 * 4 + 2 * 2 * 2
@@ -96,7 +97,7 @@ TWO = """
 import sys
 from gpucoll.cli import main
 from gpucoll.device import command, sources
-command.instances = lambda everything: {"copy": [sources.copy(1), sources.copy(2)]}
+command.instances = lambda everything: {"copy": [sources.instance("copy", 1), sources.instance("copy", 2)]}
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
 """
@@ -155,13 +156,13 @@ PROGRAM = """
 import cupy
 from gpucoll.cli import main
 from gpucoll.device import command, cuda, sources
-command.instances = lambda everything: {"copy": [sources.copy(1)]}
+command.instances = lambda everything: {"copy": [sources.instance("copy", 1)]}
 command.nvrtc.version = lambda major: (13, 0)
 command.nvrtc.check_arch = lambda arch, major: None
 assert main(["kernels", "-j", "1"]) == 0  # for the stand-in's GPU
 def refuse(*arguments): raise SystemExit("compiled once more")
 cuda._cubin = refuse
-cuda.CudaDevice(0).kernels.launcher(sources.copy(1))
+cuda.CudaDevice(0).kernels.launcher(sources.instance("copy", 1))
 print("found")
 """
 

@@ -84,8 +84,9 @@ def test_places_in_their_order_and_what_a_missing_library_says(monkeypatch):
         "/site/nvidia/cuda_nvrtc/lib/libnvrtc.so.12", "libnvrtc.so.13", "libnvrtc.so.12"]
     monkeypatch.setattr(nvrtc.ctypes, "CDLL", refuse)
     monkeypatch.setenv("CUDA_PATH", "/cuda")
+    monkeypatch.setattr(nvrtc, "_libraries", {})
     with pytest.raises(BackendError) as caught:
-        nvrtc._library.__wrapped__(None)
+        nvrtc._library(None)
     assert "/cuda/lib64/libnvrtc.so.13: hidden" in str(caught.value)
     assert "pip install 'gpucoll[cuda13]'" in str(caught.value)
 
@@ -120,8 +121,7 @@ def test_what_is_too_old_for_the_kernels_is_refused(library):
 def unchosen():
     """What `use` has loaded is forgotten after the test."""
     yield
-    nvrtc._chosen.clear()
-    nvrtc._library.cache_clear()
+    nvrtc._libraries.clear()
     nvrtc.archs.cache_clear()
 
 
@@ -134,9 +134,10 @@ def test_a_library_by_its_path_serves_its_version_and_none(library, unchosen):
 
 @pytest.mark.parametrize("path", ["no/libnvrtc.so.13", __file__, "/proc/self/exe"])
 def test_what_is_no_nvrtc_is_not_loaded(path, unchosen):
+    before = dict(nvrtc._libraries)
     with pytest.raises(BackendError, match="no NVRTC can be loaded from "):
         nvrtc.use(path)
-    assert nvrtc._chosen == {}
+    assert nvrtc._libraries == before
 
 
 def test_what_nvrtc_opens_by_name_is_loaded_from_beside_it(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import oracle
-from gpucoll.arrays.space import check_op, combiner, fill_identity, finish, premultiplied
+from gpucoll.arrays.space import HOST, check_op, combiner
 from gpucoll.chunks import Layout, bound
 from gpucoll.dtypes import DTYPES, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
@@ -70,7 +70,7 @@ def test_every_op_on_every_dtype_is_pythons(op):
             continue
         values = numpy.array([0, 1, 1, 0]).astype(kind)
         identity, result = numpy.empty_like(values), numpy.empty_like(values)
-        fill_identity(OPS[op], identity)
+        HOST.fill_identity(OPS[op], identity, row)
         combiner(OPS[op], row)(result, values, [identity])
         assert result.tobytes() == values.tobytes(), dtype
 
@@ -91,7 +91,7 @@ def test_nan_wins_min_and_max_avg_is_divided_and_integers_wrap():
         assert numpy.isnan(result).all()
     for op, ranks, given, finished in (("avg", 3, [3, 6], [1, 2]), ("lor", 1, [0, 7], [0, 1])):
         row = numpy.array(given, numpy.float32)
-        finish(OPS[op], row, ranks)
+        HOST.finish(OPS[op], row, DTYPES["float32"], ranks)
         assert row.tolist() == finished
     small = numpy.array([100], numpy.int8)
     combiner(OPS["sum"], DTYPES["int8"])(small, small, [numpy.array([100], numpy.int8)])
@@ -100,8 +100,9 @@ def test_nan_wins_min_and_max_avg_is_divided_and_integers_wrap():
 
 def test_a_factor_is_applied_once_and_rounded_once():
     row = numpy.array([1, 3], numpy.float16)
-    assert premultiplied(premul_sum(1 / 3), row).tolist() == (numpy.float32([1, 3]) / 3).astype("f2").tolist()
-    assert premultiplied(OPS["sum"], row) is row
+    half, thirds = DTYPES["float16"], (numpy.float32([1, 3]) / 3).astype("f2")
+    assert HOST.premultiplied(premul_sum(1 / 3), row, half).tolist() == thirds.tolist()
+    assert HOST.premultiplied(OPS["sum"], row, half) is row
     with pytest.raises(DtypeError):
         check_op("all_reduce", premul_sum(0.5), DTYPES["int32"])
     check_op("all_reduce", premul_sum(2), DTYPES["int32"])

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.device import NO_CAPTURE, CompileError, Device, Event, Part, Stream, Transport
-from gpucoll.device.sources import UNITS, copy, reduce
+from gpucoll.device.sources import UNITS, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Launcher, Task
@@ -74,10 +74,10 @@ class NcclExecutor:
             return NO_CAPTURE
         if task.plan is not None and self._transport.capturable:
             for width in UNITS:
-                self._device.kernels.launcher(copy(width))
+                self._device.kernels.launcher(instance("copy", width))
         if task.plan is not None and task.op is not None:
             try:
-                self._device.kernels.launcher(reduce(task.op, task.dtype))
+                self._device.kernels.launcher(reducing("reduce", task.op, task.dtype))
             except CompileError as error:
                 if not task.op.expression:
                     raise

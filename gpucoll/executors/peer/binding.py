@@ -14,7 +14,7 @@ from gpucoll.chunks import Ragged
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import NOWHERE, Places
-from gpucoll.device.sources import UNITS, Instance, copy, packets, shots, steps
+from gpucoll.device.sources import UNITS, Instance, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Task
 from gpucoll.executors.peer.meeting import Meeting
@@ -45,8 +45,8 @@ class PeerBinder:
         """Compile and load what `task` needs."""
         kind = self._is_direct(task) and task.algorithm, task.dtype.name, task.op and task.op.cuda, self._is_small(task)
         if kind not in self._loaded:
-            for instance in (self._instance(task), *map(copy, UNITS)):
-                self._device.kernels.launcher(instance)
+            for needed in (self._instance(task), *(instance("copy", width) for width in UNITS)):
+                self._device.kernels.launcher(needed)
             self._loaded.add(kind)
 
     def bind(self, task: Task) -> list[Enqueue]:
@@ -76,10 +76,8 @@ class PeerBinder:
     def _instance(self, task: Task) -> Instance:
         """Return the kernel of `task`."""
         if task.op is None or not self._is_direct(task):
-            return steps(task.op, task.dtype)
-        if self._is_small(task):
-            return packets(task.op, task.dtype)
-        return shots("one_shot" if task.algorithm == "one_shot" else "two_shot", task.op, task.dtype)
+            return reducing("steps", task.op, task.dtype)
+        return reducing("packets" if self._is_small(task) else task.algorithm, task.op, task.dtype)
 
     def _is_direct(self, task: Task) -> bool:
         return task.collective == "all_reduce" and task.algorithm in DIRECT and self._meeting.room.ranks > 1

@@ -51,7 +51,7 @@ class Neighbours:
         try:
             self._segment = Segment(self.boxes + self.size * box)
         except OSError as error:  # which the others learn when they meet
-            self._segment, self._refused = Segment.private(self.first), error.errno or errno.ENOMEM
+            self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
         self.keys = {self.rank: self._segment.key}
         self.controls = {self.rank: self._segment.row}
         self.words = {self.rank: _words(self._segment.row)}
