@@ -52,7 +52,6 @@ def is_borrowed(x: Any) -> bool:
 
 
 def module_of(x: Any) -> Any:
-    """Return the array module of `x`: numpy or cupy."""
     return numpy if isinstance(x, numpy.ndarray) else sys.modules["cupy"]
 
 

@@ -246,7 +246,6 @@ class Completion:
         self.event: Event | None = None
 
     def done(self) -> bool:
-        """Return whether it has come."""
         return self.event is None or self.event.done
 
     def order(self) -> None:

@@ -56,7 +56,6 @@ class CompileError(BackendError):
 
     @classmethod
     def of(cls, compiler: str, log: str) -> CompileError:
-        """Return the error of `compiler`, whose report was `log`."""
         match = _ERROR.search(log)
         said = (line.strip() for line in log.splitlines() if line.strip())
         line = match["text"] if match else next(said, "it failed and did not say why")

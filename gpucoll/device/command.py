@@ -233,7 +233,6 @@ def _or_dash(total: Callable[[Iterable[int]], int], numbers: Sequence[int | None
 
 
 def _row(cells: Sequence[object]) -> str:
-    """Return cells in columns, the first two from the left."""
     return " ".join(f"{cell!s:{form}}" for cell, form in zip(cells, COLUMNS, strict=True))
 
 

@@ -57,7 +57,6 @@ class CudaDevice(Device):
         return stream
 
     def _check_own(self, stream: Any) -> None:
-        """Refuse one of CUDA's own streams where it cannot serve."""
         if stream.ptr == PER_THREAD:
             raise UsageError("the per-thread default stream is another stream in each thread, and gpucoll's threads "
                              "enqueue as well; pass stream=cupy.cuda.Stream(non_blocking=True), or be in one",
@@ -74,7 +73,6 @@ class CudaDevice(Device):
         return CurrentStream(self.current, stream)
 
     def is_open(self, stream: Any) -> bool:
-        """Whether the device is the thread's current one, and `stream` is not being captured."""
         return cupy.cuda.runtime.getDevice() == self.ordinal and not stream.is_capturing()
 
     def is_blocking(self, stream: Any) -> bool:
@@ -110,7 +108,6 @@ class CudaDevice(Device):
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
 
     def _load(self, instance: Instance) -> Launch:
-        """Return the kernel, compiled for this GPU at its first use."""
         source = text(instance)
         build = functools.partial(_cubin, source, self._arch)
         path = str(user_store().path(source, ".cubin", build, flags=recipe(self._arch, major=_major())))

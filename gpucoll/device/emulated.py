@@ -79,10 +79,11 @@ class EmulatedDevice(Device):
             before = self._ended
             if not self._advance():
                 yield lambda before=before: self._advance() or self._ended != before  # type: ignore[misc]
-        stream.raise_error()
+        error, stream.error = stream.error, None
+        if error is not None:
+            raise error
 
     def _advance(self) -> bool:
-        """Let every stream go on as far as it can; return whether anything has ended."""
         before = self._ended
         busy = [stream for stream in self._streams if stream.queue]
         for stream in self._order.sample(busy, len(busy)):
@@ -104,10 +105,9 @@ class EmulatedStream:
         self.queue: collections.deque[Action] = collections.deque()
         self.kept: list[Any] = []  # memory that what is enqueued may still write, whoever lets go of it
         self._device = device
-        self._error: MismatchError | None = None
+        self.error: MismatchError | None = None  # of a message: whoever waits for it is told, whoever has run it
 
     def enqueue(self, call: Callable[[], object]) -> None:
-        """Do `call` when its turn comes."""
         def act() -> bool:
             call()
             return True
@@ -124,25 +124,17 @@ class EmulatedStream:
     def advance(self) -> int:
         """Go on as far as possible; return how many actions have ended."""
         ended = 0
-        while self.queue and self._first_ends():
+        while self.queue:
+            try:
+                if not self.queue[0]():
+                    break
+            except MismatchError as error:  # the message has ended
+                self.error = error
             self.queue.popleft()
             ended += 1
         if not self.queue:
             self.kept.clear()
         return ended
-
-    def _first_ends(self) -> bool:
-        try:
-            return self.queue[0]()
-        except MismatchError as error:  # of a message, which has ended
-            self._error = error
-            return True
-
-    def raise_error(self) -> None:
-        """Raise what was wrong with a message in this stream: whoever waits for it is told, whoever has run it."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
 
     def wait_event(self, event: EmulatedEvent) -> None:
         self.enqueue_action(event.mark.awaited)
@@ -213,15 +205,10 @@ class EmulatedGraph:
         then.wait_event(event)
 
 
-def compiled(instance: Instance) -> str:
-    """Return the path of the shared object that holds the kernel and its family, made where there is none."""
-    source = text(*family(instance))
-    return str(user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe()))
-
-
 def _load(instance: Instance) -> Launch:
-    """Return the kernel, compiled at its first use; its launches are enqueued."""
-    library = ctypes.CDLL(compiled(instance))
+    source = text(*family(instance))
+    path = user_store().path(source, ".so", functools.partial(compile_shared, source), flags=recipe())
+    library = ctypes.CDLL(str(path))
     function = getattr(library, instance.entry)
     function.restype = ctypes.c_char_p
     may_wait = hasattr(library, "gc_world")  # for other ranks

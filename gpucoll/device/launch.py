@@ -87,7 +87,6 @@ class Quantised(NamedTuple):
 
     @property
     def stride(self) -> int:
-        """The bytes of a row."""
         return self.scales + -(-4 * self.share // self.block // WORD) * WORD
 
 
@@ -167,13 +166,13 @@ class Kernels:
     def pack(self, src: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, dst: int,
              stream: Any) -> None:
         """dst = the elements at ``src + sum(index * strides)``, contiguous in C order; `strides` are in bytes."""
-        parts = _parts(src, dst, tuple(shape), tuple(strides), itemsize)
+        parts = _parts(tuple(shape), tuple(strides), itemsize, (src | dst) % WORD)
         self._strided("pack", ((src + offset, dst + place, axes) for offset, place, axes in parts), stream)
 
     def unpack(self, src: int, dst: int, shape: Sequence[int], strides: Sequence[int], itemsize: int,
                stream: Any) -> None:
         """Put contiguous elements at ``dst + sum(index * strides)``; what lies between them is not touched."""
-        parts = _parts(dst, src, tuple(shape), tuple(strides), itemsize)
+        parts = _parts(tuple(shape), tuple(strides), itemsize, (src | dst) % WORD)
         self._strided("unpack", ((src + place, dst + offset, axes) for offset, place, axes in parts), stream)
 
     def _strided(self, kernel: str, parts: Iterable[tuple[int, int, Axes]], stream: Any) -> None:
@@ -237,13 +236,6 @@ def _passes(sources: Sequence[int], dst: int) -> Iterator[Sequence[int]]:
         yield (dst, *sources[first:first + MOST_SOURCES - 1])
 
 
-def _parts(strided: int, contiguous: int, shape: tuple[int, ...], strides: tuple[int, ...],
-           itemsize: int) -> tuple[tuple[int, int, Axes], ...]:
-    """Return what one launch after the other moves: the offsets on both sides, and the axes."""
-    return _cut(axes_of(shape, strides, itemsize, (strided | contiguous) % WORD))
-
-
-@functools.lru_cache(maxsize=256)
 def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, address: int) -> Axes:
     """Return the axes of a strided array: axes of length 1 dropped, joined where they can be, in the widest units.
 
@@ -270,8 +262,13 @@ def axes_of(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, add
 
 
 @functools.lru_cache(maxsize=256)
-def _cut(axes: Axes) -> tuple[tuple[int, int, Axes], ...]:
-    """Return the parts of at most eight axes; none of an array that has no elements."""
+def _parts(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int,
+           address: int) -> tuple[tuple[int, int, Axes], ...]:
+    """Return what one launch after the other moves: the offsets on both sides, and at most eight axes.
+
+    There is nothing of an array that has no elements.
+    """
+    axes = axes_of(shape, strides, itemsize, address)
     extra = max(0, len(axes.shape) - MOST_AXES)
     inner = Axes(axes.unit, axes.shape[extra:], axes.strides[extra:])
     nbytes = math.prod(inner.shape) * axes.unit

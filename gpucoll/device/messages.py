@@ -21,20 +21,17 @@ class MessageTransport(Transport):
     """
 
     def __init__(self, wire: Any, tag: int, *, buffered: bool = False) -> None:
-        self._wire, self._tag, self.buffered = wire, tag, buffered
-        self._send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)  # threads' are never buffered
+        self.receive, self._tag, self.buffered = wire.Irecv, tag, buffered
+        self.send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)  # threads' are never buffered
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         stream.enqueue_action(lambda: _Group(self, sends, receives))
         return iter(())
 
-    def receive(self, part: Part) -> Any:
-        """Begin to receive; return the request."""
-        return self._wire.Irecv([_memory(part), "B"], part.peer, self._tag + part.tag)
-
-    def send(self, part: Part) -> Any:
-        """Begin to send; return the request."""
-        return self._send([_memory(part), "B"], part.peer, self._tag + part.tag)
+    def begin(self, call: Callable[..., Any], part: Part) -> Any:
+        """Return the request of a message that `call` begins."""
+        memory = numpy.ctypeslib.as_array((ctypes.c_ubyte * part.nbytes).from_address(part.address))
+        return call([memory, "B"], part.peer, self._tag + part.tag)
 
 
 @functools.cache
@@ -81,22 +78,24 @@ class _Group:
 
     def __init__(self, transport: MessageTransport, sends: Sequence[Part], receives: Sequence[Part]) -> None:
         self._transport, self._parts = transport, (sends, receives)
-        self._begun = False
-        self._receives: list[tuple[Counted, Part]] = []
+        self._receives: list[tuple[Counted, Part]] | None = None  # before they have begun
         self._waiting: list[Callable[[], bool]] = []
 
     def __call__(self) -> bool:
-        if not self._begun:
-            self._begin()
+        if self._receives is None:
+            begin, (sends, receives) = self._transport.begin, self._parts
+            self._receives = [(Counted(begin(self._transport.receive, part)), part) for part in receives]
+            self._waiting = [*(count for count, _ in self._receives),
+                             *(begin(self._transport.send, part).Test for part in sends)]
         self._waiting = [ended for ended in self._waiting if not ended()]
         if not self._waiting:
-            self._check()
+            self._check(self._receives)
         return not self._waiting
 
-    def _check(self) -> None:
+    def _check(self, received: Sequence[tuple[Counted, Part]]) -> None:
         """Raise where a length is wrong: MismatchError of a message that ends alone, else the collective has failed."""
         try:
-            for count, part in self._receives:
+            for count, part in received:
                 count.check(part.peer, part.nbytes)
         except MismatchError as error:
             if self._transport.buffered:
@@ -104,20 +103,9 @@ class _Group:
             raise BackendError(f"ranks {error.ranks} are in another call, or pass arrays of another length: {error}",
                                code="GC-SHAPE", ranks=error.ranks) from error
 
-    def _begin(self) -> None:
-        sends, receives = self._parts
-        self._begun = True
-        self._receives = [(Counted(self._transport.receive(part)), part) for part in receives]
-        self._waiting = [*(count for count, _ in self._receives),
-                         *(self._transport.send(part).Test for part in sends)]
-
     def cancel(self) -> None:
         """Call back what may still be received."""
-        for count, _ in self._receives:
+        for count, _ in self._receives or ():
             if count in self._waiting and not count():
                 count.request.Cancel()
                 count.request.Wait()
-
-
-def _memory(part: Part) -> numpy.ndarray[Any, Any]:
-    return numpy.ctypeslib.as_array((ctypes.c_ubyte * part.nbytes).from_address(part.address))

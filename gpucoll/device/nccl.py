@@ -80,7 +80,6 @@ class Nccl:
         return self._call("send and receive", ends, enqueue)
 
     def call(self, call: NcclCall, stream: Any) -> Waiting:
-        """Enqueue one of NCCL's collectives, as `collective` describes it."""
         return self._call(call.what, call.needed, functools.partial(call.enqueue, stream))
 
     def launcher(self, call: NcclCall) -> Callable[[Any], None] | None:
@@ -111,7 +110,6 @@ class Nccl:
         return NcclCall(what, ((what, count.bit_length(), *arguments[3:5]),), enqueue)
 
     def _foreign(self, function: str, source: int, target: int, count: int, dtype: int, *root_and_stream: int) -> None:
-        """Make a call that CuPy does not have."""
         *root, stream = root_and_stream
         result = getattr(_library(), function)(source, target, count, dtype, *root, self._comm.comm, stream)
         if result:
@@ -223,7 +221,6 @@ def last_error() -> str:
 
 @contextlib.contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Raise NCCL's and CUDA's errors as BackendError."""
     try:
         yield
     except ERRORS as error:

@@ -87,7 +87,6 @@ def check_arch(arch: str, major: int | None) -> None:
 
 
 def _read(library: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
-    """Return one of the program's results, its log or its cubin."""
     size = ctypes.c_size_t()
     _call(library, f"nvrtcGet{what}Size", program, ctypes.byref(size))
     room = ctypes.create_string_buffer(size.value)
@@ -102,9 +101,6 @@ def _call(library: ctypes.CDLL, function: str, *arguments: object) -> None:
 def _check(library: ctypes.CDLL, function: str, result: int) -> None:
     if result != SUCCESS:
         raise BackendError(f"{function}: {library.nvrtcGetErrorString(result).decode()}")
-
-
-# ---------------------------------------------------------------- where the library is
 
 
 _libraries: dict[int | None, ctypes.CDLL] = {}  # by the version that is asked for

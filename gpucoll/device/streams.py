@@ -29,7 +29,6 @@ class Workspace:
         return row if nbytes else None
 
     def clear(self) -> None:
-        """Let go of all of them."""
         self._rows.clear()
         self._outgrown.clear()
 

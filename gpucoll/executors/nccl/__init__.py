@@ -86,7 +86,6 @@ class NcclExecutor:
         return None
 
     def run(self, task: Task) -> Operation:
-        """Enqueue `task` on its stream."""
         self._order.follow(task.stream)
         name = self._graphs.serve(task) if self._transport.capturable else None
         if name is None:
@@ -206,7 +205,6 @@ class _Run:
         return [part for part in parts if part.nbytes]
 
     def combine(self, forms: Sequence[Form], stream: Stream) -> None:
-        """Enqueue what forms results: a reduction or a copy for each."""
         task = self._task
         for form in forms:
             count, sources = form.dst.stop - form.dst.start, [self._at(span) for span in form.sources]

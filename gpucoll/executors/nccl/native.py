@@ -39,14 +39,12 @@ class NcclNative:
         return nccl.lacks(task.collective)
 
     def run(self, task: Task) -> Operation:
-        """Enqueue NCCL's collective on the task's stream."""
         self._order.follow(task.stream)
         if _reads_what_it_writes(task):
             return self._from_copy(task)
         return self._transport.call(self._call(task, address(task.input), address(task.output)), task.stream)
 
     def launcher(self, task: Task) -> Launcher | None:
-        """Return what enqueues calls like `task` at once; None where it takes more than that."""
         if _reads_what_it_writes(task):
             return None
         return self._transport.launcher(self._call(task, address(task.input), address(task.output)))
@@ -89,7 +87,6 @@ def _reads_what_it_writes(task: Task) -> bool:
 
 
 def _cannot_reduce(task: Task) -> str | None:
-    """Return why NCCL cannot form this reduction; None where it can."""
     assert task.op is not None
     op, dtype = task.op, task.dtype
     if op.expression:

@@ -37,7 +37,6 @@ class Replay:
         self.source, self.target = source, target
 
     def launch(self, stream: Stream) -> None:
-        """Enqueue the call once more."""
         assert self._graph is not None
         self._graph.launch(stream)
 
@@ -83,7 +82,6 @@ class Graphs:
         self._all.add(replay)
 
     def clear(self) -> None:
-        """Forget all of them."""
         for replay in (*self.buffered.values(), *self._all):
             replay.drop()
         for kept in (self.buffered, self.direct, self._chosen, self._seen):

@@ -81,7 +81,6 @@ class PeerExecutor:
             task.stream.enqueue(self.check)
 
     def launcher(self, task: Task) -> Launcher | None:
-        """Return what enqueues calls like `task` at once; None where ranks must have met before."""
         if self._meeting.on_one_gpu or not self._device.asynchronous:
             return None
         calls, tables = self._binder.bind(task), self._binder.tables

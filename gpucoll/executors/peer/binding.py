@@ -42,7 +42,6 @@ class PeerBinder:
         self._workspace = Workspace(device)
 
     def load(self, task: Task) -> None:
-        """Compile and load what `task` needs."""
         kind = self._is_direct(task) and task.algorithm, task.dtype.name, task.op and task.op.cuda, self._is_small(task)
         if kind not in self._loaded:
             for needed in (self._instance(task), *(instance("copy", width) for width in UNITS)):
@@ -53,15 +52,16 @@ class PeerBinder:
         """Return what is enqueued for `task`, one after the other."""
         ends = address(task.input), address(task.output)
         key = id(task.plan), ends, task.dtype.name, task.op and task.op.cuda
-        if key not in self._bound:
+        bound = self._bound.get(key)
+        if bound is None:
             if len(self._bound) >= KEPT:  # kernels, and graphs of the user's, may still be reading the tables
                 self._order.hold(task.stream, self._walks)
                 self._bound, self._walks = {}, {}
             assert task.plan is not None
             make = self._direct if self._is_direct(task) else self._walk
-            self._bound[key] = task.plan, make(task, task.plan, *ends)
+            bound = self._bound[key] = task.plan, make(task, task.plan, *ends)
         self._order.keep_captured(task.stream, self._walks)
-        return self._bound[key][1]
+        return bound[1]
 
     @property
     def tables(self) -> object:
@@ -69,12 +69,10 @@ class PeerBinder:
         return self._walks
 
     def clear(self) -> None:
-        """Let go of all memory."""
         for kept in (self._bound, self._walks, self._workspace):
             kept.clear()
 
     def _instance(self, task: Task) -> Instance:
-        """Return the kernel of `task`."""
         if task.op is None or not self._is_direct(task):
             return reducing("steps", task.op, task.dtype)
         return reducing("packets" if self._is_small(task) else task.algorithm, task.op, task.dtype)
@@ -92,8 +90,6 @@ class PeerBinder:
     def _blocks(self, nbytes: int) -> int:
         return max(1, min(self._meeting.room.channels, nbytes // SHARE))
 
-    # ---------------------------------------------------------------- direct all-reduces
-
     def _direct(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
         """Return the one launch that there is, of as many blocks on every rank."""
         heap, count = self._meeting.heap, task.output.size
@@ -109,10 +105,7 @@ class PeerBinder:
         return [self._launch(task, self._blocks(task.nbytes), arguments)]
 
     def _places(self, start: int, task: Task) -> Places:
-        """Return where the ranks' inputs or results are, if that is in symmetric memory."""
         return self._symmetric.places(start, task.nbytes) if self._symmetric is not None else NOWHERE
-
-    # ---------------------------------------------------------------- walks through schedules
 
     def _walk(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
         width, channels = task.dtype.itemsize, self._channels(task, plan)

@@ -81,7 +81,6 @@ class IpcMemory(PeerMemory):
         return self._opened[-1]
 
     def upload(self, row: Array) -> Any:
-        """Return the bytes on the GPU, when they are there."""
         with self._device.current, self._uploads:
             there = cupy.asarray(row)
             self._uploads.synchronize()

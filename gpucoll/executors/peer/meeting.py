@@ -29,7 +29,11 @@ class Meeting:
         self._open, self._between_processes = False, link.mpi is not None
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
-        self.trouble = _unfit(link.place)
+        self.trouble: str | None = None
+        if len(set(link.place.nodes)) > 1:
+            self.trouble = "the ranks are on several nodes"
+        elif link.place.size > MOST_RANKS:
+            self.trouble = f"{link.place.size} ranks are more than {MOST_RANKS}"
         if self.trouble is None:
             self._waits.run(self._meet(), "peer memory")
 
@@ -61,24 +65,19 @@ class Meeting:
         except OSError as error:
             self.trouble = f"there is no memory that ranks could share: {error}"
         everybody = yield from exchange(self._place, self._wire, [bool(told), *told])
-        reached = self._reach(everybody)
+        reached = all(words[0] for words in everybody)
+        if reached:
+            try:
+                slabs = [self.memory.reach(words[1:]) for words in everybody]
+                control = self.memory.control.ctypes.data
+                self.heap = PeerHeap(self.room, self._place.rank, slabs, control, self._timeout)
+            except OSError as error:
+                reached, self.trouble = False, f"this rank cannot reach the memory of another one: {error}"
         everybody = yield from exchange(self._place, self._wire, [reached])
         failed = [rank for rank, words in enumerate(everybody) if not words[0]]
         if failed:
             self.trouble = self.trouble or f"rank {failed[0]} cannot reach the memory of every other rank"
         self._open = True
-
-    def _reach(self, everybody: list[list[int]]) -> bool:
-        """Find a way to every slab; return whether there is one."""
-        if self.trouble or not all(words[0] for words in everybody):
-            return False
-        try:
-            slabs = [self.memory.reach(words[1:]) for words in everybody]
-        except OSError as error:
-            self.trouble = f"this rank cannot reach the memory of another one: {error}"
-            return False
-        self.heap = PeerHeap(self.room, self._place.rank, slabs, self.memory.control.ctypes.data, self._timeout)
-        return True
 
 
 def exchange(place: Any, wire: Any, words: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:
@@ -105,11 +104,3 @@ def _memory(device: Any, nbytes: int) -> PeerMemory:
     from gpucoll.executors.peer.ipc import IpcMemory
 
     return IpcMemory(device, nbytes)
-
-
-def _unfit(place: Any) -> str | None:
-    if len(set(place.nodes)) > 1:
-        return "the ranks are on several nodes"
-    if place.size > MOST_RANKS:
-        return f"{place.size} ranks are more than {MOST_RANKS}"
-    return None

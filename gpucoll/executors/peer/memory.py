@@ -14,8 +14,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Segment, attach
-from gpucoll.arrays.symmetric import Block, Heap, Slab, on_host
+from gpucoll.arrays.symmetric import Block, Heap, Segment, Slab, attach, on_host
 from gpucoll.device.peer import CONTROL, NOWHERE, Places
 
 PROCESS = secrets.randbits(62)  # beside the number of a process: containers have the same ones, and forks this
@@ -59,7 +58,6 @@ class PeerMemory:
         return self._map(number, handle)
 
     def _handle(self, slab: Any) -> Sequence[int]:
-        """Return what another process needs."""
         return ()
 
     def _map(self, process: int, handle: Sequence[int]) -> int:

@@ -74,7 +74,6 @@ def everyone(plan: Plan, size: int, channels: int, itemsize: int, *, empty: bool
 
 
 def tables(steps: tuple[Step, ...]) -> dict[str, Table]:
-    """Return the program as the kernel reads it."""
     parts: list[tuple[int, int, int, bool]] = []
     lanes: list[tuple[int, bool, int, int]] = []
     writes, rounds = list[tuple[int, int]](), []

@@ -21,8 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.arrays import address
-from gpucoll.arrays.segments import at
-from gpucoll.arrays.symmetric import Heap, Slab
+from gpucoll.arrays.symmetric import Heap, Slab, at
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
 from gpucoll.executors import Task
 from gpucoll.executors.shared.engine import library

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.segments import Copier, Segment, attach
+from gpucoll.arrays.symmetric import Copier, Segment, attach
 from gpucoll.errors import BackendError
 from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation

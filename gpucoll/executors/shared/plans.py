@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gpucoll.arrays import address, combiner
-from gpucoll.arrays.segments import Segment, at
-from gpucoll.arrays.symmetric import Heap
+from gpucoll.arrays.symmetric import Heap, Segment, at
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import Task
