@@ -154,8 +154,10 @@ def usage(log: str) -> tuple[int | None, int | None]:
 
 def main(options: Any) -> int:
     """Compile what was asked for; print a table or a JSON object; return 0, or 1 where a kernel cannot be compiled."""
-    jobs = _jobs(options.jobs)
-    cupys_major, cupys_archs = _cupys()
+    if options.jobs is not None and options.jobs < 1:
+        raise ArgumentError(f"-j {options.jobs}: it takes one process at least")
+    jobs = options.jobs or len(os.sched_getaffinity(0))
+    cupys_major, cupys_archs = (None, []) if options.nvrtc and options.arch else _cupys()
     major, library = (cupys_major, "") if options.nvrtc is None else _nvrtc(options.nvrtc)
     archs = _archs(options.arch.split(",") if options.arch else cupys_archs, major)
     by_kind = instances(everything=options.all)
@@ -176,12 +178,6 @@ def main(options: Any) -> int:
         print("\n".join([*table(made), *failures(made, release),
                          _total(made, release, seconds, jobs)]))
     return int(any(one.error for one in made))
-
-
-def _jobs(given: int | None) -> int:
-    if given is not None and given < 1:
-        raise ArgumentError(f"-j {given}: it takes one process at least")
-    return given or len(os.sched_getaffinity(0))
 
 
 def _nvrtc(given: str) -> tuple[int, str]:
@@ -238,11 +234,9 @@ def _row(cells: Sequence[object]) -> str:
 
 def failures(made: Sequence[Compiled], release: str) -> Iterator[str]:
     """Yield for each kind and architecture the first kernel that failed: name, compiler, error and line."""
-    wrong: dict[tuple[str, str], list[Compiled]] = {}
-    for one in made:
-        if one.error:
-            wrong.setdefault((one.arch, one.kind), []).append(one)
-    for first, *others in wrong.values():
+    wrong = [one for one in made if one.error]
+    for kernels in dict.fromkeys((one.arch, one.kind) for one in wrong):
+        first, *others = (one for one in wrong if (one.arch, one.kind) == kernels)
         more = f" ({len(others)} more of its kind fail)" if others else ""
         yield f"{first.kernel} for {first.arch} by NVRTC {release}: {first.error}{more}"
         if first.line:

@@ -160,69 +160,50 @@ def check(programs: Sequence[Program], channels: int, depth: int, slot: int) -> 
     program alone, never on who is faster, so that programs which end in one order end in every order.
     `slot` is in elements. Shares are not rounded to words here, as the kernels round them: alike at both ends.
     """
-    return sum(_Walk(programs, channels, channel, depth, slot).run() for channel in {0, channels - 1})
+    return sum(_exchanged(programs, (channel, channels), depth, slot) for channel in {0, channels - 1})
 
 
-class _Walk:
-    """One block of every rank."""
+def _exchanged(programs: Sequence[Program], share: tuple[int, int], depth: int, slot: int) -> int:
+    """Return how many pieces one block of every rank exchanges."""
+    slots: dict[tuple[int, int], collections.deque[int]] = collections.defaultdict(collections.deque)
+    walks = {rank: _walk(rank, one, share, depth, slot, slots) for rank, one in enumerate(programs)}
+    total = 0
+    while walks:
+        ahead = {rank: next(walk, None) for rank, walk in walks.items()}
+        total += sum(found[0] for found in ahead.values() if found is not None)
+        if all(found is not None and found[0] == 0 for found in ahead.values()):
+            rank, found = next(iter(ahead.items()))
+            raise ScheduleError(f"rank {rank}, {found[1] if found else ''}", ranks=(rank,))
+        walks = {rank: walks[rank] for rank, found in ahead.items() if found is not None}
+    if any(slots.values()):
+        raise ScheduleError("something was sent that no rank receives")
+    return total
 
-    def __init__(self, programs: Sequence[Program], channels: int, channel: int, depth: int, slot: int) -> None:
-        self._programs: list[tuple[Step, ...]] = [program.steps for program in programs]
-        self._share = channel, channels
-        self._depth, self._slot = depth, slot
-        self._slots: dict[tuple[int, int], collections.deque[int]] = collections.defaultdict(collections.deque)
-        self._rounds = [0] * len(programs)
-        self._lanes = [self._begin(rank) for rank in range(len(programs))]
-        self._moved = 0
 
-    def run(self) -> int:
-        while any([self._advance(rank) for rank in range(len(self._programs))]):
-            pass
-        for rank, steps in enumerate(self._programs):
-            if self._rounds[rank] < len(steps):
-                lane = next(lane for lane, pieces in self._lanes[rank] if pieces)
-                raise ScheduleError(f"rank {rank}, round {self._rounds[rank]}: rank {lane.peer} never "
-                                    f"{'sends' if lane.receives else 'takes'} what it should", ranks=(rank,))
-        if any(self._slots.values()):
-            raise ScheduleError("something was sent that no rank receives")
-        return self._moved
+def _walk(rank: int, made: Program, share: tuple[int, int], depth: int, slot: int,
+          slots: dict[tuple[int, int], collections.deque[int]]) -> Iterator[tuple[int, str]]:
+    """Move whatever can be moved, again and again; yield how many pieces that were, and what is waited for."""
+    for number, step in enumerate(made.steps):
+        lanes = [(lane, collections.deque(_pieces(lane, share, slot))) for lane in step.lanes]
+        while lanes:
+            moved = 0
+            for lane, pieces in lanes:
+                way = slots[(lane.peer, rank) if lane.receives else (rank, lane.peer)]
+                while pieces and (way if lane.receives else len(way) < depth):
+                    moved, count = moved + 1, pieces.popleft()
+                    if not lane.receives:
+                        way.append(count)
+                    elif way.popleft() != count:
+                        raise ScheduleError(f"rank {rank} expects {count} elements from rank {lane.peer}, which sends "
+                                            "others", ranks=(rank, lane.peer))
+            lanes = [(lane, pieces) for lane, pieces in lanes if pieces]
+            yield moved, "".join(f"round {number}: rank {lane.peer} never {'sends' if lane.receives else 'takes'} what "
+                                 "it should" for lane, _ in lanes[:1])
 
-    def _begin(self, rank: int) -> list[tuple[Lane, collections.deque[int]]]:
-        steps, number = self._programs[rank], self._rounds[rank]
-        if number == len(steps):
-            return []
-        return [(lane, collections.deque(self._pieces(lane))) for lane in steps[number].lanes]
 
-    def _pieces(self, lane: Lane) -> list[int]:
-        pieces = []
-        for span, _ in lane.parts:
-            channel, channels = self._share
-            count = span.stop - span.start
-            share = count * (channel + 1) // channels - count * channel // channels
-            pieces += [min(self._slot, share - start) for start in range(0, share or 1, self._slot)]
-        return pieces
-
-    def _advance(self, rank: int) -> bool:
-        """Move what can be moved, end the round if that is all; return whether anything was done."""
-        if self._rounds[rank] == len(self._programs[rank]):
-            return False
-        moved = [self._move(rank, lane, pieces) for lane, pieces in self._lanes[rank]]
-        self._moved += sum(moved)
-        if any(pieces for _, pieces in self._lanes[rank]):
-            return any(moved)
-        self._rounds[rank] += 1
-        self._lanes[rank] = self._begin(rank)
-        return True
-
-    def _move(self, rank: int, lane: Lane, pieces: collections.deque[int]) -> int:
-        moved = 0
-        slots = self._slots[(lane.peer, rank) if lane.receives else (rank, lane.peer)]
-        while pieces and (slots if lane.receives else len(slots) < self._depth):
-            count = pieces.popleft()
-            if not lane.receives:
-                slots.append(count)
-            elif slots.popleft() != count:
-                raise ScheduleError(f"rank {rank} expects {count} elements from rank {lane.peer}, which sends others",
-                                    ranks=(rank, lane.peer))
-            moved += 1
-        return moved
+def _pieces(lane: Lane, share: tuple[int, int], slot: int) -> Iterator[int]:
+    channel, channels = share
+    for span, _ in lane.parts:
+        count = span.stop - span.start
+        mine = count * (channel + 1) // channels - count * channel // channels
+        yield from (min(slot, mine - start) for start in range(0, mine or 1, slot))
