@@ -20,7 +20,6 @@ from gpucoll.arrays.accept import (
     Array,
     address,
     as_array,
-    bounds,
     carried_dtype,
     check_blocks,
     check_input,
@@ -42,8 +41,8 @@ from gpucoll.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
 __all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array",
-           "block_shape", "bounds", "check_blocks", "check_input", "check_op", "check_output", "check_rows",
-           "check_writable", "combiner", "flat", "is_block_of", "is_borrowed", "joined", "kind_of", "module_of",
+           "block_shape", "check_blocks", "check_input", "check_op", "check_rows",
+           "check_writable", "combiner", "flat", "is_borrowed", "joined", "kind_of", "module_of",
            "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "same_memory", "split", "stream_of",
            "target"]
 

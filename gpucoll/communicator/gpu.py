@@ -133,10 +133,8 @@ class DeviceSpace(Space):
 
     def lead(self, stream: Stream) -> None:
         """Let `stream` wait for what this space's stream has been given so far."""
-        begun = self.gpu.device.new_event()
         with self.gpu.device.current:
-            begun.record(self.stream)
-            stream.wait_event(begun)
+            stream.wait_event(self.gpu.device.mark(self.stream))
 
     def completion(self) -> Completion:
         """Return the end, still to come, of an operation on this space's stream."""

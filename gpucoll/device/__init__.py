@@ -108,6 +108,12 @@ class Device(Protocol):
     def new_event(self) -> Event:
         """Return an event."""
 
+    def mark(self, stream: Any) -> Event:
+        """Return an event that stands for what `stream` has been given so far."""
+        event = self.new_event()
+        event.record(stream)
+        return event
+
     def empty(self, shape: int | tuple[int, ...], dtype: numpy.dtype, stream: Any) -> Any:
         """Return a new array, to be used on `stream`."""
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
+from gpucoll.device import CompileError
 from gpucoll.device import sources as kernels
 from gpucoll.device.sources import Instance, Scale
 from gpucoll.dtypes import Dtype
@@ -111,6 +112,16 @@ class Kernels:
         if launch is None:
             launch = self._loaded[instance] = self._load(instance)
         return launch
+
+    def load(self, instance: Instance, collective: str, op: Op | None, dtype: Dtype) -> None:
+        """Load a kernel before data move; ArgumentError where `op`, of a user's own, is not valid for `dtype`."""
+        try:
+            self.launcher(instance)
+        except CompileError as error:
+            if op is None or not op.expression:
+                raise
+            raise ArgumentError(f"{collective}: {op.expression!r} is not valid for {dtype.name}: {error.line}",
+                                code="GC-OP") from error
 
     def _get(self, key: tuple[Any, ...], make: Callable[..., Instance], *arguments: Any) -> Launch:
         """Return the kernel that `key` stands for; it is quicker to find than an instance is to write down."""

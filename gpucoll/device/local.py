@@ -32,7 +32,7 @@ class LocalTransport(Transport):
         self._sent: collections.deque[Any] = collections.deque(maxlen=EVENTS)
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
-        ready = self._event(stream)
+        ready = self._device.mark(stream)
         offers = [self._send(part.peer, [part.address, part.nbytes, ready.ptr], self._offers + 2 * part.tag)
                   for part in sends]
         posted = [self._await(part.peer, self._answers + 2 * part.tag) for part in sends]
@@ -40,7 +40,7 @@ class LocalTransport(Transport):
         for part, words, request in awaited:
             yield request.Test
             self._copy(part, words, stream)
-        done = self._event(stream)
+        done = self._device.mark(stream)
         answers = [self._send(part.peer, [0, 0, done.ptr], self._answers + 2 * part.tag) for part in receives]
         for answer, request in posted:
             yield request.Test
@@ -63,11 +63,6 @@ class LocalTransport(Transport):
             raise BackendError(f"rank {part.peer} sent {nbytes} bytes, expected {part.nbytes}", code="GC-SHAPE",
                                ranks=(part.peer,))
         self._device.kernels.copy(address, part.address, nbytes, 1, stream)
-
-    def _event(self, stream: Any) -> Any:
-        event = self._device.new_event()
-        event.record(stream)
-        return event
 
     def close(self, *, captured: bool) -> None:
         self._sent.clear()

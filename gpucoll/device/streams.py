@@ -50,8 +50,7 @@ class StreamOrder:
         if stream.is_capturing():
             return
         if self._event is None:  # most operations are on one stream, and need none
-            self._event = self._device.new_event()
-            self._event.record(self._last)
+            self._event = self._device.mark(self._last)
         stream.wait_event(self._event)
 
     def enqueue(self, launch: Callable[[Stream], None], stream: Stream) -> None:
@@ -68,8 +67,7 @@ class StreamOrder:
             return
         self._last, self._event = stream, None
         if not self._device.lasts(stream):  # it may be gone by the next operation
-            self._event = self._device.new_event()
-            self._event.record(stream)
+            self._event = self._device.mark(stream)
         self.let_go()
 
     def mark(self, stream: Stream, keep: object) -> Event:
@@ -82,8 +80,7 @@ class StreamOrder:
 
     def hold(self, stream: Stream, keep: object) -> Event:
         """Return the event that stands for the end of what `stream` has; `keep` lives until it has come."""
-        event = self._device.new_event()
-        event.record(stream)
+        event = self._device.mark(stream)
         if not self.keep_captured(stream, keep):
             self._flying.append((event, keep))
             self.let_go()
@@ -109,7 +106,6 @@ class StreamOrder:
     def awaited(self) -> list[Event]:
         """Return what has come once the last operation and those beside it have ended."""
         if self._last is not None and self._event is None:
-            self._event = self._device.new_event()
             with self._device.current:  # by which the null stream is known
-                self._event.record(self._last)
+                self._event = self._device.mark(self._last)
         return [event for event, _ in self._flying] + ([self._event] if self._event else [])

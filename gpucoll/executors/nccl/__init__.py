@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.arrays import address
-from gpucoll.device import NO_CAPTURE, CompileError, Device, Event, Part, Stream, Transport
+from gpucoll.device import NO_CAPTURE, Device, Event, Part, Stream, Transport
 from gpucoll.device.sources import UNITS, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
-from gpucoll.errors import ArgumentError
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step
@@ -76,13 +75,8 @@ class NcclExecutor:
             for width in UNITS:
                 self._device.kernels.launcher(instance("copy", width))
         if task.plan is not None and task.op is not None:
-            try:
-                self._device.kernels.launcher(reducing("reduce", task.op, task.dtype))
-            except CompileError as error:
-                if not task.op.expression:
-                    raise
-                raise ArgumentError(f"{task.collective}: {task.op.expression!r} is not valid for {task.dtype.name}: "
-                                    f"{error.line}", code="GC-OP") from error
+            kernel = reducing("reduce", task.op, task.dtype)
+            self._device.kernels.load(kernel, task.collective, task.op, task.dtype)
         return None
 
     def run(self, task: Task) -> Operation:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucoll.device import CompileError, Device
+from gpucoll.device import Device
 from gpucoll.device.peer import WAITS
 from gpucoll.device.streams import StreamOrder
-from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
+from gpucoll.errors import CollectiveTimeout, UsageError
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.peer.binding import PeerBinder
 from gpucoll.executors.peer.meeting import Meeting
@@ -53,13 +53,7 @@ class PeerExecutor:
             return None
         if task.plan.schedules is None:
             return f"{task.algorithm} has no schedule"
-        try:
-            self._binder.load(task)
-        except CompileError as error:
-            if task.op is None or not task.op.expression:
-                raise
-            raise ArgumentError(f"{task.collective}: {task.op.expression!r} is not valid for {task.dtype.name}: "
-                                f"{error.line}", code="GC-OP") from error
+        self._binder.load(task)
         return None
 
     def run(self, task: Task) -> Operation:

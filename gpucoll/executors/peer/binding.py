@@ -44,8 +44,9 @@ class PeerBinder:
     def load(self, task: Task) -> None:
         kind = self._is_direct(task) and task.algorithm, task.dtype.name, task.op and task.op.cuda, self._is_small(task)
         if kind not in self._loaded:
-            for needed in (self._instance(task), *(instance("copy", width) for width in UNITS)):
-                self._device.kernels.launcher(needed)
+            self._device.kernels.load(self._instance(task), task.collective, task.op, task.dtype)
+            for width in UNITS:
+                self._device.kernels.launcher(instance("copy", width))
             self._loaded.add(kind)
 
     def bind(self, task: Task) -> list[Enqueue]:
