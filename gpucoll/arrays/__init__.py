@@ -20,6 +20,7 @@ from gpucoll.arrays.accept import (
     Array,
     address,
     as_array,
+    bounds,
     carried_dtype,
     check_blocks,
     check_input,
@@ -41,7 +42,7 @@ from gpucoll.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
 __all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array",
-           "block_shape", "check_blocks", "check_input", "check_op", "check_rows",
+           "block_shape", "bounds", "check_blocks", "check_input", "check_op", "check_rows",
            "check_writable", "combiner", "flat", "is_borrowed", "joined", "kind_of", "module_of",
            "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "same_memory", "split", "stream_of",
            "target"]
