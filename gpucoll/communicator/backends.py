@@ -17,9 +17,8 @@ from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import Executor, Launcher, Task
+from gpucoll.executors import REFUSED, Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
-from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.guard.guard import Guard
 from gpucoll.guard.observed import CallObserver, Comparison, Recorded, observed

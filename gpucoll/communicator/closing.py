@@ -16,8 +16,8 @@ from typing import Any, Self
 from gpucoll.communicator.core import REFUSALS, Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
+from gpucoll.executors import REFUSED
 from gpucoll.executors.mpi import leave, shutdown
-from gpucoll.fingerprint import REFUSED
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
 from gpucoll.guard.observed import Comparison, Recorded, observers_of

@@ -13,9 +13,8 @@ from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_o
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype
 from gpucoll.errors import GpucollError
-from gpucoll.executors import Executor, Task
+from gpucoll.executors import REFUSED, Executor, Task
 from gpucoll.executors.shared.plans import TEXT
-from gpucoll.fingerprint import REFUSED
 from gpucoll.work import Operation
 
 SHOWN = re.compile(rf"(?:scatter by .*, \d+ bytes|{REFUSED}scatter) of (?P<dtype>\w+) in \((?P<shape>[\d, ]*)\)"

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays import Array
+from gpucoll.executors import REFUSED, call_site, disagreement, fingerprint, shortened
 from gpucoll.executors.mpi import BYTES, DIFFERS
-from gpucoll.fingerprint import REFUSED, call_site, disagreement, fingerprint, shortened
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 

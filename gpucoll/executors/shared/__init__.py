@@ -23,11 +23,10 @@ from typing import Any
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab, at
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
-from gpucoll.executors import Task
+from gpucoll.executors import REFUSED, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import TEXT, Messages, Plans
-from gpucoll.fingerprint import REFUSED, call_site, disagreement, shortened
 from gpucoll.waits import Waits, is_settled, keep_for_ever
 from gpucoll.work import Operation
 

@@ -15,9 +15,8 @@ from gpucoll.arrays import address, combiner
 from gpucoll.arrays.symmetric import Heap, Segment, at
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
-from gpucoll.executors import Task
+from gpucoll.executors import REFUSED, Task, fingerprint, shortened
 from gpucoll.executors.shared.neighbours import BUFFERS, MEDIUM, SMALL, TINY, Neighbours
-from gpucoll.fingerprint import REFUSED, fingerprint, shortened
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
