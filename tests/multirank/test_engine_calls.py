@@ -92,12 +92,12 @@ def a_signal_in_a_call_of_the_users_own(comm):
 
 
 @on_shared
-def long_arrays_need_no_room(comm):
+def long_arrays_are_not_staged(comm):
     """What others read where it is, is not given memory elsewhere."""
     x = numpy.ones(SMALL // 8 + 1)
     for algorithm in ("two_shot", "ring"):
         comm.all_reduce(x, x, algorithm=algorithm)
-    assert set(comm._host._shared._plans._rooms) <= {2}  # scratch
+    assert set(comm._host._shared._plans._staging) <= {2}  # scratch
 
 
 def passed(call):
@@ -151,6 +151,6 @@ def calls_without_the_engine_pass_few_files(mpi):
 @pytest.mark.parametrize("body", [
     calls_that_come_again_pass_few_lines, calls_without_the_engine_pass_few_files,
     ops_of_the_users_own, a_root_only_reads, words_that_begin_alike,
-    calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_need_no_room])
+    calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_are_not_staged])
 def test_engine_calls(ranks, body):  # noqa: F811 (the fixture)
     ranks(body, 3)
