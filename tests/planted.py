@@ -130,6 +130,8 @@ PLANTED = [
      "if not begun.agrees:\n            yield", "if False:\n            yield"),
     ("guard", "MPI's own calls have no deadline", "gpucoll/communicator/points.py",
      'self._waits.beside(part, "split") if self._link.threads else part()', "part()"),
+    ("guard", "who goes on after a death waits for MPI's end", "gpucoll/communicator/closing.py",
+     "            faulthandler.dump_traceback_later(", "            (lambda *_, **more: None)("),
     ("guard", "who exits tells nobody", "gpucoll/communicator/closing.py",
      "atexit.register(_at_exit)", "(lambda _: None)(_at_exit)"),
     ("product", "deterministic takes every algorithm", "gpucoll/tuner/choice.py",

@@ -83,6 +83,30 @@ def test_whenever_a_rank_is_killed_nobody_waits(mpiexec, tmp_path, executor, ran
     assert rank not in found
 
 
+GOES_ON = """
+import os, sys
+import gpucoll as gc
+comm = gc.init()
+comm.barrier()
+if comm.rank == 1:
+    os._exit(0)
+try:
+    comm.barrier()
+except gc.RankFailedError as error:
+    sys.stdout.write(f"{error.ranks}\\n")
+if sys.argv[1] == "close":
+    comm.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["close", pytest.param("leave", marks=SLOW)])
+def test_who_goes_on_after_a_death_comes_to_its_end(mpiexec, how):
+    """MPI's own end would wait for the rank that has died, for ever with MPICH."""
+    job = mpiexec(3, sys.executable, "-c", GOES_ON, how, options=require_launcher().vendor.keep_survivors,
+                  timeout=seconds(30))
+    assert job.stdout == "(1,)\n(1,)\n", job.stderr
+
+
 @pytest.mark.parametrize(("how", "last"), [
     ("stop", "is stopped"), pytest.param("idle", "in its call", marks=SLOW)])
 def test_a_rank_that_does_not_come_is_named_at_the_deadline(mpiexec, tmp_path, how, last):
