@@ -16,7 +16,7 @@ extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_copybutto
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext", "_drawings"]
 
-myst_enable_extensions = ["attrs_inline", "colon_fence", "deflist"]
+myst_enable_extensions = ["attrs_block", "attrs_inline", "colon_fence"]
 myst_heading_anchors = 3
 
 default_role = "py:obj"  # what docstrings put in single backticks is a name where there is one, and else code
@@ -49,7 +49,8 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {"index": [], "start": []}
+ALONE = "index start algorithms gpus errors clusters performance ci costs architecture contributing changes".split()
+html_sidebars = {page: [] for page in ALONE}  # their sidebar would be empty
 html_context = {"default_mode": "auto"}
 copybutton_exclude = ".linenos, .gp, .go"
 linkcheck_timeout = 20

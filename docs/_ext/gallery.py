@@ -20,6 +20,7 @@ from gpucoll.collectives import COLLECTIVES
 
 WIDEST = 1000  # of a picture on a page, in pixels: fewer ranks are drawn where 8 take more
 RANKS = (8, 6, 5, 4)
+THUMBNAIL = "20,128,420,250"  # what a card shows of a drawing
 PRICED = 8  # ranks, on a mebibyte
 PAPER = re.compile(r'([A-Z][^".]*?), "([^"]+)" +\((\d{4})\)')
 
@@ -124,7 +125,7 @@ def index(found: list[Page]) -> str:
     for page in found:
         first = f"{page.name}-{page.rows[0].collective}.svg"
         lines += [f":::{{grid-item-card}} {page.name}", f":link: {page.name}", ":link-type: doc", ":class-card: card-drawn",
-                  "", "```{raw} html", f'<img class="dark-light thumb" src="{first}" loading="lazy" alt="">', "```", "",
+                  "", "```{raw} html", f'<img class="dark-light thumb" src="{first}#svgView(viewBox({THUMBNAIL}))" loading="lazy" alt="">', "```", "",
                   page.title, "", f"{{.collectives}}\n{', '.join(row.collective for row in page.rows)}", ":::", ""]
     lines += ["::::", "", "## By collective", "", "| collective | algorithms |", "|---|---|"]
     for collective in COLLECTIVES:
