@@ -24,6 +24,7 @@ autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 add_module_names = False
+toc_object_entries_show_parents = "hide"
 numpydoc_show_class_members = False
 autosummary_generate = False  # numpydoc brings it; nothing is for it
 numpydoc_use_plots = False

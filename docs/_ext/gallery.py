@@ -20,7 +20,7 @@ from gpucoll.collectives import COLLECTIVES
 
 WIDEST = 1000  # of a picture on a page, in pixels: fewer ranks are drawn where 8 take more
 RANKS = (8, 6, 5, 4)
-THUMBNAIL = "20,128,420,250"  # what a card shows of a drawing
+HEADING, SHAPE = 130, 1.75  # pixels of a drawing above its rounds; width over height of what a card shows of it
 PRICED = 8  # ranks, on a mebibyte
 PAPER = re.compile(r'([A-Z][^".]*?), "([^"]+)" +\((\d{4})\)')
 
@@ -81,6 +81,14 @@ def picture(row: Algorithm) -> tuple[int, str]:
     return size, drawing
 
 
+def thumbnail(drawing: str) -> str:
+    """Return the part of a drawing that begins at its rounds, in the shape of all cards."""
+    height = int(re.search(r'height="(\d+)', drawing)[1]) - HEADING  # type: ignore[index]
+    width = round(height * SHAPE)
+    sides = f'width="{width}" height="{height}" viewBox="16 {HEADING} {width} {height}"'
+    return re.sub(r'width="[^"]*" height="[^"]*" viewBox="[^"]*"', sides, drawing, count=1)
+
+
 def section(row: Algorithm, drawings: Path) -> Iterator[str]:
     """Yield a page's lines on one collective; its picture, and the page that steps through it, are then there."""
     name = f"{row.name}-{row.collective}"
@@ -117,15 +125,16 @@ def write(page: Page, folder: Path, drawings: Path) -> None:
         lines += section(row, drawings)
     lines += ["The letters and functions of the formulas are explained above [the table of costs](../costs.md).", ""]
     (folder / f"{page.name}.md").write_text("\n".join(lines), encoding="utf-8")
+    (drawings / f"{page.name}.svg").write_text(thumbnail(picture(page.rows[0])[1]), encoding="utf-8")
 
 
 def index(found: list[Page]) -> str:
     """Return the gallery's first page: a card for each file, and a table of the papers."""
     lines = [INDEX, "::::{grid} 1 2 3 3", ":gutter: 3", ""]
     for page in found:
-        first = f"{page.name}-{page.rows[0].collective}.svg"
+        first = f"{page.name}.svg"
         lines += [f":::{{grid-item-card}} {page.name}", f":link: {page.name}", ":link-type: doc", ":class-card: card-drawn",
-                  "", "```{raw} html", f'<img class="dark-light thumb" src="{first}#svgView(viewBox({THUMBNAIL}))" loading="lazy" alt="">', "```", "",
+                  "", "```{raw} html", f'<img class="dark-light thumb" src="{first}" loading="lazy" alt="">', "```", "",
                   page.title, "", f"{{.collectives}}\n{', '.join(row.collective for row in page.rows)}", ":::", ""]
     lines += ["::::", "", "## By collective", "", "| collective | algorithms |", "|---|---|"]
     for collective in COLLECTIVES:
