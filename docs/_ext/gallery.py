@@ -132,9 +132,9 @@ def index(found: list[Page]) -> str:
     """Return the gallery's first page: a card for each file, and a table of the papers."""
     lines = [INDEX, "::::{grid} 1 2 3 3", ":gutter: 3", ""]
     for page in found:
-        first = f"{page.name}.svg"
-        lines += [f":::{{grid-item-card}} {page.name}", f":link: {page.name}", ":link-type: doc", ":class-card: card-drawn",
-                  "", "```{raw} html", f'<img class="dark-light thumb" src="{first}" loading="lazy" alt="">', "```", "",
+        lines += [f":::{{grid-item-card}} {page.name}", f":link: {page.name}", ":link-type: doc",
+                  ":class-card: card-drawn", "", "```{raw} html",
+                  f'<img class="dark-light thumb" src="{page.name}.svg" loading="lazy" alt="">', "```", "",
                   page.title, "", f"{{.collectives}}\n{', '.join(row.collective for row in page.rows)}", ":::", ""]
     lines += ["::::", "", "## By collective", "", "| collective | algorithms |", "|---|---|"]
     for collective in COLLECTIVES:

@@ -1,4 +1,4 @@
-"""What bench/ prints and writes: nccl-tests' text byte for byte, its JSON, comparisons, regret, the tables of docs/performance.md."""
+"""What bench/ prints and writes: nccl-tests' text byte for byte, its JSON, comparisons, regret, tables."""
 
 import json
 import runpy

@@ -22,7 +22,7 @@ from gpucoll.collectives import COLLECTIVES
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
-WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll/MIGRATING.md", *PAGES]
 MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gpucoll.")
            if not module.name.endswith(("__main__", "executors.mpi", "executors.native", "device.cuda", "device.nccl",
                                         "device.local", "nccl.native", "peer.ipc"))  # these need MPI or CuPy
@@ -112,7 +112,8 @@ def codes_of(path):
     yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
                 and CODE.fullmatch(node.value))
     for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
-        if any(isinstance(node, ast.JoinedStr) and ast.unparse(node).startswith("f'GC-") for node in ast.walk(function)):
+        made = (ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.JoinedStr))
+        if any(text.startswith("f'GC-") for text in made):
             yield from (f"GC-{node.args[0].value.upper()}" for node in nodes if isinstance(node, ast.Call)
                         and isinstance(node.func, ast.Name) and node.func.id == function.name)
 
@@ -125,9 +126,9 @@ def test_every_error_code_has_its_entry_with_cause_and_cure():
     assert set(entries) == raised
     listed = page.partition("{.codes}")[2].partition("\n\n")[0]
     assert list(entries) == sorted(entries) == re.findall(r"\[(GC-[A-Z0-9-]+)\]", listed)
-    classes = r"\n(?:`\w+`(?:, `\w+`)*|`gpucoll doctor`)\n"
+    body = r"\n(`\w+`(, `\w+`)*|`gpucoll doctor`)\n\n\*\*Cause\.\*\* .{20,}?\n\n\*\*Cure\.\*\* .{9,}?\n+"
     for code, entry in entries.items():
-        assert re.fullmatch(rf"{classes}\n\*\*Cause\.\*\* .{{20,}}?\n\n\*\*Cure\.\*\* .{{9,}}?\n+", entry, re.DOTALL), code
+        assert re.fullmatch(body, entry, re.DOTALL), code
         assert set(re.findall(r"^`(\w+Error|CollectiveTimeout)", entry, re.M)) <= {*dir(gpucoll), "ScheduleError"}
 
 
