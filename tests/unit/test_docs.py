@@ -38,6 +38,8 @@ def test_doctests():
 @pytest.mark.parametrize("page", [page for page in PAGES if "```pycon" in page.read_text()], ids=lambda page: page.stem)
 def test_doctests_of_the_pages(page):
     """The blocks of a page are one session, as a reader types them."""
+    if page.stem == "order":
+        pytest.importorskip("gpucoll._engine", reason="threads are compared by the engine, which is not built")
     session = "\n".join(re.findall(r"```pycon\n(.*?)```", page.read_text(), re.DOTALL))
     assert doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(session, {}, page.name, str(page), 0)) == \
         doctest.TestResults(0, session.count(">>> "))
