@@ -48,7 +48,7 @@ html_theme_options = {
     "footer_start": ["copyright"],
     "footer_end": [],
     "pygments_light_style": "a11y-high-contrast-light",
-    "pygments_dark_style": "a11y-high-contrast-dark",
+    "pygments_dark_style": "github-dark",
 }
 ALONE = "index start algorithms gpus errors clusters performance ci costs architecture contributing changes".split()
 html_sidebars = {page: [] for page in ALONE}  # their sidebar would be empty
