@@ -1,4 +1,4 @@
-"""README's section on performance, made from the newest committed results: `python -m gpucoll.bench.readme`."""
+"""The results in docs/performance.md, made from the newest committed results: `python -m gpucoll.bench.readme`."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def _opened(state: Array, kind: str, parameter: Array) -> Array:
 
 
 class AdamW(Adam):
-    """Adam after parameter *= 1 - lr * weight_decay. Source: Loshchilov and Hutter, arXiv 1711.05101."""
+    """Adam after ``parameter *= 1 - lr * weight_decay``. Source: Loshchilov and Hutter, arXiv 1711.05101."""
 
     def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, moment_bits: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""README's pictures, from results: python tests/browser/pictures.py RUN.json [FOLDER, bench/pictures]."""
+"""The pictures of results in bench/pictures: python tests/browser/pictures.py RUN.json [FOLDER, bench/pictures]."""
 
 import sys
 import tempfile

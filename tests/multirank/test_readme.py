@@ -1,5 +1,6 @@
-"""README's examples on several ranks, and those of the pages in docs."""
+"""README's examples on several ranks, and those of the site's pages."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,25 +10,48 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
+
+
+def blocks(kind):
+    """Every example of a kind on the pages that README does not have."""
+    for page in PAGES:
+        for number, example in enumerate(re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)):
+            if example not in EXAMPLES:
+                yield pytest.param(example, id=f"{page.stem}-{number}")
+
+
+def run(mpiexec, folder, ranks, example):
+    (folder / "example.py").write_text(example)
+    job = mpiexec(ranks, sys.executable, "example.py", cwd=folder)
+    assert job.returncode == 0, job.stderr
+    return job.stdout
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_examples_run_on_four_ranks(mpiexec, tmp_path, example):
-    (tmp_path / "example.py").write_text(example)
-    job = mpiexec(4, sys.executable, "example.py", cwd=tmp_path)
-    assert job.returncode == 0, job.stderr
-
-
-def test_the_first_example_prints_what_readme_says(mpiexec, tmp_path):
     promised = re.search(r"python example\.py\s+# (.*)", README).group(1)
-    (tmp_path / "example.py").write_text(EXAMPLES[0])
-    assert mpiexec(4, sys.executable, "example.py", cwd=tmp_path).stdout == promised + "\n"
+    printed = run(mpiexec, tmp_path, 4, example)
+    assert example is not EXAMPLES[0] or printed == promised + "\n"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "README.md"], ids=lambda page: page.stem)
-def test_the_pages_examples_run_on_two_ranks_and_a_mesh_on_four(mpiexec, tmp_path, page):
-    for example in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-        (tmp_path / "example.py").write_text(example)
-        job = mpiexec(4 if "Mesh" in example else 2, sys.executable, "example.py", cwd=tmp_path)
-        assert job.returncode == 0, job.stderr
+def test_the_sites_first_program_is_readmes():
+    for page in ("index.md", "start.md"):
+        text = (ROOT / "docs" / page).read_text()
+        assert EXAMPLES[0] in text
+        assert set(re.findall(r"python example\.py .*", text)) <= {*re.findall(r"python example\.py .*", README)}
+
+
+@pytest.mark.parametrize("example", [*blocks("python")])
+def test_the_pages_examples_run_on_two_ranks_and_a_mesh_on_four(mpiexec, tmp_path, example):
+    run(mpiexec, tmp_path, 4 if "Mesh" in example else 2, example)
+
+
+@pytest.mark.kernel
+@pytest.mark.emulated
+@pytest.mark.parametrize("example", [*blocks("python gpu")])
+def test_the_pages_examples_for_gpus_run_on_the_stand_in(mpiexec, emulated_kernels, tmp_path, monkeypatch, example):
+    places = [ROOT / "tests" / "stand_in", ROOT / "tests", ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
+    monkeypatch.setenv("STAND_IN_GPUS", "8")
+    run(mpiexec, tmp_path, 2, example)

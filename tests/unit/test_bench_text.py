@@ -1,4 +1,4 @@
-"""What bench/ prints and writes: nccl-tests' text byte for byte, its JSON, comparisons, regret, README's tables."""
+"""What bench/ prints and writes: nccl-tests' text byte for byte, its JSON, comparisons, regret, tables."""
 
 import json
 import runpy
@@ -183,8 +183,8 @@ def test_regret_is_the_share_by_which_the_choice_takes_longer_than_the_best():
         assert (found["within"], found["worst"]) == (within, rows[0][0])
 
 
-def test_readmes_section_says_what_the_results_hold():
-    assert readme.block(readme.newest()) in (ROOT / "README.md").read_text()
+def test_the_page_on_performance_says_what_the_results_hold():
+    assert readme.block(readme.newest()) in (ROOT / "docs" / "performance.md").read_text()
 
 
 def test_the_suite_runs_what_the_bench_accepts_and_writes_what_it_reads(tmp_path):

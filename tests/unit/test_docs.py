@@ -1,5 +1,7 @@
-"""Doctests and README's examples run, README's generated parts are what the code generates, pages what it counts."""
+"""Doctests run, in the package and on the site's pages, README's and the site's generated parts are what the code
+generates, pages show what is counted, and every error code has its entry."""
 
+import ast
 import doctest
 import importlib
 import importlib.util
@@ -19,16 +21,28 @@ from gpucoll.collectives import COLLECTIVES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery"]
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll/MIGRATING.md", *PAGES]
 MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gpucoll.")
            if not module.name.endswith(("__main__", "executors.mpi", "executors.native", "device.cuda", "device.nccl",
                                         "device.local", "nccl.native", "peer.ipc"))  # these need MPI or CuPy
            and (importlib.util.find_spec("torch") is not None or not module.name.startswith("gpucoll.torch"))]
+CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")
 
 
 def test_doctests():
     failed = [name for name in ("gpucoll", "grids", *MODULES) if doctest.testmod(importlib.import_module(name)).failed]
     assert not failed
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "```pycon" in page.read_text()], ids=lambda page: page.stem)
+def test_doctests_of_the_pages(page):
+    """The blocks of a page are one session, as a reader types them."""
+    if page.stem == "order":
+        pytest.importorskip("gpucoll._engine", reason="threads are compared by the engine, which is not built")
+    session = "\n".join(re.findall(r"```pycon\n(.*?)```", page.read_text(), re.DOTALL))
+    assert doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(session, {}, page.name, str(page), 0)) == \
+        doctest.TestResults(0, session.count(">>> "))
 
 
 @pytest.mark.slow
@@ -40,7 +54,11 @@ def test_readme_examples_run(block, tmp_path):
     assert job.returncode == 0, job.stderr
 
 
-def test_readmes_table_is_generated():
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_table_of_costs_is_generated():
     """Of collectives x algorithms, from the registry; every word of it is explained."""
     lines = ["| collective | algorithm | rounds | bytes on the longest path | most bytes sent | received |",
              "|---|---|---|---|---|---|"]
@@ -49,19 +67,20 @@ def test_readmes_table_is_generated():
             if kind == collective:
                 figures = " | ".join(f"`{formula}`" for formula in found.cost[:4])
                 lines.append(f"| {kind} | {name} | {figures} |")
-    table = "\n".join(lines)
-    assert table in README, f"put this into README.md:\n{table}"
-    legend = "\n".join(re.findall(r"^\| (`.*?) \|", README.partition("| in a formula |")[2].partition("\n\n")[0], re.M))
+    table, page = "\n".join(lines), (ROOT / "docs/costs.md").read_text()
+    assert table in page, f"put this into docs/costs.md:\n{table}"
+    legend = "\n".join(re.findall(r"^\| (`.*?) \|", page.partition("| in a formula |")[2].partition("\n\n")[0], re.M))
     known = set(re.findall(r"`(\w+)(?:\(x\))?`", legend))
     formulas = " ".join(re.findall(r"`([^`]*)`", table))
     assert set(re.findall(r"[A-Za-z]\w*", formulas)) <= known
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.stem)
 def test_what_a_page_shows_is_there_and_what_it_quotes_is_true(page):
     """Files, and the tables of bench.strategies: each figure is its formula's. How long a step took is not checked."""
     text = page.read_text()
-    assert all((page.parent / name).is_file() for name in re.findall(r"\]\((?!http)([^)]*)\)", text))
+    links = [name.partition("#")[0] for name in re.findall(r"\]\((?!http)([^)]*)\)", text)]
+    assert all((page.parent / name).is_file() or "gallery/" in name for name in filter(None, links))
     names = {}
     for cells in ([cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()):
         if cells[0].startswith("P = "):
@@ -86,3 +105,46 @@ def test_the_page_of_own_algorithms_is_true(tmp_path, monkeypatch, capsys, own_a
     for words in commands:
         assert (words[0], cli.main(words[1:])) == ("gpucoll", 0)
     assert "no faults" in capsys.readouterr().out
+
+
+def codes_of(path):
+    """The error codes in a file: words of their own, and those made of the first argument of a function's calls."""
+    tree = ast.parse(path.read_text())
+    nodes = list(ast.walk(tree))
+    yield from (node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                and CODE.fullmatch(node.value))
+    for function in (node for node in nodes if isinstance(node, ast.FunctionDef)):
+        made = (ast.unparse(node) for node in ast.walk(function) if isinstance(node, ast.JoinedStr))
+        if any(text.startswith("f'GC-") for text in made):
+            yield from (f"GC-{node.args[0].value.upper()}" for node in nodes if isinstance(node, ast.Call)
+                        and isinstance(node.func, ast.Name) and node.func.id == function.name)
+
+
+def test_every_error_code_has_its_entry_with_cause_and_cure():
+    sources = [path for folder in ("gpucoll", "bench", "kernels") for path in (ROOT / folder).rglob("*.py")]
+    raised = {code for path in sources for code in codes_of(path)}
+    page = (ROOT / "docs/errors.md").read_text()
+    entries = dict(re.findall(r"^## (\S+)\n(.*?)(?=^## |\Z)", page, re.DOTALL | re.MULTILINE))
+    assert set(entries) == raised
+    listed = page.partition("{.codes}")[2].partition("\n\n")[0]
+    assert list(entries) == sorted(entries) == re.findall(r"\[(GC-[A-Z0-9-]+)\]", listed)
+    body = r"\n(`\w+`(, `\w+`)*|`gpucoll doctor`)\n\n\*\*Cause\.\*\* .{20,}?\n\n\*\*Cure\.\*\* .{9,}?\n+"
+    for code, entry in entries.items():
+        assert re.fullmatch(body, entry, re.DOTALL), code
+        assert set(re.findall(r"^`(\w+Error|CollectiveTimeout)", entry, re.M)) <= {*dir(gpucoll), "ScheduleError"}
+
+
+def test_the_reference_has_every_public_name():
+    api = {path.stem: path.read_text() for path in (ROOT / "docs/api").glob("*.md")}
+    named = set(re.findall(r":: gpucoll\.(\w+)$", "".join(api.values()), re.M))
+    assert set(gpucoll.__all__) <= named
+    from gpucoll import distributed, training
+
+    for module, page in ((training, "training"), (distributed, "distributed")):
+        named = set(re.findall(rf":: {module.__name__}\.(\w+)$", api[page], re.M))
+        public = {name for name in getattr(module, "__all__", dir(module)) if not name.startswith("_")
+                  and getattr(getattr(module, name), "__module__", "").startswith(module.__name__)}
+        assert public - named <= {"GroupMember", "group"}, module
+    methods = set(re.findall(r":: gpucoll\.Communicator\.(\w+)$", api["communicator"], re.M))
+    assert {name for name in dir(gpucoll.Communicator) if callable(getattr(gpucoll.Communicator, name))
+            and not name.startswith("_")} == methods

@@ -1,0 +1,132 @@
+"""The site: every command on it and in README exists with its options, its pages build without a warning, its links
+lead somewhere, and what a newcomer asks is two clicks away."""
+
+import contextlib
+import functools
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from gpucoll.bench import arguments
+
+import pages
+from gpucoll import cli
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll" / "MIGRATING.md",
+           *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery")]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+THEIRS = {"module", "srun", "export", "pytest"}  # not ours to check
+QUICK = {"draw", "simulate", "explain", "convert", "verify"}  # verbs that are run as they stand
+SMALLER = {"1..64": "1..4", "1..32": "1..4"}  # for the tests
+USERS = {"example.py", "train.py", "program.py"}  # programs of the reader's
+ASSIGNED = re.compile(r"[A-Z_]+=\S*")
+
+
+def commands():
+    for page in WRITTEN:
+        for block in re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL):
+            for line in block.splitlines():
+                words = shlex.split(line, comments=True)
+                if words and page.name != "algorithms.md":  # test_docs.py runs those
+                    yield pytest.param(words, id=f"{page.stem}: {' '.join(words)}")
+
+
+@functools.cache
+def help_of(*program):
+    """What a program says of its options."""
+    if program[0] == "gpucoll":
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            cli.main([*program[1:], "--help"])
+        return text.getvalue()
+    job = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True)
+    return job.stdout + job.stderr
+
+
+def check_options(words, text):
+    for word in words:
+        name = word.partition("=")[0]
+        if re.match(r"--?[A-Za-z]", name):
+            assert re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text), f"{name} is no option"
+
+
+def check(words):
+    """Raise where a command is none of ours, or has an option that it does not know."""
+    words = words[next(index for index, word in enumerate(words) if not ASSIGNED.fullmatch(word)):]
+    program, *rest = words
+    if program == "pip":
+        asked = ",".join(re.findall(r"\[(.*?)\]", " ".join(rest))).split(",")
+        assert {*filter(None, asked)} <= {*EXTRAS}
+    elif program == "mpiexec":
+        assert rest[0] == "-n"
+        assert rest[1].isdecimal()
+        check(rest[2:])
+    elif program == "gpucoll":
+        verb, *options = rest
+        check_options(options[:1] if verb == "run" else options, help_of("gpucoll", verb))
+    elif program == "python" and rest[0] == "-m":
+        module = rest[1].removeprefix("gpucoll.")
+        assert module.partition(".")[0] == "bench"
+        if module == "bench" and rest[2] != "regret":
+            assert arguments.parse(rest[2:], {}).tests
+        elif module == "bench":
+            check_options(rest[3:], help_of("gpucoll", "bench", "regret"))
+    elif program == "python":
+        assert rest[0] in USERS or (ROOT / rest[0]).is_file()
+        if rest[0] == "scripts/train.py":
+            check_options(rest[1:], help_of("scripts/train.py"))
+    elif program.startswith("scripts/"):
+        assert os.access(ROOT / program, os.X_OK)
+        text = help_of("scripts/train.py") + " --ranks -k" if program == "scripts/train" else \
+            (ROOT / program).read_text().partition('"""\n\n')[0] + " -k"
+        check_options(rest, text)
+    else:
+        assert program in THEIRS
+
+
+@pytest.mark.parametrize("words", [*commands()])
+def test_a_command_exists_with_its_options_and_runs_where_that_is_quick(words, tmp_path, monkeypatch, capsys):
+    check(words)
+    if words[0] == "gpucoll" and words[1] in QUICK:
+        monkeypatch.chdir(tmp_path)
+        assert cli.main([SMALLER.get(word, word) for word in words[1:]]) == 0
+
+
+def test_a_command_that_does_not_exist_is_noticed():
+    for line in ("gpucoll draw ring --round 3", "pip install .[cuda11]", "scripts/nothing", "rm -r x",
+                 "mpiexec -n 2 python scripts/train.py --speed 3"):
+        with pytest.raises(AssertionError):
+            check(line.split())
+
+
+@pytest.mark.slow
+def test_the_site_builds_its_links_lead_somewhere_and_answers_are_two_clicks_away(tmp_path):
+    pytest.importorskip("sphinx", reason="the site needs the extra docs: scripts/docs brings it")
+    job = subprocess.run(pages.command(sys.executable, "html", str(tmp_path)), cwd=ROOT, capture_output=True, text=True)
+    assert (job.returncode, job.stderr) == (0, "")
+    assert pages.broken(tmp_path) == []
+    from gpucoll.algorithms import registry
+
+    for collective, name in registry():
+        assert (tmp_path / "gallery" / f"{name}-{collective}.html").is_file()
+        assert f'src="{name}-{collective}.svg"' in (tmp_path / "gallery" / f"{name}.html").read_text()
+    start = pages.page(tmp_path / "index.html").links
+    for first, place in [("start.html", "#install"), ("start.html", "#first-program"), ("clusters.html", ""),
+                         ("gpus.html", ""), ("performance.html", "#why-is-it-slow"), ("errors.html", "#gc-mismatch"),
+                         ("algorithms.html", "")]:
+        assert first in start
+        assert not place or place in pages.page(tmp_path / first).links
+
+
+def test_a_link_that_leads_nowhere_is_noticed(tmp_path):
+    links = '<a href="b.html">b</a><a href="#x">x</a><a href="#y">y</a><img src="n">'
+    (tmp_path / "a.html").write_text(f'<p id="x">{links}')
+    assert [line.partition(": ")[2] for line in pages.broken(tmp_path)] == [
+        "b.html: there is no such file", "#y: there is no such place", "n: there is no such file"]
