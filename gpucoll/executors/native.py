@@ -15,6 +15,7 @@ import numpy
 from mpi4py import MPI
 
 from gpucoll.arrays import combiner
+from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.executors import Task
 from gpucoll.ops import LOGICAL, Op
@@ -22,6 +23,11 @@ from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
 
 _MAKING = threading.Lock()
+CALLS = {"all_reduce": "Iallreduce", "reduce": "Ireduce", "broadcast": "Ibcast", "all_gather": "Iallgather",
+         "gather": "Igather", "scatter": "Iscatter", "reduce_scatter": "Ireduce_scatter_block",
+         "all_to_all": "Ialltoall", "scan": "Iscan", "exscan": "Iexscan", "all_gather_v": "Iallgatherv",
+         "gather_v": "Igatherv", "scatter_v": "Iscatterv", "reduce_scatter_v": "Ireduce_scatter",
+         "all_to_all_v": "Ialltoallv", "barrier": "Ibarrier"}
 ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
            "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
 
@@ -41,14 +47,16 @@ class NativeExecutor:
         """Every collective and op that MPI has."""
         if task.op is not None and task.op.expression:
             return "MPI has no op for an expression"
-        return None if hasattr(self, f"_{task.collective}") else f"MPI has no {task.collective}"
+        return None
 
     def run(self, task: Task) -> Operation:
         """Start MPI's collective and wait for its end."""
         if task.in_place and task.collective != "broadcast":
             # MPI takes IN_PLACE from all ranks or from none; the copy lives as long as this generator
             task = dataclasses.replace(task, input=task.input.copy(), in_place=False)
-        request = getattr(self, f"_{task.collective}")(task)
+        if task.collective == "broadcast" and task.input is not None and not task.in_place:
+            numpy.copyto(task.output, task.input)
+        request = getattr(self._comm, CALLS[task.collective])(*_arguments(task))
         try:
             while not request.Test():
                 yield request.Test
@@ -59,67 +67,29 @@ class NativeExecutor:
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _all_reduce(self, task: Task) -> MPI.Request:
-        return self._comm.Iallreduce(*_both(task), _op(task))
 
-    def _reduce(self, task: Task) -> MPI.Request:
-        return self._comm.Ireduce(*_both(task), _op(task), task.root)
-
-    def _reduce_scatter(self, task: Task) -> MPI.Request:
-        return self._comm.Ireduce_scatter_block(*_both(task), _op(task))
-
-    def _all_gather(self, task: Task) -> MPI.Request:
-        return self._comm.Iallgather(_moved(task.input), _moved(task.output))
-
-    def _gather(self, task: Task) -> MPI.Request:
-        return self._comm.Igather(_moved(task.input), _moved(task.output), task.root)
-
-    def _scatter(self, task: Task) -> MPI.Request:
-        return self._comm.Iscatter(_moved(task.input), _moved(task.output), task.root)
-
-    def _all_to_all(self, task: Task) -> MPI.Request:
-        return self._comm.Ialltoall(_moved(task.input), _moved(task.output))
-
-    def _scan(self, task: Task) -> MPI.Request:
-        return self._comm.Iscan(*_both(task), _op(task))
-
-    def _exscan(self, task: Task) -> MPI.Request:
-        return self._comm.Iexscan(*_both(task), _op(task))
-
-    def _all_gather_v(self, task: Task) -> MPI.Request:
-        return self._comm.Iallgatherv(_moved(task.input), _ragged(task, 1))
-
-    def _gather_v(self, task: Task) -> MPI.Request:
-        return self._comm.Igatherv(_moved(task.input), _ragged(task, 1) if task.output is not None else None, task.root)
-
-    def _scatter_v(self, task: Task) -> MPI.Request:
-        return self._comm.Iscatterv(None if task.input is None else _ragged(task, 0), _moved(task.output), task.root)
-
-    def _all_to_all_v(self, task: Task) -> MPI.Request:
-        return self._comm.Ialltoallv(_ragged(task, 0), _ragged(task, 1))
-
-    def _reduce_scatter_v(self, task: Task) -> MPI.Request:
-        assert task.lengths is not None
-        return self._comm.Ireduce_scatter(*_both(task), task.lengths[0], _op(task))
-
-    def _broadcast(self, task: Task) -> MPI.Request:
-        if task.input is not None and not task.in_place:
-            numpy.copyto(task.output, task.input)
-        return self._comm.Ibcast(_moved(task.output), task.root)
-
-    def _barrier(self, task: Task) -> MPI.Request:
-        return self._comm.Ibarrier()
+def _arguments(task: Task) -> list[Any]:
+    """Return mpi4py's arguments for a task."""
+    row = COLLECTIVES[task.collective]
+    if task.collective == "barrier":
+        return []
+    if row.reduces:
+        lengths = [] if task.lengths is None else [task.lengths[0]]
+        arguments = [*_both(task), *lengths, _op(task)]
+    elif task.collective == "broadcast":
+        arguments = [_moved(task, 1)]
+    else:
+        arguments = [_moved(task, 0), _moved(task, 1)]
+    return [*arguments, task.root] if row.rooted else arguments
 
 
-def _moved(row: Any) -> Any:
-    """Return mpi4py's spelling of a row whose values do not matter; None where there is none."""
-    return None if row is None else [row.view(numpy.uint8), MPI.BYTE]
-
-
-def _ragged(task: Task, side: int) -> list[Any]:
-    """Return mpi4py's spelling of the blocks of one side: bytes and their counts."""
-    assert task.lengths is not None
-    row = task.output if side else task.input
+def _moved(task: Task, side: int) -> list[Any] | None:
+    """Return mpi4py's spelling of a side whose values do not matter, as bytes; None where there is none."""
+    row, promised = (task.input, task.output)[side], COLLECTIVES[task.collective]
+    if row is None:
+        return None
+    if task.lengths is None or not (promised.input, promised.output)[side].blocks:
+        return [row.view(numpy.uint8), MPI.BYTE]
     return [row.view(numpy.uint8), [length * row.dtype.itemsize for length in task.lengths[side]], MPI.BYTE]
 
 
