@@ -116,7 +116,10 @@ def check_blocks(name: str, what: str, whole: Array, other: str, block: Array, s
 
 def splits_of(name: str, what: str, sizes: Any, array: Array, size: int) -> list[Array]:
     """Return the pieces of `array` along its first axis: `size` of them, as long as `sizes` says, or alike."""
-    rows = array.shape[0] if array.ndim else 0
+    if not array.ndim:
+        raise ArgumentError(f"{name}: an array without axes has none to be cut along; reshape it to (1,)",
+                            code="GC-SHAPE")
+    rows = array.shape[0]
     if sizes is None and rows % size == 0:
         sizes = [rows // size] * size
     given = list(sizes) if isinstance(sizes, Sequence | numpy.ndarray) else []
