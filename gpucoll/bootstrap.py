@@ -14,14 +14,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
-from gpucoll.launchers import LAUNCHERS
+from gpucoll.launchers import LAUNCHERS, TOKEN, started
 from gpucoll.rendezvous import by_first_rank, wait_for_all
 from gpucoll.version import __version__
 
@@ -91,6 +91,57 @@ class RankTopology(NamedTuple):
     nodes: tuple[int, ...]
 
 
+class StorePlace(NamedTuple):
+    """Which of the ranks that meet without MPI this process is; `token` is what they know each other by."""
+
+    rank: int
+    size: int
+    token: str
+
+
+def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | None:
+    """Return this rank's place among those that a store joins: of one host, with torchrun's variables and no MPI.
+
+    None for a lone process, and for one that MPI's launcher has started. Raises UsageError where they cannot meet.
+
+    >>> store_place({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"})
+    StorePlace(rank=1, size=2, token='a:29500  ')
+    """
+    rank, size, local = (environment.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    token, process = environment.get(TOKEN), started(environment)
+    by_torchrun = "TORCHELASTIC_RUN_ID" in environment
+    by_mpi = process.size > 1 if process else any(name.startswith(("PMI_", "PMIX_")) for name in environment)
+    if not rank or not size or (size == "1" and rank == "0") or (by_mpi and not by_torchrun and token is None):
+        return None
+    if not (rank.isdecimal() and size.isdecimal() and int(rank) < int(size)):
+        raise UsageError(f"init: RANK={rank!r} is not one of the WORLD_SIZE={size!r} ranks; set both, or neither",
+                         code="GC-LAUNCHER")
+    if local not in ("", size):
+        raise UsageError(f"init: {local} of {size} ranks are on this host, and ranks of several hosts meet by MPI: "
+                         "launch with mpiexec, or gpucoll run --hosts a,b", code="GC-LAUNCHER")
+    if token is None and not environment.get("MASTER_PORT"):
+        raise UsageError(f"init: this is to be one of {size} ranks (WORLD_SIZE), but MASTER_PORT does not say where "
+                         f"they meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
+                         code="GC-LAUNCHER")
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    meeting = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT')}"
+    return StorePlace(int(rank), int(size), token or " ".join([meeting, *(environment.get(name, "") for name in names)]))
+
+
+def has_mpi(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether there is an MPI; raise UsageError where there is none for several ranks that were started."""
+    try:
+        from mpi4py import MPI  # noqa: F401
+    except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library of MPI's
+        process = started(environment)
+        if process is not None and process.size > 1:
+            raise UsageError(f"{process.launcher.name} started {process.size} ranks, which meet by MPI, but here is "
+                             f"none ({error}): pip install mpi4py 'gpucoll[mpich]', or on one host without MPI gpucoll "
+                             f"run --standalone -n {process.size}", code="GC-LAUNCHER") from None
+        return False
+    return True
+
+
 def world() -> MPI.Intracomm:
     """Return COMM_WORLD; raise UsageError where the launcher started ranks that MPI does not see."""
     from mpi4py import MPI
@@ -104,15 +155,21 @@ def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
 
     From here on an uncaught exception on one rank ends all of them, and one that crashes shows where it was.
     """
-    if comm.size > 1 and sys.excepthook is sys.__excepthook__:
+    if comm.size > 1:
+        end_together()
+    # The second time shows that no signal took a rank out of the first
+    if not (wait_for_all(comm, timeout) and wait_for_all(comm, timeout)):
+        raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
+
+
+def end_together() -> None:
+    """Let an uncaught exception end all ranks, where their launcher can, and a crash show where it was."""
+    if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _abort_all
         threading.excepthook = _abort_by_thread
         if not faulthandler.is_enabled():
             with contextlib.suppress(Exception):  # where standard error is no file
                 faulthandler.enable()
-    # The second time shows that no signal took a rank out of the first
-    if not (wait_for_all(comm, timeout) and wait_for_all(comm, timeout)):
-        raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
 
 
 def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
@@ -160,14 +217,20 @@ _process = 0  # that has started MPI
 def _abort_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End the whole job on an uncaught exception: the other ranks would wait for this one."""
     MPI = sys.modules.get("mpi4py.MPI")  # ranks that another launcher has started do without
-    rank = MPI.COMM_WORLD.rank if MPI and MPI.Is_initialized() and not MPI.Is_finalized() else 0
+    lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
+    rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else os.environ.get("RANK", "0")
     stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this one, keeps what goes to the latter
     stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
                  + "".join(traceback.format_exception(kind, error, trace)))
     stream.flush()
-    if MPI and MPI.Is_initialized() and not MPI.Is_finalized():
+    for end in on_abort:
+        end()
+    if MPI and lives:
         time.sleep(FORWARDING)
         MPI.COMM_WORLD.Abort(1)
+
+
+on_abort: list[Callable[[], None]] = []  # what ends the job where its launcher is not MPI's
 
 
 def _abort_by_thread(given: threading.ExceptHookArgs) -> None:
@@ -221,7 +284,7 @@ def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,
     ranks that share one, unless GPUCOLL_SHARE_GPU=1.
     """
     gpu = None if ordinal is None else describe_gpu(ordinal)
-    everyone = comm.allgather((socket.gethostname(), gpu))
+    everyone = [(host, one and ClaimedGpu(*one)) for host, one in comm.allgather((socket.gethostname(), gpu))]
     check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
     return tuple(gpu for _, gpu in everyone if gpu is not None)  # check_gpus has refused the ranks without one
 

@@ -7,6 +7,7 @@ the package: scripts load this file by its path before anything is installed.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -62,6 +63,7 @@ LAUNCHERS = (  # an outer one comes after those that it may have started
 )
 SLURM = LAUNCHERS[-1]
 PORT = 29500  # torchrun's
+TOKEN = "GPUCOLL_TOKEN"  # the variable by which ranks that meet without MPI know each other
 
 
 class Started(NamedTuple):
@@ -104,6 +106,19 @@ def torchrun_variables(rank: int, size: int, local_rank: int, local_size: int) -
             "LOCAL_WORLD_SIZE": str(local_size)}
 
 
+def rank_variables(size: int) -> list[dict[str, str]]:
+    """Return the environment of each of `size` ranks of this host that are to meet without MPI.
+
+    Whoever starts processes by himself, as `multiprocessing` or a notebook does, updates ``os.environ`` of each by one
+    of these, before its `gpucoll.init`.
+
+    >>> [(one["RANK"], one["WORLD_SIZE"]) for one in rank_variables(2)]
+    [('0', '2'), ('1', '2')]
+    """
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), TOKEN: secrets.token_hex(16)}
+    return [{**torchrun_variables(rank, size, rank, size), **job} for rank in range(size)]
+
+
 def free_port() -> int:
     """Return a port that nobody listens on now, torchrun's own where there is none to be had."""
     try:
@@ -123,11 +138,11 @@ def find_mpiexec() -> str | None:
 
 
 def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence[str] = (), oversubscribe: bool = True,
-                    root: bool | None = None) -> list[str]:
+                    root: bool | None = None, tag: bool = False) -> list[str]:
     """Return what an mpiexec needs besides ``-n``: `per_host` ranks on each of `hosts`, or on this one without any.
 
     Open MPI wants consent to more ranks than cores (`oversubscribe`), which also numbers the ranks of a host in a row,
-    and to running as `root` (None: found out).
+    and to running as `root` (None: found out). With `tag` each line that a rank writes begins with its number.
 
     >>> mpiexec_options(vendor_of("HYDRA"), per_host=2, hosts=("a", "b"))
     ['-hosts', 'a,b', '-ppn', '2']
@@ -135,7 +150,9 @@ def mpiexec_options(vendor: Vendor | None, *, per_host: int = 1, hosts: Sequence
     ['--map-by', 'slot:OVERSUBSCRIBE', '--allow-run-as-root']
     """
     if vendor is None or vendor.name != "openmpi":
-        return ["-hosts", ",".join(hosts), "-ppn", str(per_host)] if hosts else []
+        return [*(["-hosts", ",".join(hosts), "-ppn", str(per_host)] if hosts else []),
+                *(["-prepend-rank"] if tag else [])]
     root = os.geteuid() == 0 if root is None else root
     return [*(["--host", ",".join(f"{host}:{per_host}" for host in hosts)] if hosts else []),
-            *(["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribe else []), *(["--allow-run-as-root"] if root else [])]
+            *(["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribe else []), *(["--allow-run-as-root"] if root else []),
+            *(["--tag-output"] if tag else [])]

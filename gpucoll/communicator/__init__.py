@@ -27,6 +27,7 @@ from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, Revoked
 from gpucoll.executors.mpi import leave
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink
+from gpucoll.store_link import StoreLink
 from gpucoll.waits import Waits
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ class Communicator(Objects, Points, Advice, Persistent, Symmetric):
     """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or
-    None, ``mpi`` the duplicated mpi4py communicator, ``timeout check executor`` the options.
+    None, ``mpi`` the duplicated mpi4py communicator, or None, ``timeout check executor`` the options.
     """
 
     def __init__(self, link: Link, options: bootstrap.Options) -> None:
@@ -65,7 +66,7 @@ class Communicator(Objects, Points, Advice, Persistent, Symmetric):
         CollectiveTimeout. MPI forum's User Level Failure Mitigation: revoke, then shrink.
         """
         if self.mpi is None:
-            raise UsageError("shrink: ranks that are threads do not outlive each other", code="GC-SHRINK")
+            raise UsageError("shrink: only ranks that MPI has started outlive each other", code="GC-SHRINK")
 
         def shrunk() -> Any:
             self.mpi.Revoke()
@@ -84,7 +85,7 @@ class Communicator(Objects, Points, Advice, Persistent, Symmetric):
         return type(self)(_link(link, self.options), self.options)
 
 
-def _link(link: MpiLink, wanted: bootstrap.Options) -> MpiLink:
+def _link(link: Link, wanted: bootstrap.Options) -> Link:
     """Return the link once all ranks are known to want the same; UsageError."""
     try:
         bootstrap.check_alike(link.mpi, wanted)
@@ -97,8 +98,27 @@ def _link(link: MpiLink, wanted: bootstrap.Options) -> MpiLink:
 _world: Communicator | None = None
 
 
+def new_world(wanted: bootstrap.Options) -> Communicator:
+    """Return another communicator of all ranks. A collective call; `init` says how they meet."""
+    meets = bootstrap.store_place()
+    if meets is None and bootstrap.has_mpi():
+        return Communicator(_link(MpiLink(bootstrap.world(), wanted.timeout), wanted), wanted)
+    if wanted.executor == "native":
+        raise ArgumentError("init: without MPI there is no native executor on the host; leave executor= open, or "
+                            "launch with mpiexec", code="GC-EXECUTOR")
+    if meets is not None:
+        bootstrap.end_together()
+    return Communicator(_link(StoreLink.world(*(meets or (0, 1, "")), wanted.timeout), wanted), wanted)
+
+
 def init(**options: Any) -> Communicator:
-    """Return the communicator of all ranks: MPI's COMM_WORLD, duplicated; again, the same object.
+    """Return the communicator of all ranks; again, the same object.
+
+    Ranks that an MPI's launcher has started, as `mpiexec`, `srun` and ``gpucoll run`` do, are those of MPI's
+    COMM_WORLD, which is duplicated. Ranks of one host that have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their
+    environment, as `torchrun` and ``gpucoll run --standalone`` have it, or `gpucoll.launchers.rank_variables` for
+    processes that one starts by oneself, meet without MPI, which need not be installed; ``mpi`` is None then. A lone
+    process is a world of one.
 
     Options: `timeout` in seconds, the deadline of every wait (default 300); `executor` a name or None; `check` "full",
     "deferred", "off" or None: whether ranks compare their calls before data move (the default), as they go, or not;
@@ -109,7 +129,7 @@ def init(**options: Any) -> Communicator:
     global _world
     wanted = bootstrap.options(options)
     if _world is None or _world.closed:
-        _world = Communicator(_link(MpiLink(bootstrap.world(), wanted.timeout), wanted), wanted)
+        _world = new_world(wanted)
     elif any(options.get(name) is not None and getattr(_world.options, name) != getattr(wanted, name)
              for name in ("timeout", "check", "executor", "deterministic")):
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "

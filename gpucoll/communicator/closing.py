@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import os
 import secrets
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
 from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
+from gpucoll.store import leave_within
 
 FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
 
@@ -204,15 +206,15 @@ def _at_exit() -> None:
     a watchdog of the interpreter's, no thread of Python's, shows where this process is then, and ends it with status 1.
     """
     for comm in list(_alive):
-        if not (comm.closed or comm._is_forked or comm.mpi is None or comm._link.has_ended()):
+        if not (comm.closed or comm._is_forked or comm._link.mpi is None or comm._link.has_ended()):
             if comm._link.processes.ended() or any(why != ENDS for why in comm._link.left().values()):
                 _finalize_within.append(FINALIZE)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._leave()
     if _finalize_within:
-        from mpi4py import MPI
-
-        if not MPI.Is_finalized():
+        leave_within(max(_finalize_within))
+        MPI = sys.modules.get("mpi4py.MPI")  # ranks that a store joins do without
+        if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
             faulthandler.dump_traceback_later(max(_finalize_within), exit=True, file=2)
             MPI.Finalize()
             faulthandler.cancel_dump_traceback_later()

@@ -89,7 +89,7 @@ class Core:
         rules(options.prefer)  # refused here, not at the first call
         registry()  # imported here: a signal handler may make a call, and must not meet a module half imported
         self._link = link
-        self.mpi = link.mpi
+        self.mpi = link.mpi if link.has_collectives else None
         self.options = options
         self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))
@@ -129,7 +129,7 @@ class Core:
     @functools.cached_property
     def device(self) -> int | None:
         """The CUDA ordinal of this rank: its number on the host modulo the devices, threads' current one; or None."""
-        if self.mpi is None:
+        if self._link.mpi is None:
             return bootstrap.device(None)
         process = started()  # whose number counts: that of a part of the ranks would deal out devices anew
         given = process and process.local_rank

@@ -4,7 +4,6 @@
     work       handles of calls under way, and the thread that makes those which nobody waits for yet
     tensors    tensors as the arrays, and torch's ops as the ops, that a communicator takes
     meeting    how the ranks of a group find each other: by MPI where it has started them, else by torch's store
-    link       what joins ranks that have a store alone
 """
 
 from __future__ import annotations

@@ -5,16 +5,50 @@ from __future__ import annotations
 import datetime
 import os
 import socket
+import time
 import zlib
+from collections.abc import Collection
 
-from torch.distributed import PrefixStore, Store
+from torch.distributed import DistError, PrefixStore, Store
 
 from gpucoll import bootstrap
 from gpucoll.communicator import Communicator
 from gpucoll.launchers import free_port, started, torchrun_variables
-from gpucoll.torch.link import StoreLink, StoreRanks
+from gpucoll.store import PrefixedStore
+from gpucoll.store_link import StoreLink, StoreRanks
 
 NAMES = ("collectives", "messages")
+NAP = 1e-3
+
+
+class TorchStore:
+    """Torch's store as a store of ours. Its calls have a deadline of their own."""
+
+    foreign: tuple[type[Exception], ...] = (DistError,)
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)
+
+    def get(self, key: str, wait: float = 0.0) -> bytes | None:
+        deadline = time.monotonic() + wait
+        while not self._store.check([key]):
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(NAP)
+        return bytes(self._store.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(key, amount))
+
+    def delete(self, key: str) -> None:
+        self._store.delete_key(key)
+
+    def gone(self) -> Collection[int]:
+        """Torch's store tells of nobody."""
+        return ()
 
 
 def set_variables() -> None:
@@ -40,12 +74,12 @@ def communicators(store: Store, rank: int, size: int, timeout: datetime.timedelt
     """
     seconds = timeout.total_seconds()
     # A store may have served a group of the same name before, whose keys are none of this one's
-    store = PrefixStore(f"{(store.add('came', 1) - 1) // size}", store)
-    numbers = StoreRanks(PrefixStore("numbers", store), rank, size, seconds).allgather(_number())
+    ours = TorchStore(PrefixStore(f"{(store.add('came', 1) - 1) // size}", store))
+    numbers = StoreRanks(PrefixedStore("numbers", ours), rank, size, seconds).allgather(_number())
     if len({*numbers} - {None}) == size:
         return _by_mpi(numbers, seconds)
     options = bootstrap.options({"timeout": seconds})
-    links = [StoreLink(PrefixStore(name, store), rank, size, seconds) for name in NAMES]
+    links = [StoreLink(PrefixedStore(name, ours), rank, size, seconds) for name in NAMES]
     bootstrap.check_alike(links[0].mpi, options)
     return [Communicator(link, options) for link in links]
 
