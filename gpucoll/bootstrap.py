@@ -123,9 +123,9 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
         raise UsageError(f"init: this is to be one of {size} ranks (WORLD_SIZE), but MASTER_PORT does not say where "
                          f"they meet; launch with mpiexec, torchrun, or gpucoll run --standalone -n {size}",
                          code="GC-LAUNCHER")
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     meeting = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT')}"
-    return StorePlace(int(rank), int(size), token or " ".join([meeting, *(environment.get(name, "") for name in names)]))
+    run = (environment.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"))
+    return StorePlace(int(rank), int(size), token or " ".join([meeting, *run]))
 
 
 def has_mpi(environment: Mapping[str, str] = os.environ) -> bool:
@@ -219,18 +219,22 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     MPI = sys.modules.get("mpi4py.MPI")  # ranks that another launcher has started do without
     lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
     rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else os.environ.get("RANK", "0")
+    for claim in on_abort:
+        claim(error)
     stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this one, keeps what goes to the latter
     stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
                  + "".join(traceback.format_exception(kind, error, trace)))
     stream.flush()
-    for end in on_abort:
+    for end in after_abort:
         end()
     if MPI and lives:
         time.sleep(FORWARDING)
         MPI.COMM_WORLD.Abort(1)
 
 
-on_abort: list[Callable[[], None]] = []  # what ends the job where its launcher is not MPI's
+# Where the launcher is not MPI's: who may tell of its error, as one does for all, and what ends the job after that
+on_abort: list[Callable[[BaseException], None]] = []
+after_abort: list[Callable[[], None]] = []
 
 
 def _abort_by_thread(given: threading.ExceptHookArgs) -> None:
@@ -265,15 +269,22 @@ def device(local_rank: int | None) -> int | None:
 
     None is a thread of those that share a GPU: the current one.
     """
+    count = gpu_count()
+    if count and local_rank is None:
+        import cupy
+
+        return int(cupy.cuda.runtime.getDevice())
+    return local_rank % count if count and local_rank is not None else None
+
+
+def gpu_count() -> int:
+    """Return how many CUDA devices this process has; 0 without CuPy or driver."""
     try:
         import cupy
 
-        count = cupy.cuda.runtime.getDeviceCount()
-        if count and local_rank is None:
-            return int(cupy.cuda.runtime.getDevice())
+        return int(cupy.cuda.runtime.getDeviceCount())
     except (ImportError, RuntimeError):  # CuPy's CUDA errors are RuntimeErrors
-        return None
-    return local_rank % count if count and local_rank is not None else None
+        return 0
 
 
 def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,

@@ -1,15 +1,19 @@
-"""`gpucoll run`: a program launched under mpiexec, with torchrun's variables in its environment.
+"""`gpucoll run`: a program launched on several ranks, with torchrun's variables in its environment.
 
-    gpucoll run --nproc-per-node 4 train.py --epochs 3
+    gpucoll run -n 4 train.py --epochs 3
 
 becomes ``mpiexec -n 4 python -m gpucoll.launch 127.0.0.1:29500 train.py --epochs 3``: each rank runs this module, which
 turns what mpiexec has told it into RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
-then runs the program as ``python train.py`` would. MPI is started by the program, not here.
+then runs the program as ``python train.py`` would, or with ``-m`` a module as ``python -m`` does. MPI is started by the
+program, not here. With ``--standalone`` there is no MPI: `gpucoll.standalone` starts and watches the ranks, and they
+meet by a store.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib.util
 import os
 import runpy
 import subprocess
@@ -17,40 +21,77 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpucoll import launchers
+from gpucoll import bootstrap, launchers, standalone
 from gpucoll.arguments import Parser, refuse
 
 PROGRAM = "gpucoll run"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Become the mpiexec of a job: its exit code is the job's. Wrong arguments: one line, exit code 2."""
+    """Become the launcher of a job: its exit code is the job's. Wrong arguments: one line, exit code 2."""
     job = _parsed(arguments)
+    sys.stdout.flush()
+    if job.standalone:
+        return standalone.Job(functools.partial(_standalone_rank, job), launchers.rank_variables(job.nproc_per_node),
+                              tag=job.tag_output).run()
     mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
-        sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]'\n")
+        sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or "
+                         "with --standalone do without MPI on one host\n")
         return 1
     version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
-    sys.stdout.flush()
     os.execv(mpiexec, command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0))
 
 
 def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(PROGRAM, description="Launch a program under mpiexec, with torchrun's variables.")
-    parser.add_argument("--nproc-per-node", "--nproc_per_node", type=_positive, default=1, metavar="N",
-                        help="ranks on each host (1)")
+    parser = Parser(PROGRAM, description="Launch a program on several ranks, with torchrun's variables.")
+    parser.add_argument("-n", "--nproc-per-node", "--nproc_per_node", type=_count, default=1, metavar="N",
+                        help="ranks on each host (1): a number, gpu or cpu for as many as this host has, auto for gpu "
+                             "where it has one, else cpu")
     parser.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
+    parser.add_argument("--standalone", action="store_true", help="on this host without MPI")
+    outputs = parser.add_mutually_exclusive_group()
+    outputs.add_argument("--tag-output", action="store_true", help="begin each line of output with its rank")
+    outputs.add_argument("--redirect", metavar="DIR", help="write what rank 0 prints to DIR/rank0.out and rank0.err, "
+                                                           "and so on")
+    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
     parser.add_argument("script", help="the Python program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
     options = parser.parse_args(list(arguments))
-    if not Path(options.script).is_file():
+    if options.standalone and options.hosts:
+        refuse(PROGRAM, "--standalone is for this host, and --hosts for MPI: give one of them")
+    if options.module and not _is_module(options.script):
+        refuse(PROGRAM, f"there is no module {options.script!r}")
+    if not options.module and not Path(options.script).is_file():
         refuse(PROGRAM, f"there is no file {options.script!r}")
+    if options.redirect is not None:
+        try:
+            Path(options.redirect).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            refuse(PROGRAM, f"--redirect: {error}")
     return options
 
 
-def _positive(text: str) -> int:
+def _is_module(name: str) -> bool:
+    """Return whether the first part of a module's name can be imported from here; nothing is imported."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is not None
+    except ValueError:
+        return False
+    finally:
+        del sys.path[0]
+
+
+def _count(text: str) -> int:
+    """Return how many ranks a host is to have, as torchrun has it: a number, gpu, cpu or auto."""
+    gpus = bootstrap.gpu_count() if text in ("gpu", "auto") else 0
+    if text == "gpu" and not gpus:
+        raise argparse.ArgumentTypeError("'gpu' is as many ranks as there are GPUs, and CuPy finds none here")
+    if text in ("gpu", "cpu", "auto"):
+        return gpus or len(os.sched_getaffinity(0))
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of ranks")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of ranks, nor auto, gpu or cpu")
     return int(text)
 
 
@@ -71,9 +112,20 @@ def command(mpiexec: str, version: str, job: argparse.Namespace, first: str, *, 
     """Return the command line; `version` is what ``mpiexec --version`` says, and so who its vendor is."""
     each = job.nproc_per_node
     ranks = each * max(len(job.hosts), 1)
-    options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=each, hosts=job.hosts, root=root)
-    rank = [sys.executable, "-m", "gpucoll.launch", first, job.script, *job.arguments]
-    return [mpiexec, "-n", str(ranks), *options, *rank]
+    options = launchers.mpiexec_options(launchers.vendor_of(version), per_host=each, hosts=job.hosts, root=root,
+                                        tag=job.tag_output)
+    return [mpiexec, "-n", str(ranks), *options, *_rank_command(job, first)]
+
+
+def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
+    """Return the command line of a rank, whose `place` is the first rank's address:port or what says that it has one.
+    """
+    how = [*(["--module"] if job.module else []), *([f"--redirect={job.redirect}"] if job.redirect else [])]
+    return [sys.executable, "-m", "gpucoll.launch", *how, *place, job.script, *job.arguments]
+
+
+def _standalone_rank(job: argparse.Namespace, parent: str) -> list[str]:
+    return _rank_command(job, f"--parent={parent}", "")
 
 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
@@ -92,15 +144,46 @@ def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:
 
 
 def run_rank(arguments: Sequence[str]) -> None:
-    """Run a program as one rank: `arguments` are the first rank's address:port, the script, and what it is given."""
-    first, script, *given = arguments
-    own = variables(os.environ, first)
-    if not own:
-        sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's and "
-                         "Open MPI's\n")
-        raise SystemExit(1)
-    os.environ.update(own)
+    """Run a program as one rank: `arguments` are the first rank's address:port, the script, and what it is given.
+
+    Options come before: see `_rank_command`. With ``--parent`` the environment has the rank's variables already.
+    """
+    parser = Parser(PROGRAM)
+    parser.add_argument("--module", action="store_true")
+    parser.add_argument("--redirect")
+    parser.add_argument("--parent")
+    parser.add_argument("first")
+    parser.add_argument("script")
+    parser.add_argument("given", nargs=argparse.REMAINDER)
+    options = parser.parse_args(list(arguments))
+    if not options.parent:
+        own = variables(os.environ, options.first)
+        if not own:
+            sys.stderr.write(f"{PROGRAM}: mpiexec has not told this process its rank; known are MPICH's, Intel MPI's "
+                             "and Open MPI's\n")
+            raise SystemExit(1)
+        os.environ.update(own)
+    rank = int(os.environ["RANK"])
+    if options.redirect:
+        _redirect(Path(options.redirect), rank)
+    if options.parent:
+        standalone.follow(options.parent, rank)
+    _run_program(options.script, options.given, is_module=options.module)
+
+
+def _redirect(folder: Path, rank: int) -> None:
+    """Let what this process writes go to files of its own."""
+    for number, name in ((1, "out"), (2, "err")):
+        with open(folder / f"rank{rank}.{name}", "wb") as file:
+            os.dup2(file.fileno(), number)
+
+
+def _run_program(script: str, given: Sequence[str], *, is_module: bool) -> None:
+    """Run a program as ``python script`` does, or as ``python -m script``."""
     sys.argv[:] = [script, *given]
+    if is_module:  # the working folder comes first on the path already, by way of our own -m
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+        return
     if not sys.flags.safe_path:
         sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")

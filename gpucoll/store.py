@@ -325,7 +325,8 @@ class StoreClient:
             except TimeoutError:
                 raise
             except (OSError, EOFError) as error:
-                raise StoreError(f"rank 0, which keeps the store of this job, is not to be reached: {error!r}") from None
+                raise StoreError("rank 0, which keeps the store of this job, is not to be reached: "
+                                 f"{error!r}") from None
         if answer.get("error"):
             raise StoreError(f"init: rank 0 refused this process: {answer['error']}")
         return answer, value
