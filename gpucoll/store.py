@@ -299,13 +299,16 @@ class StoreClient:
         self._lock = threading.Lock()
         self._connection = _connected(socket_name(token), timeout)
         self._reader = FrameReader(self._connection)
-        if _user_of(self._connection) != os.geteuid():
-            raise StoreError("init: another user's process has taken the place where the ranks of this job meet")
-        hello = {"rank": rank, "size": size, "token": token, "version": __version__}
         try:
-            self._exchange(hello, b"", timeout)
+            if _user_of(self._connection) != os.geteuid():
+                raise StoreError("init: another user's process has taken the place where the ranks of this job meet")
+            self._exchange({"rank": rank, "size": size, "token": token, "version": __version__}, b"", timeout)
         except TimeoutError:
+            self.drop()
             raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
+        except BaseException:
+            self.drop()
+            raise
 
     def _exchange(self, head: dict[str, Any], body: bytes, patience: float) -> tuple[dict[str, Any], bytes]:
         """Return the answer to a frame; TimeoutError where there is none in time, StoreError for trouble."""

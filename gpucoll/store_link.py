@@ -143,7 +143,7 @@ class StoreMessages:
         self._counts: collections.Counter[tuple[int, int, int]] = collections.Counter()
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> StoredMessage:
-        """Send ``[bytes, "B"]`` to rank `dest`."""
+        """Send ``[array, "B"]`` to rank `dest`."""
         key = self._key(self._rank, dest, tag)
         self._counts[self._rank, dest, tag] += 1
         self._store.set(key, buffer[0].tobytes())
@@ -152,10 +152,10 @@ class StoreMessages:
         return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> StoredMessage:
-        """Begin to receive from rank `source` into ``[bytes, "B"]``."""
+        """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered."""
         key = self._key(source, self._rank, tag)
         self._counts[source, self._rank, tag] += 1
-        return StoredMessage(self._store, key, buffer[0])
+        return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8))
 
     def has_come(self, source: int, tag: int) -> bool:
         """Return whether a message from `source` could be received now."""

@@ -1,0 +1,274 @@
+"""Ranks without MPI: under `gpucoll run --standalone`, started by hand, and how such a job ends."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+
+from commands import gpucoll_run, without_mpi4py
+from gpucoll import launchers
+from jobs import JOB_MARK, kill_marked, marked, same_gpucoll
+from pace import seconds
+
+COLLECTIVES = """
+import sys
+import numpy
+import gpucoll as gc
+
+def check(comm):
+    rank, size = comm.rank, comm.size
+    for count in (size, 1000 * size, 100_000 * size):
+        every = [(numpy.arange(count) * (one + 3) + one) % 1009 for one in range(size)]
+        mine, total = every[rank].copy(), sum(every)
+        parts = [one.reshape(size, -1) for one in every]
+        assert (comm.all_reduce(mine) == total).all()
+        assert (comm.all_reduce(mine, algorithm="ring") == total).all()
+        assert (comm.all_gather(mine) == every).all()
+        assert (comm.reduce_scatter(parts[rank]) == total.reshape(size, -1)[rank]).all()
+        assert (comm.all_to_all(parts[rank]) == [one[rank] for one in parts]).all()
+        assert (comm.broadcast(mine.copy(), size - 1) == every[-1]).all()
+        assert (comm.scan(mine) == sum(every[:rank + 1])).all()
+        got = comm.sendrecv(mine, numpy.empty_like(mine), (rank + 1) % size, (rank - 1) % size, tag=7)
+        assert (got == every[rank - 1]).all()
+        assert all((one == every[i][:i + 1]).all() for i, one in enumerate(comm.all_gather_v(mine[:rank + 1])))
+    assert comm.all_gather_object({"rank": rank}) == [{"rank": one} for one in range(size)]
+    comm.barrier()
+
+with gc.init(timeout=200) as comm:
+    assert (comm.local_rank, comm.local_size, comm.nodes, comm.mpi) == (comm.rank, comm.size, 1, None)
+    check(comm)
+    with comm.split(comm.rank % 2, -comm.rank) as part:
+        members = [one for one in range(comm.size) if one % 2 == comm.rank % 2][::-1]
+        assert (part.rank, part.size) == (members.index(comm.rank), len(members))
+        check(part)
+    if comm.rank == 0:
+        try:
+            comm.all_reduce(numpy.ones(3), algorithm="rong")
+        except gc.ArgumentError:
+            pass
+    else:
+        try:
+            comm.all_reduce(numpy.ones(3))
+        except gc.PeerError as error:
+            assert "rong" in str(error)
+with gc.init(timeout=200, executor="mpi") as comm:  # the same schedules, by messages through the store
+    check(comm)
+assert "mpi4py.MPI" not in sys.modules
+sys.stdout.write(f"rank {comm.rank} of {comm.size} ok\\n")
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    """`script(text)`: the folder of a program of this text, job.py."""
+    def write(text):
+        (tmp_path / "job.py").write_text(text)
+        return tmp_path
+    return write
+
+
+def ok(size):
+    return [f"rank {rank} of {size} ok" for rank in range(size)]
+
+
+def test_collectives_without_mpi(launcher, script):
+    folder = script(COLLECTIVES)
+    job = gpucoll_run("--standalone", "-n", 3, "job.py", cwd=folder, timeout=120, env=without_mpi4py(folder))
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert sorted(job.stdout.splitlines()) == ok(3)
+
+
+def by_hand(folder, variables, text=COLLECTIVES):
+    """What each process has written that is started with these variables, as by torchrun or a batch script."""
+    base = {**os.environ, **same_gpucoll(), **without_mpi4py(folder)}
+    ranks = [subprocess.Popen([sys.executable, "-c", text], env={**base, **own}, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE) for own in variables]
+    try:
+        outputs = [rank.communicate(timeout=seconds(120)) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, *output) for rank, output in zip(ranks, outputs, strict=True)]
+
+
+def test_torchruns_variables_are_enough(tmp_path):
+    port = str(launchers.free_port())
+    told = [{**launchers.torchrun_variables(rank, 2, rank, 2), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            for rank in range(2)]
+    found = by_hand(tmp_path, told)
+    assert [(code, out.split("\n")[0]) for code, out, _ in found] == [(0, line) for line in ok(2)], found
+
+
+CHILDREN = """
+import multiprocessing, os
+from gpucoll.launchers import rank_variables
+
+def work(variables, results):
+    os.environ.update(variables)
+    import numpy, gpucoll as gc
+    with gc.init(timeout=200) as comm:
+        results.put((comm.rank, comm.all_reduce(numpy.arange(4) * (comm.rank + 1)).tolist()))
+
+if __name__ == "__main__":
+    for method in ("spawn", "fork"):
+        context = multiprocessing.get_context(method)
+        results = context.Queue()
+        ranks = [context.Process(target=work, args=(one, results)) for one in rank_variables(3)]
+        for rank in ranks:
+            rank.start()
+        assert sorted(results.get(timeout=200) for _ in ranks) == [(rank, [0, 6, 12, 18]) for rank in range(3)]
+        for rank in ranks:
+            rank.join()
+            assert rank.exitcode == 0
+"""
+
+
+def test_children_of_multiprocessing_meet(script):
+    folder = script(CHILDREN)
+    job = subprocess.run([sys.executable, "job.py"], cwd=folder, env={**os.environ, **without_mpi4py(folder)},
+                         capture_output=True, text=True, timeout=seconds(120), check=False)
+    assert job.returncode == 0, job.stderr
+
+
+def test_a_lone_process_and_one_clear_error_without_mpi4py(tmp_path):
+    alone = "import numpy, gpucoll as gc; comm = gc.init(); print(comm.size, comm.mpi, comm.all_reduce(numpy.ones(2)))"
+    assert by_hand(tmp_path, [{}], alone) == [(0, "1 None [1. 1.]\n", "")]
+    (code, _, errors), = by_hand(tmp_path, [{"PMI_RANK": "0", "PMI_SIZE": "4"}], alone)
+    assert code == 1
+    assert "GC-LAUNCHER] MPICH's mpiexec started 4 ranks" in errors
+    assert "pip install mpi4py" in errors
+    assert "gpucoll run --standalone -n 4" in errors
+
+
+# ---------------------------------------------------------------- how a job ends
+
+ENDS = """
+import os, signal, subprocess, sys, threading
+import numpy
+import gpucoll as gc
+comm = gc.init(timeout=250)
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])  # which outlives whoever forgets it
+comm.barrier()
+sys.stdout.write(f"{comm.rank} is here\\n")
+sys.stdout.flush()
+if comm.rank == 1:
+    {end}
+comm.all_reduce(numpy.ones(3))
+"""
+
+
+@pytest.mark.parametrize(("end", "status", "words"), [
+    ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
+    ("sys.exit(4)", 4, "status 4"), pytest.param("os._exit(7)", 7, "status 7", marks=pytest.mark.slow),
+    pytest.param("threading.Thread(target=lambda: 1 / 0).start()", 1, "ZeroDivisionError", marks=pytest.mark.slow)])
+def test_a_rank_that_ends_ends_the_job(launcher, script, end, status, words):
+    folder, token = script(ENDS.replace("{end}", end)), uuid.uuid4().hex
+    with started(folder, token) as job:
+        errors = job.communicate(timeout=seconds(100))[1]
+        assert job.returncode == status, errors
+        assert marked(JOB_MARK, token) == []  # before the context ends them
+    assert words in errors
+    assert "gpucoll run: rank 1 (process" in errors
+    assert errors.count("Traceback") == ("Error" in words), errors
+
+
+@contextlib.contextmanager
+def started(folder, token, *options):
+    """A job of three ranks, each of whose processes can be found by the token."""
+    command = [sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", "3", *options, "job.py"]
+    env = {**os.environ, **without_mpi4py(folder), JOB_MARK: token}
+    job = subprocess.Popen(command, cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, start_new_session=True)
+    with job:
+        try:
+            yield job
+        finally:
+            job.kill()
+            kill_marked(JOB_MARK, token)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_all(launcher, script, number, status):
+    folder, token = script(ENDS.replace("{end}", "signal.pause()")), uuid.uuid4().hex
+    with started(folder, token) as job:
+        assert sorted(job.stdout.readline() for _ in range(3)) == [f"{rank} is here\n" for rank in range(3)]
+        job.send_signal(number)
+        job.communicate(timeout=seconds(100))
+        assert job.returncode == status
+        assert marked(JOB_MARK, token) == []
+
+
+DEAF = """
+import os, signal
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda *_: os.write(1, b"no\\n"))
+os.write(1, b"here\\n")
+while True:
+    signal.pause()
+"""
+
+
+def test_a_second_signal_kills_who_does_not_end(launcher, script):
+    folder, token = script(DEAF), uuid.uuid4().hex
+    with started(folder, token) as job:
+        for word in ("here\n", "no\n"):
+            assert [job.stdout.readline() for _ in range(3)] == [word] * 3
+            job.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        job.communicate(timeout=seconds(100))
+        assert time.monotonic() - began < seconds(20)  # and not after the time that there is to save something
+        assert job.returncode == 143
+        assert marked(JOB_MARK, token) == []
+
+
+def test_where_the_launcher_is_killed_its_ranks_are(launcher, script):
+    folder, token = script("import os, signal\nos.write(1, b'here\\n')\nsignal.pause()"), uuid.uuid4().hex
+    with started(folder, token) as job:
+        assert [job.stdout.readline() for _ in range(3)] == ["here\n"] * 3
+        job.kill()
+        job.communicate(timeout=seconds(100))  # comes to an end once nobody has the pipes open
+        assert marked(JOB_MARK, token) == []
+
+
+# ---------------------------------------------------------------- modules, and whose output is whose
+
+PRINTS = """
+import os, sys
+rank = int(os.environ["RANK"])
+sys.stdout.write(f"one of {rank}\\ntwo of {rank}, {sys.argv[1:]}, {__name__}, {__package__}")
+sys.stderr.write(f"error of {rank}\\n")
+"""
+
+
+@pytest.mark.parametrize("options", [["--standalone"], []])
+def test_a_module_and_files_for_each_rank(launcher, script, options):
+    folder = script("")
+    (folder / "package").mkdir()
+    (folder / "package" / "__main__.py").write_text(PRINTS)
+    job = gpucoll_run(*options, "-n", 2, "--redirect", "logs/here", "-m", "package", "-m", "x", cwd=folder)
+    assert (job.returncode, job.stdout, job.stderr) == (0, "", "")
+    for rank in range(2):
+        text = f"one of {rank}\ntwo of {rank}, ['-m', 'x'], __main__, package"
+        assert (folder / "logs" / "here" / f"rank{rank}.out").read_text() == text
+        assert (folder / "logs" / "here" / f"rank{rank}.err").read_text() == f"error of {rank}\n"
+
+
+def test_output_is_tagged(launcher, script):
+    job = gpucoll_run("--standalone", "-n", 2, "--tag-output", "job.py", cwd=script(PRINTS))
+    assert job.returncode == 0, job.stderr
+    wanted = [f"[{rank}] {words} of {rank}" for rank in range(2) for words in ("one", "two")]
+    assert sorted(line.partition(",")[0] for line in job.stdout.splitlines()) == wanted
+    assert sorted(job.stderr.splitlines()) == [f"[{rank}] error of {rank}" for rank in range(2)]
+
+
+def test_output_is_tagged_under_mpiexec(launcher, script):
+    job = gpucoll_run("-n", 2, "--tag-output", "job.py", cwd=script(PRINTS))
+    assert job.returncode == 0, job.stderr
+    for rank in range(2):
+        (line,) = (line for line in job.stdout.splitlines() if f"one of {rank}" in line)
+        assert line.startswith((f"[{rank}] ", f"[1,{rank}]<stdout>"))

@@ -1,0 +1,175 @@
+"""The store by which ranks meet without MPI: strangers, garbage and doubles are refused, nothing is unpickled."""
+
+import itertools
+import os
+import pickle
+import secrets
+import socket
+import threading
+
+import pytest
+
+import gpucoll as gc
+from gpucoll import bootstrap, launchers, store
+from gpucoll.store_link import StoreLink, StoreRanks, decode, encode
+
+HELLO = {"rank": 1, "size": 3, "version": gc.__version__}
+numbers = itertools.count()
+
+
+@pytest.fixture
+def token():
+    return secrets.token_hex(8)
+
+
+@pytest.fixture
+def server(token):
+    server = store.StoreServer(3, token)
+    yield server
+    server.close(0.0)
+
+
+def answer_to(token, what):
+    """What the store answers to bytes, or to a frame: its JSON, None where it only closes."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(60)
+        connection.connect(store.socket_name(token))
+        if isinstance(what, bytes):
+            connection.sendall(what)
+            connection.shutdown(socket.SHUT_WR)
+        else:
+            store.send_frame(connection, what)
+        try:
+            return store.FrameReader(connection).read()[0]
+        except (EOFError, ConnectionError):
+            return None
+
+
+def test_ranks_see_what_others_have_set(server, token):
+    first, second = (store.StoreClient(rank, 3, token, 60.0) for rank in (1, 2))
+    first.set("key", b"\0bytes")
+    assert [one.get("key", 0.1) for one in (server, first, second)] == [b"\0bytes"] * 3
+    assert [one.add("sum", 2) for one in (server, first, second)] == [2, 4, 6]
+    second.delete("key")
+    assert first.get("key") is None
+    first.drop()  # as where a process dies
+    with server._changed:
+        assert server._changed.wait_for(lambda: server.gone(), 60)
+    assert second.gone() == [1]
+    second.close()
+    server.close(60.0)
+    assert server.gone() == {1}
+
+
+@pytest.mark.parametrize(("hello", "words"), [
+    ({"token": "guessed"}, "another token"), ({"token": None}, "another token"), ({}, "another token"),
+    ({"size": 2}, "start all ranks alike"), ({"version": "0.0"}, "start all ranks alike"),
+    ({"rank": 0}, "not in 1..2"), ({"rank": 3}, "not in 1..2"), ({"rank": True}, "not in 1..2"),
+    ({"rank": "1"}, "not in 1..2")])
+def test_strangers_are_sent_away(server, token, hello, words):
+    right = {} if hello == {} or "token" in hello else {"token": token}
+    assert words in answer_to(token, {**HELLO, **right, **hello})["error"]
+    store.StoreClient(1, 3, token, 60.0).close()  # and the store goes on
+
+
+@pytest.mark.parametrize("garbage", [
+    b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, store.LENGTHS.pack(4, 0) + b"\xff\xfe{}", store.LENGTHS.pack(2, 0) + b"[]",
+    store.LENGTHS.pack(2, 1 << 20) + b"{}", store.LENGTHS.pack(5000, 0) + b"[" * 5000])
+def test_garbage_is_a_typed_error_and_the_store_goes_on(server, token, garbage):
+    assert "no frame of gpucoll's store" in answer_to(token, garbage)["error"]
+    client = store.StoreClient(1, 3, token, 60.0)
+    for wrong in ({"call": "set", "key": 3}, {"call": "eval", "key": "x"}, {"call": "add", "key": "x", "amount": "1"}):
+        with pytest.raises(store.StoreError, match="no call of gpucoll's store"):
+            client._exchange(wrong, b"", 60.0)
+        client.drop()
+        with server._changed:
+            assert server._changed.wait_for(lambda: 1 not in server._here, 60)
+        client = store.StoreClient(1, 3, token, 60.0)
+    client.close()
+
+
+def test_one_rank_of_a_number_and_one_rank_0(server, token):
+    with_it = store.StoreClient(1, 3, token, 60.0)
+    with pytest.raises(gc.BackendError, match="is there already; RANK must be") as error:
+        store.StoreClient(1, 3, token, 60.0)
+    assert error.value.code == "GC-STORE"
+    with pytest.raises(gc.BackendError, match="give each job a port of its own"):
+        store.StoreServer(3, token)
+    with_it.close()
+
+
+def test_a_rank_0_that_speaks_another_language_is_a_typed_error(token):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(store.socket_name(token))
+        listener.listen()
+
+        def speak():
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.7\r\n")
+
+        threading.Thread(target=speak, daemon=True).start()
+        with pytest.raises(gc.BackendError, match="no frame of gpucoll's store"):
+            store.StoreClient(1, 2, token, 60.0)
+
+
+class Trap:
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_what_ranks_tell_is_json_and_no_pickle():
+    error = gc.UsageError("why", code="GC-X", ranks=(2,))
+    told = decode(encode([1.5, None, ("a", b"\xff"), {"key": [True]}, error, OSError("disk")]))
+    assert told[:4] == [1.5, None, ("a", b"\xff"), {"key": [True]}]
+    assert [(type(one), one.code, one.ranks) for one in told[4:]] == [(gc.UsageError, "GC-X", (2,)),
+                                                                     (gc.BackendError, "GC-BACKEND", ())]
+    for garbage in (pickle.dumps(Trap()), b"", b'{"error": ["system", "", "", []]}', b'{"error": ["difflib", 1, 1, []]}',
+                    b'{"a": 1, "b": 2}', b'{"call": []}', b'{"bytes": "?"}', b"[" * 100_000):
+        with pytest.raises(gc.BackendError, match="nothing of ours"):
+            decode(garbage)
+
+
+def test_a_rank_that_does_not_come_is_named():
+    ranks = StoreRanks(store.MemoryStore(), 0, 3, 0.2)
+    with pytest.raises(gc.CollectiveTimeout, match="ranks 1, 2 of 3") as late:
+        ranks.allgather("here")
+    assert late.value.ranks == (1, 2)
+    lost = store.MemoryStore()
+    lost.lose(2)
+    lost.set("1/1", encode("here"))
+    with pytest.raises(gc.RankFailedError) as gone:
+        StoreRanks(lost, 0, 3, 60.0).allgather("here")
+    assert gone.value.ranks == (2,)
+    with pytest.raises(gc.CollectiveTimeout, match="rank 0 to come"):
+        store.StoreClient(1, 2, secrets.token_hex(8), 0.05)
+
+
+def test_a_link_of_one_needs_no_other_process():
+    link = StoreLink.world(0, 1, "", 60.0)
+    assert link.place == (0, 1, 0, 1, (0,))
+    assert link.split(0, 0).place.size == 1
+
+
+PLACE = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "5"}
+
+
+def test_who_meets_without_mpi():
+    assert bootstrap.store_place(PLACE)[:2] == (1, 4)
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_RESTART_COUNT": "1"}
+    names = {bootstrap.store_place({**PLACE, **more}).token for more in (
+        {}, {"MASTER_PORT": "6"}, torchrun, {**torchrun, "TORCHELASTIC_RESTART_COUNT": "2"}, {launchers.TOKEN: "t"})}
+    assert len(names) == 5  # no attempt meets what is left of another one
+    mpi = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+    assert bootstrap.store_place({**PLACE, **mpi}) is None
+    assert bootstrap.store_place({**PLACE, "PMIX_RANK": "1"}) is None  # a launcher that is not known
+    assert bootstrap.store_place({**PLACE, "PMI_RANK": "0", "PMI_SIZE": "1", "PMIX_RANK": "0"}) is not None  # srun -n 1
+    assert bootstrap.store_place({**PLACE, **mpi, launchers.TOKEN: "t"}) == (1, 4, "t")
+    for lone in ({}, {"RANK": "0", "WORLD_SIZE": "1"}, {"WORLD_SIZE": "4"}):
+        assert bootstrap.store_place(lone) is None
+    for wrong, words in (({"RANK": "4"}, "RANK='4' is not one of"), ({"RANK": "x"}, "set both, or neither"),
+                         ({"LOCAL_WORLD_SIZE": "2"}, "gpucoll run --hosts"),
+                         ({"MASTER_PORT": ""}, "gpucoll run --standalone -n 4")):
+        with pytest.raises(gc.UsageError, match=words):
+            bootstrap.store_place({**PLACE, **wrong})
+    assert [bootstrap.store_place(one)[:2] for one in launchers.rank_variables(3)] == [(0, 3), (1, 3), (2, 3)]
