@@ -142,6 +142,14 @@ def has_mpi(environment: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
+def rank_and_size() -> tuple[int, int]:
+    """Return which of how many ranks this is, as `gpucoll.init` has it."""
+    meets = store_place()
+    if meets is None and has_mpi():
+        return world().rank, world().size
+    return meets[:2] if meets else (0, 1)
+
+
 def world() -> MPI.Intracomm:
     """Return COMM_WORLD; raise UsageError where the launcher started ranks that MPI does not see."""
     from mpi4py import MPI

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import sys
 import time
@@ -19,6 +19,7 @@ from gpucoll.version import __version__
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return its exit code: 0, 1 for what was found wrong, 2 for wrong arguments."""
     given = sys.argv[1:] if arguments is None else arguments
+    _check_launcher(*given[:2])
     if given[:1] == ["bench"]:  # its flags are nccl-tests', parsed by itself
         from gpucoll.bench.__main__ import main as bench
 
@@ -41,11 +42,25 @@ def main(arguments: list[str] | None = None) -> int:
         refuse(f"gpucoll {options.verb}", str(error.args[0]))
 
 
+def _check_launcher(verb: str = "", part: str = "") -> None:
+    """Refuse what measures MPI, or by MPI, where there is none: see `gpucoll.bootstrap.store_place`."""
+    if verb not in ("bench", "tune", "doctor") or part == "report":
+        return
+    from gpucoll.bootstrap import store_place
+
+    try:
+        by_store = store_place() is not None
+    except UsageError:
+        by_store = True
+    if by_store or (verb != "doctor" and importlib.util.find_spec("mpi4py") is None):
+        refuse(f"gpucoll {verb}", f"it works by MPI: pip install mpi4py 'gpucoll[mpich]', then mpiexec -n 4 gpucoll {verb}")
+
+
 def _parser() -> Parser:
     parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs under MPI.")
     parser.add_argument("--version", action="store_true", help="print the version")
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
-    verbs.add_parser("run", help="launch a program under mpiexec with torchrun's variables", add_help=False)
+    verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False)
     verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
                      add_help=False)
     _add_schedules(verbs)

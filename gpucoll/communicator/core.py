@@ -89,7 +89,7 @@ class Core:
         rules(options.prefer)  # refused here, not at the first call
         registry()  # imported here: a signal handler may make a call, and must not meet a module half imported
         self._link = link
-        self.mpi = link.mpi if link.has_collectives else None
+        self.mpi: Any = link.mpi if link.has_collectives else None  # not of threads, nor of a store
         self.options = options
         self._waits = Waits(options.timeout, foreign=link.foreign, threads=link.threads,
                             crowded=self.local_size > (os.cpu_count() or 1))

@@ -25,7 +25,7 @@ class ProcessGroup:
         self.ranks = tuple(ranks)
         self.uses_gpu = False
         self.barriers = itertools.count()
-        self.early: list[tuple[int, int, Any]] = []  # messages of `monitored_barrier` that have come early
+        self.early: list[tuple[int, int, int, list[int]]] = []  # messages of `monitored_barrier` that have come early
         self.sending: list[Any] = []  # and those on their way to ranks that may not have come yet
 
     def rank(self) -> int:

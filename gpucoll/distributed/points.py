@@ -10,6 +10,7 @@ from gpucoll.arrays import on_gpu
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
 from gpucoll.distributed.work import Work
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
+from gpucoll.links import LocalLink
 
 
 def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
@@ -37,8 +38,8 @@ def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
 
 def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
     if src is None and group_src is None:
-        if pg.communicator.mpi is None:
-            raise UsageError("recv: without MPI a source must be named", code="GC-USAGE")
+        if isinstance(pg.communicator._link, LocalLink):
+            raise UsageError("recv: between threads a source must be named", code="GC-USAGE")
         if on_gpu(tensor):
             raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
         return _Receive(pg, tensor, None, None, tag)

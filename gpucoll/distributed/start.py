@@ -6,17 +6,17 @@ import datetime
 import os
 import socket
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, new_world
 from gpucoll.distributed.collectives import broadcast_object_list
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, is_whole, member
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
-from gpucoll.executors.mpi import TAGS
+from gpucoll.executors.mpi import BYTES, TAGS
 from gpucoll.launchers import free_port, torchrun_variables
 from gpucoll.rendezvous import becomes
 
@@ -29,13 +29,13 @@ variables: list[str] = []  # what `init_process_group` has added to the environm
 def init_process_group(backend: str | None = None, init_method: str | None = None, timeout: Any = None,
                        world_size: int = -1, rank: int = -1, store: Any = None, group_name: str = "",
                        pg_options: Any = None, device_id: Any = None) -> None:
-    """Make the default group of all ranks that MPI has started; a collective call.
+    """Make the default group of all ranks, as `gpucoll.init` finds them; a collective call.
 
     `backend` is None, "nccl", "mpi", "gloo" or pairs such as "cpu:gloo,cuda:nccl": the arrays decide where work runs.
     `timeout` is a timedelta or a number of seconds, the deadline of every wait. `world_size` and `rank` are MPI's, -1
-    for unsaid. MPI has done the rendezvous: `init_method` is checked, and it, `store`, `group_name`, `pg_options` and
-    `device_id` have no effect. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set in
-    the environment where they are missing.
+    for unsaid. The launcher has done the rendezvous: `init_method` is checked, and it, `store`, `group_name`,
+    `pg_options` and `device_id` have no effect. RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and
+    MASTER_PORT are set in the environment where they are missing.
 
     Raises ArgumentError, and UsageError for the second call, and for a rank or a world size that is not MPI's.
     """
@@ -47,11 +47,11 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
         raise ArgumentError(f"init_process_group: init_method {init_method!r} does not begin with env://, tcp:// or "
                             "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
     seconds = seconds_of("init_process_group", timeout)
-    world = bootstrap.world()
-    _check_place(world.rank, world.size, {"rank": rank, "world_size": world_size}, "the call")
+    place = bootstrap.rank_and_size()
+    _check_place(*place, {"rank": rank, "world_size": world_size}, "the call")
     given = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
-    _check_place(world.rank, world.size, given, "the environment")
-    _init_from(Communicator.from_mpi(world, timeout=seconds))
+    _check_place(*place, given, "the environment")
+    _init_from(new_world(bootstrap.options({"timeout": seconds})))
 
 
 def _init_from(communicator: Communicator) -> None:
@@ -134,7 +134,8 @@ def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: 
         return GroupMember.NON_GROUP_MEMBER
     if seconds not in (None, part.timeout):
         with part:
-            part = Communicator.from_mpi(part.mpi, timeout=seconds, check=part.check, executor=part.executor)
+            options = part.options._replace(timeout=seconds)
+            part = Communicator(part._link.split(0, part.rank), options)
     groups.append(ProcessGroup(part, members))
     return groups[-1]
 
@@ -190,6 +191,7 @@ def _clear_variables() -> None:
 # Rank 0 of the group gathers who has come and answers everybody, by small messages that have nothing to do with
 # collectives: whatever state those are in, the answer is right. A rank that comes late finds the verdict waiting.
 
+COME, GONE, VERDICT = range(3)
 GRACE = 10.0  # seconds for rank 0's verdict to arrive, on a crowded host too
 
 
@@ -217,16 +219,16 @@ def _collect(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
     others = range(1, pg.size())
     missing = set(others)
     for rank in others:
-        _send(pg, rank, (number, None))
+        _send(pg, rank, number, COME)
 
     def everybody_here() -> bool:
-        for rank, here in _messages(pg, number):
-            (missing.discard if here else missing.add)(rank)
+        for rank, word, _ in _messages(pg, number):
+            (missing.discard if word == COME else missing.add)(rank)
         return not missing
 
     becomes(everybody_here, seconds)
     for rank in others:
-        _send(pg, rank, (number, sorted(missing)))
+        _send(pg, rank, number, VERDICT, sorted(missing))
     return sorted(missing)
 
 
@@ -235,7 +237,7 @@ def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
     verdicts: list[list[int] | None] = []
 
     def receive() -> None:
-        verdicts.extend(verdict for _, verdict in _messages(pg, number))
+        verdicts.extend(missing if word == VERDICT else None for _, word, missing in _messages(pg, number))
 
     def rank_0_here() -> bool:
         receive()
@@ -245,34 +247,41 @@ def _report(pg: ProcessGroup, number: int, seconds: float) -> list[int]:
         receive()
         return verdicts[-1] is not None
 
-    _send(pg, 0, (number, True))
+    _send(pg, 0, number, COME)
     if becomes(rank_0_here, seconds) and becomes(verdict_here, seconds + GRACE):
         return verdicts[-1] or []
-    _send(pg, 0, (number, False))  # gone again, if rank 0 should still come
+    _send(pg, 0, number, GONE)  # gone again, if rank 0 should still come
     return [0]
 
 
-def _send(pg: ProcessGroup, rank: int, message: tuple[int, Any]) -> None:
+def _send(pg: ProcessGroup, rank: int, number: int, word: int, missing: Sequence[int] = ()) -> None:
     """Send a few bytes, by the first tag that is not the user's; the request is kept while the other may still come."""
-    pg.sending = [request for request in pg.sending if not request.Test()]
-    pg.sending.append(pg.communicator.mpi.isend(message, rank, TAGS))
+    row = numpy.zeros(2 + pg.size(), numpy.int64)
+    row[:2] = number, word
+    row[2:][list(missing)] = 1
+    pg.sending = [(request, kept) for request, kept in pg.sending if not request.Test()]
+    points = pg.communicator._link.points
+    pg.sending.append((points.Isend([row.view(numpy.uint8), BYTES], rank, TAGS), row))
 
 
-def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, Any]]:
-    """Return what has come for barrier `number`, with the ranks that sent it; never waits.
+def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, int, list[int]]]:
+    """Return what has come for barrier `number`: who sent it, a word, and who is missing; waits for no rank.
 
     Older messages are of a barrier that is over; newer ones are kept: their ranks are a barrier ahead.
     """
-    from mpi4py import MPI
-
-    mpi, status = pg.communicator.mpi, MPI.Status()
+    link = pg.communicator._link
     in_vain = 0
     while in_vain < 2:  # Open MPI looks first, and takes what has come since then out of its queues after that
-        if mpi.Iprobe(MPI.ANY_SOURCE, TAGS, status):
-            pg.early.append((status.source, *mpi.recv(None, status.source, TAGS)))
-            in_vain = 0
-        else:
+        source = link.sender(TAGS)
+        if source is None:
             in_vain += 1
-    now = [(rank, content) for rank, barrier, content in pg.early if barrier == number]
-    pg.early = [message for message in pg.early if message[1] > number]
+            continue
+        row = numpy.zeros(2 + pg.size(), numpy.int64)
+        request = link.points.Irecv([row.view(numpy.uint8), BYTES], source, TAGS)
+        while not request.Test():  # it has come
+            pass
+        pg.early.append((int(row[0]), source, int(row[1]), numpy.flatnonzero(row[2:]).tolist()))
+        in_vain = 0
+    now = [message[1:] for message in pg.early if message[0] == number]
+    pg.early = [message for message in pg.early if message[0] > number]
     return now

@@ -65,15 +65,24 @@ def test_the_exit_code_is_the_jobs(launcher, script, text, code):
 
 def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(launch.bootstrap, "gpu_count", lambda: 0)
     for arguments, words in (
             ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
             (["."], "there is no file '.'"), (["--hosts", "a,a", "x.py"], "different host names"),
-            (["--hosts", "a,,b", "x.py"], "'a,,b' is no list"), (["--frob", "x.py"], "--frob")):
+            (["--hosts", "a,,b", "x.py"], "'a,,b' is no list"), (["--frob", "x.py"], "--frob"),
+            (["-n", "many", "x.py"], "'many' is not a positive number of ranks, nor auto"),
+            (["-n", "gpu", "x.py"], "CuPy finds none here"), (["-m", "no_such.module"], "no module 'no_such.module'"),
+            (["-m", ".x"], "no module '.x'"), (["--standalone", "--hosts", "a", "x.py"], "give one of them"),
+            (["--tag-output", "--redirect", "a", "x.py"], "not allowed with"),
+            (["--redirect", "file/x", "file"], "--redirect: ")):
         assert words in refused(capsys, launch.main, arguments, "gpucoll run")
 
 
-HERE = Namespace(nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"])
-THERE = Namespace(nproc_per_node=2, hosts=("a", "b"), script="x.py", arguments=[])
+HERE = Namespace(nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"], module=False, redirect=None,
+                 tag_output=False)
+THERE = Namespace(**{**vars(HERE), "nproc_per_node": 2, "hosts": ("a", "b"), "arguments": []})
+LOGGED = Namespace(**{**vars(HERE), "module": True, "redirect": "logs", "tag_output": True})
 
 
 @pytest.mark.parametrize(("version", "job", "root", "options"), [
@@ -86,6 +95,25 @@ THERE = Namespace(nproc_per_node=2, hosts=("a", "b"), script="x.py", arguments=[
 def test_every_vendors_command_line(version, job, root, options):
     found = launch.command("mpiexec", version, job, "a:1", root=root)
     assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch", "a:1", "x.py", *job.arguments]
+
+
+@pytest.mark.parametrize(("version", "tag"), [
+    ("HYDRA build details:", ["-prepend-rank"]), ("Intel(R) MPI Library", ["-prepend-rank"]),
+    ("mpiexec (Open MPI) 5.0", ["--map-by", "slot:OVERSUBSCRIBE", "--tag-output"])])
+def test_what_ranks_do_with_their_output_is_passed_on(version, tag):
+    found = launch.command("mpiexec", version, LOGGED, "a:1", root=False)
+    assert found == ["mpiexec", "-n", "3", *tag, sys.executable, "-m", "gpucoll.launch", "--module", "--redirect=logs",
+                     "a:1", "x.py", "-v"]
+
+
+@pytest.mark.parametrize(("gpus", "auto"), [(0, 3), (2, 2)])
+def test_as_many_ranks_as_gpus_or_processors(monkeypatch, gpus, auto, tmp_path):
+    monkeypatch.setattr(launch.bootstrap, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: {0, 1, 5})
+    (tmp_path / "x.py").write_text("")
+    counts = {word: launch._parsed(["--nproc-per-node", word, str(tmp_path / "x.py")]).nproc_per_node
+              for word in ("auto", "cpu", "7", *(["gpu"] if gpus else []))}
+    assert counts == {"auto": auto, "cpu": 3, "7": 7, **({"gpu": gpus} if gpus else {})}
 
 
 def test_the_first_rank_of_other_hosts_and_launchers_that_say_nothing(monkeypatch, capsys, tmp_path):

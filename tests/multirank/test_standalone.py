@@ -11,9 +11,10 @@ import uuid
 import pytest
 
 from commands import gpucoll_run, without_mpi4py
-from gpucoll import launchers
+from gpucoll import cli, launchers
 from jobs import JOB_MARK, kill_marked, marked, same_gpucoll
 from pace import seconds
+from refusals import refused
 
 COLLECTIVES = """
 import sys
@@ -145,6 +146,13 @@ def test_a_lone_process_and_one_clear_error_without_mpi4py(tmp_path):
     assert "gpucoll run --standalone -n 4" in errors
 
 
+def test_what_works_by_mpi_says_so(tmp_path, capsys, monkeypatch):
+    for name, value in launchers.rank_variables(2)[0].items():
+        monkeypatch.setenv(name, value)
+    for words in (["bench", "all_reduce"], ["tune"], ["doctor"]):
+        assert "mpiexec -n 4 gpucoll" in refused(capsys, cli.main, words, f"gpucoll {words[0]}: it works by MPI")
+
+
 # ---------------------------------------------------------------- how a job ends
 
 ENDS = """
@@ -177,6 +185,14 @@ def test_a_rank_that_ends_ends_the_job(launcher, script, end, status, words):
     assert errors.count("Traceback") == ("Error" in words), errors
 
 
+def test_of_many_errors_one_traceback_is_shown(launcher, script):
+    folder = script("import gpucoll as gc\nwith gc.init(timeout=200) as comm:\n    comm.barrier()\n"
+                    "    comm.all_reduce([1.0])")  # a list: refused on all ranks
+    job = gpucoll_run("--standalone", "-n", 4, "job.py", cwd=folder, env=without_mpi4py(folder))
+    assert job.returncode == 1
+    assert job.stderr.count("Traceback") == job.stderr.count("[GC-ARRAY]") == 1, job.stderr
+
+
 @contextlib.contextmanager
 def started(folder, token, *options):
     """A job of three ranks, each of whose processes can be found by the token."""
@@ -201,6 +217,49 @@ def test_a_signal_ends_all(launcher, script, number, status):
         job.communicate(timeout=seconds(100))
         assert job.returncode == status
         assert marked(JOB_MARK, token) == []
+
+
+DISTRIBUTED = """
+import datetime, sys
+import numpy
+import gpucoll.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=200))
+rank, size = dist.get_rank(), dist.get_world_size()
+x = numpy.arange(5.0) * (rank + 1)
+dist.all_reduce(x)
+assert (x == numpy.arange(5.0) * (size * (size + 1) // 2)).all()
+if rank == 0:
+    came = numpy.zeros((size - 1, 3))
+    assert {dist.recv(row) for row in came} == {*range(1, size)}  # from anybody
+    assert sorted(came[:, 0]) == [*range(1, size)]
+else:
+    dist.send(numpy.full(3, float(rank)), 0)
+dist.monitored_barrier()
+late = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=201))
+if rank < 2:
+    try:
+        assert late.communicator.timeout == 201
+        if rank == 0:
+            dist.monitored_barrier(late, timeout=0.3)
+    except TimeoutError as error:
+        assert error.ranks == (1,), error.ranks
+    else:
+        assert rank == 1
+    y = numpy.ones(1)
+    dist.all_reduce(y, group=late)
+    assert y[0] == 2
+dist.barrier()
+dist.destroy_process_group()
+assert "mpi4py.MPI" not in sys.modules
+sys.stdout.write(f"rank {rank} of {size} ok\\n")
+"""
+
+
+def test_torch_distributeds_names_without_mpi(launcher, script):
+    folder = script(DISTRIBUTED)
+    job = gpucoll_run("--standalone", "-n", 3, "job.py", cwd=folder, timeout=120, env=without_mpi4py(folder))
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert sorted(job.stdout.splitlines()) == ok(3)
 
 
 DEAF = """
@@ -267,7 +326,8 @@ def test_output_is_tagged(launcher, script):
 
 
 def test_output_is_tagged_under_mpiexec(launcher, script):
-    job = gpucoll_run("-n", 2, "--tag-output", "job.py", cwd=script(PRINTS))
+    folder = script("import os, sys\nsys.stdout.write(f\"one of {os.environ['RANK']}\\n\")")
+    job = gpucoll_run("-n", 2, "--tag-output", "job.py", cwd=folder)
     assert job.returncode == 0, job.stderr
     for rank in range(2):
         (line,) = (line for line in job.stdout.splitlines() if f"one of {rank}" in line)

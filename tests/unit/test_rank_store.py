@@ -124,8 +124,9 @@ def test_what_ranks_tell_is_json_and_no_pickle():
     assert told[:4] == [1.5, None, ("a", b"\xff"), {"key": [True]}]
     assert [(type(one), one.code, one.ranks) for one in told[4:]] == [(gc.UsageError, "GC-X", (2,)),
                                                                      (gc.BackendError, "GC-BACKEND", ())]
-    for garbage in (pickle.dumps(Trap()), b"", b'{"error": ["system", "", "", []]}', b'{"error": ["difflib", 1, 1, []]}',
-                    b'{"a": 1, "b": 2}', b'{"call": []}', b'{"bytes": "?"}', b"[" * 100_000):
+    for garbage in (pickle.dumps(Trap()), b"", b'{"error": ["system", "", "", []]}',
+                    b'{"error": ["difflib", 1, 1, []]}', b'{"a": 1, "b": 2}', b'{"call": []}',
+                    b'{"bytes": "?"}', b"[" * 100_000):
         with pytest.raises(gc.BackendError, match="nothing of ours"):
             decode(garbage)
 
