@@ -53,7 +53,8 @@ def _check_launcher(verb: str = "", part: str = "") -> None:
     except UsageError:
         by_store = True
     if by_store or (verb != "doctor" and importlib.util.find_spec("mpi4py") is None):
-        refuse(f"gpucoll {verb}", f"it works by MPI: pip install mpi4py 'gpucoll[mpich]', then mpiexec -n 4 gpucoll {verb}")
+        refuse(f"gpucoll {verb}",
+               f"it works by MPI: pip install mpi4py 'gpucoll[mpich]', then mpiexec -n 4 gpucoll {verb}")
 
 
 def _parser() -> Parser:

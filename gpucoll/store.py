@@ -38,7 +38,7 @@ class StoreError(BackendError):
     default_code = "GC-STORE"
 
 
-class Store(Protocol):
+class KeyStore(Protocol):
     """Keys and bytes that ranks share. `foreign` are the exceptions that it raises."""
 
     foreign: tuple[type[Exception], ...]
@@ -62,7 +62,7 @@ class Store(Protocol):
 class PrefixedStore:
     """A part of a store, whose keys meet no others'."""
 
-    def __init__(self, prefix: str, store: Store) -> None:
+    def __init__(self, prefix: str, store: KeyStore) -> None:
         self._prefix, self._store, self.foreign = prefix + "/", store, store.foreign
         self.gone = store.gone
 
@@ -396,7 +396,7 @@ _open: dict[str, StoreServer | StoreClient] = {}  # by token; open as long as th
 _patience: list[float] = []  # for those who stay, where a communicator has failed
 
 
-def open_store(rank: int, size: int, token: str, timeout: float) -> Store:
+def open_store(rank: int, size: int, token: str, timeout: float) -> KeyStore:
     """Return the store of a job, which rank 0 keeps; the same again in the same process."""
     if token not in _open:
         _open[token] = StoreClient(rank, size, token, timeout) if rank else StoreServer(size, token)

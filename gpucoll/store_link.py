@@ -23,7 +23,7 @@ from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError
 from gpucoll.executors.mpi import LEFT
 from gpucoll.guard.processes import Processes, process_namespace, visible
-from gpucoll.store import MemoryStore, PrefixedStore, Store, StoreError, open_store
+from gpucoll.store import KeyStore, MemoryStore, PrefixedStore, StoreError, open_store
 from gpucoll.tuner import built_in
 
 WAIT = 0.05  # seconds of one look for what another rank has still to tell
@@ -86,7 +86,7 @@ def _unmarked(value: Any) -> Any:
 class StoreRanks:
     """What mpi4py's communicators have for Python objects, over a store. All its calls are collective."""
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, store: KeyStore, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size = rank, size
         self._store, self._timeout = store, timeout
         self._calls = 0
@@ -127,7 +127,7 @@ class StoreRanks:
 
 
 class _Meeting:
-    def __init__(self, store: Store, key: str, size: int) -> None:
+    def __init__(self, store: KeyStore, key: str, size: int) -> None:
         self._store, self._key, self._size = store, key, size
         store.add(key, 1)
 
@@ -138,7 +138,7 @@ class _Meeting:
 class StoreMessages:
     """Messages as mpi4py sends them, each of which is a key of the store until it is received."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: KeyStore, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
         self._counts: collections.Counter[tuple[int, int, int]] = collections.Counter()
 
@@ -172,7 +172,7 @@ class StoreMessages:
 class StoredMessage:
     """One message under way. `length` are the bytes that came, None until they have; without a store it was sent."""
 
-    def __init__(self, store: Store | None, key: str, row: Any) -> None:
+    def __init__(self, store: KeyStore | None, key: str, row: Any) -> None:
         self._store, self._key, self._row, self._length = store, key, row, 0 if store is None else None
 
     @property
@@ -205,7 +205,7 @@ class StoreLink:
     threads = True
     has_collectives = False
 
-    def __init__(self, store: Store, rank: int, size: int, timeout: float) -> None:
+    def __init__(self, store: KeyStore, rank: int, size: int, timeout: float) -> None:
         self._store, self._timeout, self._splits = store, timeout, 0
         self.foreign = store.foreign
         self.mpi: Any = StoreRanks(PrefixedStore("ranks", store), rank, size, timeout)
@@ -220,7 +220,7 @@ class StoreLink:
     @classmethod
     def world(cls, rank: int, size: int, token: str, timeout: float) -> StoreLink:
         """Return the link of all ranks that have the same `token`. A collective call."""
-        store: Store = open_store(rank, size, token, timeout) if size > 1 else MemoryStore()
+        store: KeyStore = open_store(rank, size, token, timeout) if size > 1 else MemoryStore()
         return cls(PrefixedStore(f"world {next(_worlds)}", store), rank, size, timeout)
 
     def split(self, color: int | None, key: int) -> StoreLink | None:
