@@ -22,6 +22,7 @@ from gpucoll.arrays.accept import (
     as_array,
     bounds,
     carried_dtype,
+    check_apart,
     check_blocks,
     check_input,
     check_output,
@@ -41,11 +42,11 @@ from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-__all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Sizes", "Space", "Target", "address", "as_array",
-           "block_shape", "bounds", "check_blocks", "check_input", "check_op", "check_rows",
-           "check_writable", "combiner", "flat", "is_borrowed", "joined", "kind_of", "module_of",
-           "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "same_memory", "split", "stream_of",
-           "target"]
+__all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Room", "Sizes", "Space", "Target", "address", "as_array",
+           "block_shape", "bounds", "check_blocks", "check_input", "check_op", "check_output", "check_rows",
+           "check_writable", "combiner", "flat", "form_blocks", "is_block_of", "is_borrowed", "joined", "kind_of",
+           "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "room_for", "same_memory",
+           "split", "stream_of", "target"]
 
 
 class Target(NamedTuple):
@@ -58,6 +59,20 @@ class Target(NamedTuple):
         """Write the result into a strided `out`, leaving its gaps alone."""
         if not space.works_on(self.out):
             space.unpack(self.row, self.out)
+
+
+class Targets(NamedTuple):
+    """Where blocks are formed, one after another (`row`), and the arrays where they belong."""
+
+    outs: Sequence[Array]
+    row: Array
+
+    def deliver(self, space: Space) -> None:
+        """Write every block into its array, leaving the gaps of strided ones alone."""
+        start = 0
+        for out in self.outs:
+            space.unpack(self.row[start:start + out.size], out)
+            start += out.size
 
 
 def target(out: Array, space: Space) -> Target:
@@ -101,7 +116,7 @@ class Prepared(NamedTuple):
     """
 
     input: Array | None
-    target: Target | None
+    target: Target | Targets | None
     dtype: Dtype
     cut: Cut
     nbytes: int
@@ -235,23 +250,65 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
     return _prepared(row, source, formed, row_of(dtype), shape[1:], who.size, out, space)._replace(given=x)
 
 
-def prepare_blocks(row: Collective, source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int,
-                   tail: tuple[int, ...], dtype: numpy.dtype, space: Space, *, has_output: bool = True,
-                   given: Any = None, kind: Dtype | None = None) -> Prepared:
+class Room(NamedTuple):
+    """What a caller has given for the blocks of a result: one array for all of them, or a list with one for each."""
+
+    out: Any
+    arrays: list[Array]
+    is_list: bool
+    is_input: bool  # whether some of it is input too
+
+
+def room_for(row: Collective, out: object, lengths: Sequence[int], tail: tuple[int, ...], dtype: numpy.dtype,
+             given: Sequence[Array], rank: int, space: Space) -> Room:
+    """Return `out`, for blocks of these lengths along the first axis; raise ArgumentError or DtypeError.
+
+    `given` are the arrays of the input. A gathering is in place where its `x` is its own block of `out`.
+    """
+    is_list = row.output.blocks and isinstance(out, Sequence)
+    outs: Sequence[Any] = out if isinstance(out, Sequence) and is_list else [out]
+    if is_list and len(outs) != len(lengths):
+        raise ArgumentError(f"{row.name}: out has {len(outs)} arrays, expected {len(lengths)}, one for each rank, or "
+                            "one array for all", code="GC-COUNTS")
+    shapes = [(length, *tail) for length in (lengths if is_list else [sum(lengths)])]
+    with space.current:
+        arrays = [check_output(row.name, one, [shape], dtype, None, f"out[{index}]" if is_list else "out")
+                  for index, (one, shape) in enumerate(zip(outs, shapes, strict=True))]
+    for array in arrays:
+        space.check(row.name, "out", array)
+    if not is_list and row.output.blocks and not row.input.blocks:
+        first = sum(lengths[:rank])
+        if same_memory(given[0], arrays[0][first:first + lengths[rank]]):
+            return Room(out, arrays, is_list, True)
+    return Room(out, arrays, is_list, check_apart(row.name, given, arrays))
+
+
+def form_blocks(row: Collective, lengths: Sequence[int], tail: tuple[int, ...], dtype: numpy.dtype, kind: Dtype,
+                space: Space, room: Room | None) -> tuple[Target | Targets | None, Any]:
+    """Return where the blocks of a result are formed and what the caller gets; without `lengths` there is neither."""
+    if not lengths:
+        return None, None
+    if room is None:
+        array = space.empty(sum(lengths) * math.prod(tail), dtype)
+        blocks = split(array, lengths, tail)
+        return Target(array, space.read_as(array, kind)), blocks if row.output.blocks else blocks[0]
+    if room.is_list:
+        array = space.empty(sum(lengths) * math.prod(tail), dtype)
+        return Targets(room.arrays, space.read_as(array, kind)), room.out
+    formed = target(room.arrays[0], space)
+    return formed._replace(row=space.read_as(formed.row, kind)), room.out
+
+
+def prepare_blocks(source: Array | None, lengths: tuple[Sequence[int], Sequence[int]], most: int, tail: tuple[int, ...],
+                   kind: Dtype, space: Space, formed: Target | Targets | None, result: Any, given: Any) -> Prepared:
     """Return what a v-variant needs: its flat input, and the lengths (along the first axis) of both sides' blocks.
 
     `most` is the length of the longest input or output of all ranks: what is chosen by it must be alike on all.
     """
     width = math.prod(tail)
-    lengths_in, lengths_out = (tuple(length * width for length in side) for side in lengths)
-    array = space.empty(sum(lengths_out), dtype) if has_output else None
-    blocks = None if array is None else split(array, lengths[1], tail)
-    result = blocks[0] if blocks is not None and not row.output.blocks else blocks
-    nbytes = most * width * dtype.itemsize
-    kind = kind or row_of(dtype)
-    formed = None if array is None else Target(array, space.read_as(array, kind))
+    cut = Cut(0, (tuple(length * width for length in lengths[0]), tuple(length * width for length in lengths[1])))
     row_in = None if source is None else space.read_as(source, kind)
-    return Prepared(row_in, formed, kind, Cut(0, (lengths_in, lengths_out)), nbytes, result, space, tail, given)
+    return Prepared(row_in, formed, kind, cut, most * width * kind.itemsize, result, space, tail, given)
 
 
 def split(row: Array, lengths: Sequence[int], tail: tuple[int, ...]) -> list[Array]:

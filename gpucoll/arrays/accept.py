@@ -204,19 +204,50 @@ def check_input(name: str, x: object) -> Array:
 
 
 def check_output(name: str, out: object, shapes: Sequence[tuple[int, ...]], dtype: numpy.dtype,
-                 x: Array | None) -> Array:
+                 x: Array | None, what: str = "out") -> Array:
     """Return `out`, of one of `shapes`, if the result may be written there; raise ArgumentError or DtypeError."""
-    array = as_array(name, "out", out)
+    array = as_array(name, what, out)
     if array.shape not in shapes:
-        raise ArgumentError(f"{name}: out has shape {array.shape}, expected {' or '.join(map(str, shapes))}; out=None "
-                            "allocates it", code="GC-SHAPE")
+        raise ArgumentError(f"{name}: {what} has shape {array.shape}, expected {' or '.join(map(str, shapes))}; "
+                            "out=None allocates it", code="GC-SHAPE")
     if array.dtype != dtype:
-        raise DtypeError(f"{name}: out has dtype {array.dtype}, expected {dtype}")
-    check_writable(name, "out", array)
+        raise DtypeError(f"{name}: {what} has dtype {array.dtype}, expected {dtype}")
+    check_writable(name, what, array)
     if x is not None and not same_memory(x, array) and overlap(x, array):
         raise ArgumentError(f"{name}: x and out overlap in part; pass the same array for in place, or a copy",
                             code="GC-OVERLAP")
     return array
+
+
+def check_apart(name: str, given: Sequence[Array], outs: Sequence[Array]) -> bool:
+    """Return whether one of `outs` is one of `given`.
+
+    Raises ArgumentError where it shares only a part of its elements with that, or any with another one of `outs`.
+    """
+    found, near = False, list[tuple[int, bool, Array]]()  # where those end that the next one may overlap
+    spans = [(*_extent(array), writes, array) for writes, arrays in ((False, given), (True, outs))
+             for array in arrays if array.size]
+    for first, end, writes, array in sorted(spans, key=lambda span: span[:2]):
+        near = [one for one in near if one[0] > first]
+        for _, wrote, other in near:
+            if not (writes or wrote) or not overlap(other, array):
+                continue
+            if writes and wrote:
+                raise ArgumentError(f"{name}: out has arrays that overlap; each must have memory of its own",
+                                    code="GC-OVERLAP")
+            if not same_memory(other, array):
+                raise ArgumentError(f"{name}: input and out overlap in part; pass the same array for in place, or a "
+                                    "copy", code="GC-OVERLAP")
+            found = True
+        near.append((end, writes, array))
+    return found
+
+
+def _extent(x: Array) -> tuple[int, int]:
+    """Return the addresses of the first byte of an array and of the one after its last."""
+    reaches = [stride * (length - 1) for stride, length in zip(x.strides, x.shape, strict=True)]
+    return address(x) + sum(min(reach, 0) for reach in reaches), \
+        address(x) + sum(max(reach, 0) for reach in reaches) + x.itemsize
 
 
 def check_writable(name: str, what: str, array: Array) -> None:

@@ -7,30 +7,37 @@ is the engine's, as others are.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy
 
 from gpucoll.arrays import (
-    HOST,
     Array,
     Sizes,
     check_blocks,
     check_rows,
     flat,
+    form_blocks,
     joined,
     kind_of,
     on_gpu,
     prepare_blocks,
-    split,
+    room_for,
 )
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import plan_of
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.metadata import KEPT, Metadata, MetadataExchange, check_alike, row_with
+from gpucoll.communicator.shapes import (
+    ExchangingBlocks,
+    GatheringBlocks,
+    GatheringBlocksToRoot,
+    ReducingBlocks,
+    ScatteringBlocks,
+    shaped,
+)
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Task
@@ -49,33 +56,48 @@ class Blocks(NamedTuple):
     taken: Counts  # and of its output
     most: int      # the longest input or output of all ranks: what is chosen by it must be alike on all
     same: Key
+    rooms: Counts = ()  # lengths of what an `out` has place for, where this rank gets no output
 
 
 class VectorVariants(MetadataExchange):
     """Methods of `Communicator`."""
 
-    def all_gather_v(self, x: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
-        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7."""
-        return self._gather_v("all_gather_v", x, 0, CallOptions(algorithm, async_op, stream))
+    @shaped(GatheringBlocks)
+    def all_gather_v(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                     async_op: bool = False) -> Any:
+        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on every rank; views of one array. MPI-5.0, 6.7.
 
-    def gather_v(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
+        `out` takes the result, and is returned: one array (sum(n_i), \\*s), of which `x` may be its own block, or a
+        list of arrays (n_i, \\*s), which costs a copy.
+        """
+        return self._gather_v("all_gather_v", x, out, 0, CallOptions(algorithm, async_op, stream))
+
+    @shaped(GatheringBlocksToRoot)
+    def gather_v(self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
                  async_op: bool = False) -> Any:
-        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5."""
-        return self._gather_v("gather_v", x, root, CallOptions(algorithm, async_op, stream))
+        """Return the list of all ranks' `x` (shape (n_i, \\*s)) on `root`, None elsewhere. MPI-5.0, 6.5.
 
-    def _gather_v(self, name: str, x: Any, root: Any, options: CallOptions) -> Any:
+        `out` is as in `all_gather_v`.
+        """
+        return self._gather_v("gather_v", x, out, root, CallOptions(algorithm, async_op, stream))
+
+    def _gather_v(self, name: str, x: Any, out: Any, root: Any, options: CallOptions) -> Any:
         who = self._checked_sizes(name, root)
         source, everyone = self._agree(name, lambda: self._opened(check_rows, name, x, options.stream),
                                        lambda row: (len(row),))
         counts = tuple(one for one, in everyone)
         taken = counts if COLLECTIVES[name].output.exists(self.rank, who.root) else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts),
-                        self._same(name, counts, source, options, root=who.root))
-        return self._run_blocks(blocks, source, source, options, root=who.root)
+                        self._same(name, counts, source, options, root=who.root), counts)
+        return self._run_blocks(blocks, source, source, options, out=out, root=who.root)
 
-    def scatter_v(self, xs: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
+    @shaped(ScatteringBlocks)
+    def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
                   async_op: bool = False) -> Any:
-        """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6."""
+        """Return array `rank` of the root's list `xs` of arrays (shape (n_i, \\*s)); None elsewhere. MPI-5.0, 6.6.
+
+        `out` (n_i, \\*s) takes it, and is returned.
+        """
         who = self._checked_sizes("scatter_v", root)
         arrays, mine = None, None
         if self.rank == who.root:
@@ -83,20 +105,26 @@ class VectorVariants(MetadataExchange):
         given = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
         metadata = {"error": str(mine)} if mine else given
         metadata = self._broadcast_metadata(who.root, metadata, "scatter_v", mine)
-        return self._scatter_v_known(arrays, metadata, who, CallOptions(algorithm, async_op, stream))
+        return self._scatter_v_known(arrays, out, metadata, who, CallOptions(algorithm, async_op, stream))
 
     @counted
-    def _scatter_v_known(self, arrays: list[Array] | None, metadata: Metadata, who: Sizes, options: CallOptions) -> Any:
+    def _scatter_v_known(self, arrays: list[Array] | None, out: Any, metadata: Metadata, who: Sizes,
+                         options: CallOptions) -> Any:
         counts, tail, dtype = tuple(metadata["counts"]), tuple(metadata["tail"]), numpy_dtype(metadata["dtype"])
-        space = self._metadata_space("scatter_v", metadata, arrays and arrays[0], None, options.stream)
-        source = None if arrays is None else joined(arrays, space)
+        space = self._metadata_space("scatter_v", metadata, arrays and arrays[0], out, options.stream)
         like = numpy.empty((0, *tail), dtype) if not metadata["gpu"] else None
         blocks = Blocks("scatter_v", tail, dtype, () if arrays is None else counts, (counts[self.rank],), sum(counts),
                         self._same("scatter_v", counts, like, options, root=who.root))
-        return self._run_blocks(blocks, source, arrays, options, space=space, root=who.root)
+        return self._run_blocks(blocks, arrays, arrays, options, space=space, out=out, root=who.root)
 
-    def all_to_all_v(self, xs: Any, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
-        """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8."""
+    @shaped(ExchangingBlocks)
+    def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                     async_op: bool = False) -> Any:
+        """Return the list whose array i is array `rank` of rank i's list `xs` (shapes (n_ij, \\*s)). MPI-5.0, 6.8.
+
+        `out` takes the result, and is returned: a list of such arrays (``out=xs`` where all are as long as what they
+        are replaced by), or one array for all of them, one after another, which saves a copy.
+        """
         name, options = "all_to_all_v", CallOptions(algorithm, async_op, stream)
         self._check_usable()
         arrays, everyone = self._agree(name, lambda: self._opened(check_blocks, name, xs, stream, self.size),
@@ -104,13 +132,15 @@ class VectorVariants(MetadataExchange):
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[self.rank],
                         tuple(row[self.rank] for row in everyone), most, self._same(name, everyone, arrays[0], options))
-        return self._run_blocks(blocks, arrays, arrays, options)
+        return self._run_blocks(blocks, arrays, arrays, options, out=out)
 
-    def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, dtype: Any = None,
+    @shaped(ReducingBlocks)
+    def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
                          algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return rows of the reduction of all ranks' `x` (shape (sum(counts), \\*s)): `counts[rank]` of them.
 
-        `counts` is the same on all ranks. MPI-5.0, 6.10.2.
+        `counts` is the same on all ranks; `out` (counts[rank], \\*s) takes the result, and is returned. MPI-5.0,
+        6.10.2.
         """
         name, options = "reduce_scatter_v", CallOptions(algorithm, async_op, stream)
         self._check_usable()
@@ -125,7 +155,7 @@ class VectorVariants(MetadataExchange):
         source, _ = self._agree(name, check, lambda _: lengths, alike=True)
         same = self._same(name, lengths, source, options, op) if dtype is None else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), same)
-        return self._run_blocks(blocks, source, source, options, op=op, kind=dtype)
+        return self._run_blocks(blocks, source, source, options, out=out, op=op, kind=dtype)
 
     def _same(self, name: str, counts: Any, x: Any, options: CallOptions, op: Any = "", root: int = 0) -> Key:
         """Return what the engine finds such a call by; () for one that it does not do from beginning to end."""
@@ -134,23 +164,24 @@ class VectorVariants(MetadataExchange):
 
     @counted
     def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, *, space: Any = None,
-                    op: Any = None, root: int = 0, kind: Any = None) -> Any:
+                    out: Any = None, op: Any = None, root: int = 0, kind: Any = None) -> Any:
         """Run a call on `source`: an array, a list of arrays to be joined, or None; `given` lives as long."""
-        row, width = COLLECTIVES[blocks.name], math.prod(blocks.tail)
-        if blocks.same and source is not None:
-            source = joined(source, HOST) if isinstance(source, list) else flat(source, HOST)
-        if blocks.same:
-            out = numpy.empty(sum(blocks.taken) * width, blocks.dtype) if blocks.taken else None
-            if self._express(*blocks.same, source, out) is not None:
-                views = None if out is None else split(out, blocks.taken, blocks.tail)
-                return views[0] if views is not None and not row.output.blocks else views
+        row, sources = COLLECTIVES[blocks.name], given if isinstance(given, list) else [] if given is None else [given]
         if space is None:
-            space = self._space(blocks.name, source[0] if isinstance(source, list) else source, stream=options.stream)
+            space = self._space(blocks.name, sources[0], stream=options.stream)
+        kind = kind_of(blocks.name, sources[0], kind) if row.reduces else row_of(blocks.dtype)
+        room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
+                                                 sources, self.rank, space)
         if source is not None:
-            source = joined(source, space) if isinstance(source, list) else flat(source, space)
-        call = prepare_blocks(row, source, (blocks.given, blocks.taken), blocks.most, blocks.tail, blocks.dtype, space,
-                              has_output=bool(blocks.taken), given=given,
-                              kind=kind_of(blocks.name, source, kind) if row.reduces else None)
+            is_apart = isinstance(source, list) or (room is not None and room.is_input)
+            source = joined(sources, space) if is_apart else flat(source, space)
+        formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
+        if blocks.same and self._express(*blocks.same, source, None if formed is None else formed.row) is not None:
+            if formed is not None:
+                formed.deliver(space)
+            return result
+        call = prepare_blocks(source, (blocks.given, blocks.taken), blocks.most, blocks.tail, kind, space, formed,
+                              result, given)
         call = beside(call) if options.async_op else call
         checked = self._check_op(blocks.name, op, call) if row.reduces else None
         executor, task = self._resolve(row, call, options, self.executor, checked, root)

@@ -6,7 +6,7 @@ A NumPy or CuPy array gives an array of its type and dtype, `out` gives itself, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 from gpucoll.work import Work
@@ -89,6 +89,79 @@ class Overwriting(Protocol):
     @overload
     def __call__(self, x: Any, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
                  async_op: Literal[True]) -> Work: ...
+
+
+class GatheringBlocks(Protocol):
+    """all_gather_v."""
+
+    @overload
+    def __call__(self, x: A, out: None = None, *, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> list[A]: ...
+    @overload
+    def __call__(self, x: Any, out: O, *, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> O: ...
+    @overload
+    def __call__(self, x: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[True]) -> Work: ...
+
+
+class GatheringBlocksToRoot(Protocol):
+    """gather_v: None off the root."""
+
+    @overload
+    def __call__(self, x: A, root: int = 0, *, out: None = None, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> list[A] | None: ...
+    @overload
+    def __call__(self, x: Any, root: int = 0, *, out: O, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> O | None: ...
+    @overload
+    def __call__(self, x: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[True]) -> Work: ...
+
+
+class ScatteringBlocks(Protocol):
+    """scatter_v: None in place of the list off the root."""
+
+    @overload
+    def __call__(self, xs: None, root: int = 0, *, out: None = None, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> Any: ...
+    @overload
+    def __call__(self, xs: Sequence[A] | None, root: int = 0, *, out: None = None, algorithm: str = "auto",
+                 stream: Any = None, async_op: Literal[False] = False) -> A: ...
+    @overload
+    def __call__(self, xs: Any, root: int = 0, *, out: O, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> O: ...
+    @overload
+    def __call__(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[True]) -> Work: ...
+
+
+class ExchangingBlocks(Protocol):
+    """all_to_all_v."""
+
+    @overload
+    def __call__(self, xs: Sequence[A], out: None = None, *, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> list[A]: ...
+    @overload
+    def __call__(self, xs: Any, out: O, *, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[False] = False) -> O: ...
+    @overload
+    def __call__(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
+                 async_op: Literal[True]) -> Work: ...
+
+
+class ReducingBlocks(Protocol):
+    """reduce_scatter_v."""
+
+    @overload
+    def __call__(self, x: A, counts: Sequence[int], op: Any = "sum", *, out: None = None, dtype: Any = None,
+                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> A: ...
+    @overload
+    def __call__(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: O, dtype: Any = None,
+                 algorithm: str = "auto", stream: Any = None, async_op: Literal[False] = False) -> O: ...
+    @overload
+    def __call__(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
+                 algorithm: str = "auto", stream: Any = None, async_op: Literal[True]) -> Work: ...
 
 
 class _Method(Protocol[C]):

@@ -22,6 +22,12 @@ assert_type(comm.all_reduce(x, op="max", algorithm="ring"), NDArray[numpy.float3
 assert_type(comm.all_reduce(x, async_op=True), gc.Work)
 assert_type(comm.all_reduce([1], out=x), NDArray[numpy.float32])
 assert_type(comm.reduce(x, root=1), NDArray[numpy.float32] | None)
+assert_type(comm.all_gather_v(x), list[NDArray[numpy.float32]])
+assert_type(comm.all_gather_v(x, out=[x]), list[NDArray[numpy.float32]])
+assert_type(comm.gather_v(x, out=x), NDArray[numpy.float32] | None)
+assert_type(comm.scatter_v([x] if comm.rank == 0 else None), NDArray[numpy.float32])
+assert_type(comm.all_to_all_v([x], x), NDArray[numpy.float32])
+assert_type(comm.reduce_scatter_v(x, [3], async_op=True), gc.Work)
 comm.all_reduce(x, opp="sum")  # type: ignore[call-overload]
 """
 
