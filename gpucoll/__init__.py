@@ -25,6 +25,7 @@
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
 from gpucoll.communicator import Communicator, init, init_local, run_local
+from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 from gpucoll.errors import (
     ArgumentError,
     BackendError,
@@ -46,8 +47,8 @@ from gpucoll.version import __version__ as __version__
 from gpucoll.work import Work
 
 __all__ = [
-    "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout", "Communicator", "Copy", "DtypeError",
-    "GpucollError", "MismatchError", "PeerError", "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp",
-    "RevokedError", "Send", "Slice", "UsageError", "Work", "algorithm", "algorithms", "elementwise_op", "init",
-    "init_local", "load", "on_terminate", "premul_sum", "run_local", "schedule",
+    "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout",
+    "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError", "RankFailedError", "Recv",
+    "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status", "UsageError", "Work", "algorithm",
+    "algorithms", "elementwise_op", "init", "init_local", "load", "on_terminate", "premul_sum", "run_local", "schedule",
 ]

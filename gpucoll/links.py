@@ -13,11 +13,12 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.executors.mpi import who_left
+from gpucoll.executors.mpi import TAGS, who_left
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
+from gpucoll.work import Seen
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,6 +43,12 @@ class Link(Protocol):
     foreign: tuple[type[Exception], ...]  # what it raises
     processes: Processes  # of the ranks of this host, this one's included
     table: Table  # what "auto" chooses by, the same on every rank
+
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        """Return a message of `points` that could be received now, from anybody and with any tag where they are None.
+
+        None where there is none. Of one sender's it is the first that was sent.
+        """
 
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
@@ -98,12 +105,13 @@ class MpiLink:
         self._left.update(who_left(self.wire))
         return self._left
 
-    def sender(self, tag: int) -> int | None:
-        """Return a rank whose message with `tag` could be received now, None where there is none."""
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
         from mpi4py import MPI
 
-        status = MPI.Status()
-        return status.source if self.points.Iprobe(MPI.ANY_SOURCE, tag, status) else None
+        status, anybody, anything = MPI.Status(), MPI.ANY_SOURCE, MPI.ANY_TAG
+        here = self.points.Iprobe(anybody if source is None else source, anything if tag is None else tag, status)
+        # A tag beyond those of users' is gpucoll.distributed's own, which takes it soon
+        return Seen(status.source, status.tag, status.count) if here and (tag is not None or status.tag < TAGS) else None
 
     def free(self) -> None:
         self.wire.Free()
@@ -142,6 +150,9 @@ class LocalLink:
         """Return the links of `size` ranks."""
         hub = _Hub(size)
         return [cls(rank, hub) for rank in range(size)]
+
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        return self.points.seen(source, tag)
 
     def split(self, color: int | None, key: int) -> LocalLink | None:
         self._splits += 1
@@ -206,6 +217,7 @@ class _Message:
 
     def __init__(self, row: numpy.ndarray[Any, Any]) -> None:
         self.row = row
+        self.number = 0  # counted from the first that had to wait
         self.length: int | None = None  # of what came, once it has
 
     def Test(self, status: Any = None) -> bool:
@@ -225,6 +237,7 @@ class _Mail:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._posted = 0
         self._waiting: dict[Any, collections.deque[_Message]] = {}
 
     def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
@@ -232,6 +245,8 @@ class _Mail:
         with self._lock:
             others = self._waiting.get((key, not sends))
             if others is None:
+                self._posted += 1
+                mine.number = self._posted
                 self._waiting.setdefault((key, sends), collections.deque()).append(mine)
                 return mine
             other = others.popleft()
@@ -242,6 +257,17 @@ class _Mail:
         numpy.copyto(received.row[:count], sent.row[:count])
         received.length = sent.length = len(sent.row)  # which tells each whether that was all
         return mine
+
+    def seen(self, source: int | None, target: int, tag: int | None) -> Seen | None:
+        """Return the first message to `target` that waits, from anybody and with any tag where they are None."""
+        with self._lock:
+            found = [(messages[0].number, key, len(messages[0].row))
+                     for (key, sends), messages in self._waiting.items() if sends and key[1] == target
+                     and source in (None, key[0]) and tag in (None, key[2])]
+        if not found:
+            return None
+        _, (sender, _, its_tag), nbytes = min(found)
+        return Seen(sender, its_tag, nbytes)
 
 
 class _Endpoint:
@@ -257,3 +283,7 @@ class _Endpoint:
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> _Message:
         """Begin to receive from rank `source` into ``[bytes, "B"]``."""
         return self._mail.post(_Message(buffer[0]), (source, self._rank, tag), sends=False)
+
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        """Return a message that could be received now; see `Link.seen`."""
+        return self._mail.seen(source, self._rank, tag)

@@ -20,11 +20,12 @@ import numpy
 
 from gpucoll import errors
 from gpucoll.bootstrap import RankTopology
-from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError
+from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
 from gpucoll.executors.mpi import LEFT
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.store import KeyStore, MemoryStore, PrefixedStore, StoreError, open_store
 from gpucoll.tuner import built_in
+from gpucoll.work import Seen
 
 WAIT = 0.05  # seconds of one look for what another rank has still to tell
 _worlds = itertools.count()  # links of all ranks that this process has made: each has a part of the store of its own
@@ -157,9 +158,10 @@ class StoreMessages:
         self._counts[source, self._rank, tag] += 1
         return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8))
 
-    def has_come(self, source: int, tag: int) -> bool:
-        """Return whether a message from `source` could be received now."""
-        return self._store.get(self._key(source, self._rank, tag)) is not None
+    def length(self, source: int, tag: int) -> int | None:
+        """Return the bytes of the message from `source` that could be received now, None where there is none."""
+        found = self._store.get(self._key(source, self._rank, tag))
+        return None if found is None else len(found)
 
     def count_left(self) -> int:
         """Return how many messages have told that their ranks go no further."""
@@ -244,9 +246,13 @@ class StoreLink:
                 self._left[other] = int(said[0])
         return self._left
 
-    def sender(self, tag: int) -> int | None:
-        """Return a rank whose message with `tag` could be received now, None where there is none."""
-        return next((rank for rank in range(self.place.size) if self.points.has_come(rank, tag)), None)
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        """Return a message that could be received now, from anybody where `source` is None; or None. A tag is named."""
+        if tag is None:
+            raise UsageError("recv: ranks that a store joins name the tag of a message", code="GC-WILDCARD")
+        ranks = range(self.place.size) if source is None else [source]
+        return next((Seen(rank, tag, length) for rank in ranks
+                     if (length := self.points.length(rank, tag)) is not None), None)
 
     def has_ended(self) -> bool:
         return False

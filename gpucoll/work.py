@@ -5,12 +5,20 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.errors import GpucollError
 
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
+
+
+class Seen(NamedTuple):
+    """A message that could be received now: who has sent it, with which tag, how long it is."""
+
+    source: int
+    tag: int
+    nbytes: int
 
 
 class Work:

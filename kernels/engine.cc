@@ -278,7 +278,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"message", message, METH_VARARGS, nullptr},
                                 {"next_call", next_call, METH_O, nullptr},
                                 {"plan", plan_method, METH_VARARGS, nullptr},
-                                {"probe", probe, METH_O, nullptr},
+                                {"probe", probe, METH_VARARGS, nullptr},
                                 {"record", record, METH_VARARGS, nullptr},
                                 {"staging", staging_method, METH_VARARGS, nullptr},
                                 {"settle", settle, METH_NOARGS, nullptr},

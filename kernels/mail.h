@@ -13,6 +13,7 @@
 static const uint64_t LETTERS = 8;      // of a box
 static const uint64_t SHORT = 1 << 13;  // bytes of a message that is in its letter
 static const uint64_t LONG_ONES = 512;  // long messages from one rank to another that are under way at a time
+static const int64_t ANYBODY = -1, ANYTHING = -1;  // in place of a rank and of a tag
 
 struct alignas(64) Letter {
     enum Kind : uint32_t { SHORT_ONE, LONG_ONE };
@@ -105,13 +106,19 @@ struct Mail {
         go_on(node, transfer->peer);
     }
 
-    // Returns a rank whose message of a tag nobody has asked for, -1 where there is none.
-    int64_t sender(Node& node, uint32_t tag) {
+    // Returns the first message from `source` with `tag` that nobody has asked for, ANYBODY and ANYTHING where that is all
+    // the same, and notes in `source` who has sent it; null where there is none.
+    const Correspondence::Unasked* seen(Node& node, int64_t* source, int64_t tag) {
         go_on(node);
-        for (uint32_t peer = 0; peer < with.size(); peer++)
+        for (uint32_t peer = 0; peer < with.size(); peer++) {
+            if (*source != ANYBODY && *source != peer) continue;
             for (const Correspondence::Unasked& one : with[peer].unasked)
-                if (one.tag == tag) return peer;
-        return -1;
+                if (tag == ANYTHING || one.tag == tag) {
+                    *source = peer;
+                    return &one;
+                }
+        }
+        return nullptr;
     }
 
     bool has_ended(Transfer& transfer) const { return transfer.has_ended(with[transfer.peer].out); }

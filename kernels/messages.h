@@ -89,13 +89,16 @@ static PyObject* message(PyObject* object, PyObject* given) {
     return made;
 }
 
-// probe(tag): a rank whose message with this tag could be received now, or None.
+// probe(source, tag): source, tag and bytes of a message that could be received now, or None; -1 is any source or tag.
 static PyObject* probe(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
-    const unsigned long tag = PyLong_AsUnsignedLong(given);
-    if (PyErr_Occurred()) return nullptr;
-    const int64_t found = self->under_way > 0 ? -1 : self->mail.sender(self->node, static_cast<uint32_t>(tag));
-    return found < 0 ? Py_NewRef(Py_None) : PyLong_FromLongLong(found);
+    long long from, tag;
+    if (!PyArg_ParseTuple(given, "LL", &from, &tag)) return nullptr;
+    int64_t source = from;
+    const Correspondence::Unasked* found = self->under_way > 0 ? nullptr : self->mail.seen(self->node, &source, tag);
+    if (found == nullptr) return Py_NewRef(Py_None);
+    return Py_BuildValue("LkK", static_cast<long long>(source), static_cast<unsigned long>(found->tag),
+                         static_cast<unsigned long long>(found->nbytes));
 }
 
 // Whether a blocking message may work on an array itself, and its other rank is on this node.

@@ -42,11 +42,11 @@ from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
-__all__ = ["HOST", "NOTHING", "Array", "Cut", "Prepared", "Room", "Sizes", "Space", "Target", "address", "as_array",
-           "block_shape", "bounds", "check_blocks", "check_input", "check_op", "check_output", "check_rows",
-           "check_writable", "combiner", "flat", "form_blocks", "is_block_of", "is_borrowed", "joined", "kind_of",
-           "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "room_for", "same_memory",
-           "split", "stream_of", "target"]
+__all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "Sizes", "Space", "Target", "address",
+           "as_array", "block_shape", "bounds", "check_blocks", "check_input", "check_op", "check_output",
+           "check_rows", "check_writable", "combiner", "flat", "form_blocks", "is_block_of", "is_borrowed", "joined",
+           "kind_of", "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "room_for",
+           "same_memory", "split", "stream_of", "target"]
 
 
 class Target(NamedTuple):
@@ -250,7 +250,7 @@ def prepare_scatter(x: Array | None, out: object, shape: tuple[int, ...], dtype:
     return _prepared(row, source, formed, row_of(dtype), shape[1:], who.size, out, space)._replace(given=x)
 
 
-class Room(NamedTuple):
+class BlockRoom(NamedTuple):
     """What a caller has given for the blocks of a result: one array for all of them, or a list with one for each."""
 
     out: Any
@@ -260,7 +260,7 @@ class Room(NamedTuple):
 
 
 def room_for(row: Collective, out: object, lengths: Sequence[int], tail: tuple[int, ...], dtype: numpy.dtype,
-             given: Sequence[Array], rank: int, space: Space) -> Room:
+             given: Sequence[Array], rank: int, space: Space) -> BlockRoom:
     """Return `out`, for blocks of these lengths along the first axis; raise ArgumentError or DtypeError.
 
     `given` are the arrays of the input. A gathering is in place where its `x` is its own block of `out`.
@@ -279,12 +279,12 @@ def room_for(row: Collective, out: object, lengths: Sequence[int], tail: tuple[i
     if not is_list and row.output.blocks and not row.input.blocks:
         first = sum(lengths[:rank])
         if same_memory(given[0], arrays[0][first:first + lengths[rank]]):
-            return Room(out, arrays, is_list, True)
-    return Room(out, arrays, is_list, check_apart(row.name, given, arrays))
+            return BlockRoom(out, arrays, is_list, True)
+    return BlockRoom(out, arrays, is_list, check_apart(row.name, given, arrays))
 
 
 def form_blocks(row: Collective, lengths: Sequence[int], tail: tuple[int, ...], dtype: numpy.dtype, kind: Dtype,
-                space: Space, room: Room | None) -> tuple[Target | Targets | None, Any]:
+                space: Space, room: BlockRoom | None) -> tuple[Target | Targets | None, Any]:
     """Return where the blocks of a result are formed and what the caller gets; without `lengths` there is neither."""
     if not lengths:
         return None, None

@@ -5,6 +5,7 @@
     collectives    the calls whose shapes are alike on all ranks
     ragged         the v-variants
     objects        Python objects, pickled
+    messages       what stands for any rank and any tag, what is known of a message, those between GPU arrays
     points         messages between two ranks, groups of calls, splits
     advice         what a call would do, and why
     persistent     calls to be made again and again

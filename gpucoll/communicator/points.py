@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy
 
-from gpucoll.arrays import HOST, Array, Space, Target, address, check_input, check_writable, flat, overlap, target
+from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overlap
 from gpucoll.communicator.core import nothing
 from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Batch, PointMessage, Status, tell
 from gpucoll.communicator.metadata import MetadataExchange
-from gpucoll.device import NO_CAPTURE, Part
+from gpucoll.communicator.shapes import Probing, Receiving, shaped
+from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
-from gpucoll.errors import ArgumentError, MismatchError, RevokedError, UsageError
+from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, cancel
-from gpucoll.work import Operation, Pending, Work
+from gpucoll.work import Operation, Pending, Seen, Work
 
 
 class Points(MetadataExchange):
@@ -35,16 +36,21 @@ class Points(MetadataExchange):
         is_here = self._points is not self._link.points and self._host_engine() is not None
         return self._engine.exchange if is_here else nothing
 
+    def _seen(self, source: int | None, tag: int | None) -> Seen | None:
+        """Return a message that could be received now, from anybody and with any tag where they are None; or None."""
+        carrier: Any = self._link if self._points is self._link.points else self._points
+        found: Seen | None = carrier.seen(source, tag)
+        return found
+
     def _sender(self, tag: int) -> int | None:
         """Return a rank whose message with `tag` could be received now, None where there is none."""
-        carrier: Any = self._link if self._points is self._link.points else self._points
-        found: int | None = carrier.sender(tag)
-        return found
+        found = self._seen(None, tag)
+        return None if found is None else found.source
 
     def send(self, x: Any, dst: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` (shape s) to rank `dst`, where `recv` takes it with the same `tag`, 0 .. 32767. MPI-5.0, 3.2.
 
-        To mpi4py's ``PROC_NULL`` nothing is sent, and from there nothing comes: `out` stays as it is.
+        To ``gpucoll.PROC_NULL``, or mpi4py's, nothing is sent, and from there nothing comes: `out` stays as it is.
         """
         if not async_op and self._group is None:
             begun = self._exchange_here(x, dst, None, -1, tag)
@@ -54,15 +60,77 @@ class Points(MetadataExchange):
             return self._soon("send", x, dst, None, -1, tag)
         return self._point(self._message("send", tag, x, dst), async_op)
 
-    def recv(self, out: Any, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
-        """Receive into `out` (shape s) from `src` and return it; MismatchError for another length. MPI-5.0, 3.2."""
-        if not async_op and self._group is None:
+    @shaped(Receiving)
+    def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
+        """Receive into `out` (shape s) from `src` and return it; MismatchError for another length. MPI-5.0, 3.2.
+
+        `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's, on the host: NCCL has neither,
+        so that a GPU array is refused (UsageError). The first message that is there is taken, those of one rank in the
+        order in which they were sent; another receive, from a named rank, that begins before one is there comes first.
+        `status`, a `Status` or mpi4py's, is told who has sent it, with which tag, and how many bytes.
+        """
+        if status is None and not async_op and self._group is None:
             begun = self._exchange_here(None, -1, out, src, tag)
             if begun is not None:
                 return self._rest("recv", begun, None, out, src)
-        if not async_op and self._is_plain(out, src, tag) and out.flags.writeable:
+        if status is None and not async_op and self._is_plain(out, src, tag) and out.flags.writeable:
             return self._soon("recv", None, -1, out, src, tag)
-        return self._point(self._message("recv", tag, out=out, src=src), async_op)
+        message = self._message("recv", tag, out=out, src=src, wildcards=True)._replace(status=status)
+        if message.taken is None:
+            tell(status, Seen(PROC_NULL, ANY_TAG, 0))
+        elif message.came_from is not None and message.tag is not None:
+            tell(status, Seen(message.came_from, message.tag, message.taken.nbytes))
+        return self._point(message, async_op)
+
+    @shaped(Probing)
+    def probe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Any = None) -> Any:
+        """Wait for a message that `recv` could receive, and return its `Status`, or `status`; it stays where it is.
+
+        `count` is in bytes; of a message of more than 1 GiB it may be that of its first part. On the host only:
+        UsageError on the emulated device. MPI-5.0, 3.8.1.
+        """
+        status = Status() if status is None else status
+        pattern = self._pattern("probe", src, tag)
+        if pattern is None:
+            tell(status, Seen(PROC_NULL, ANY_TAG, 0))
+            return status
+        work = self._waits.soon(self._found(*pattern, status), "probe", status)
+        return status if work is None else work.wait()
+
+    def iprobe(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None) -> Status | None:
+        """Return what `probe` does where there is such a message by now, else None; never waits. MPI-5.0, 3.8.1."""
+        status = Status() if status is None else status
+        pattern = self._pattern("iprobe", src, tag)
+        self._waits.advance()
+        seen = Seen(PROC_NULL, ANY_TAG, 0) if pattern is None else self._seen(*pattern)
+        if seen is not None:
+            tell(status, seen)
+        return None if seen is None else status
+
+    def _pattern(self, name: str, src: Any, tag: Any) -> tuple[int | None, int | None] | None:
+        """Return the rank and the tag that are asked for, None for any; None where nobody is."""
+        self._check_usable()
+        if self.options.emulated:
+            raise UsageError(f"{name}: {NO_WILDCARD}", code="GC-WILDCARD")
+        if PROC_NULL.is_meant(src):
+            return None
+        return None if ANY_SOURCE.is_meant(src) else self._check_rank(name, "src", src), \
+            None if ANY_TAG.is_meant(tag) else check_tag(name, tag)
+
+    def _found(self, source: int | None, tag: int | None, status: Any = None) -> Generator[Pending, None, Seen]:
+        """Wait for a message from `source` with `tag`, any where they are None; tell `status` of it."""
+        found: Seen | None = None
+
+        def is_here() -> bool:
+            nonlocal found
+            found = self._seen(source, tag)
+            return found is not None
+
+        if not is_here():
+            yield is_here
+        assert found is not None
+        tell(status, found)
+        return found
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
@@ -112,8 +180,8 @@ class Points(MetadataExchange):
         yield from _ends(came, sent, x, out, src)
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
-                 src: Any = None) -> PointMessage:
-        """Return what is to be sent or received, checked."""
+                 src: Any = None, *, wildcards: bool = False) -> PointMessage:
+        """Return what is to be sent or received, checked; with `wildcards` from any rank and with any tag too."""
         self._check_usable()
         given = None if name == "recv" else check_input(name, x)
         taken = None if name == "send" else check_input(name, out)
@@ -125,10 +193,15 @@ class Points(MetadataExchange):
                 space.check(name, what, array)
         if taken is not None:
             check_writable(name, "out", taken)
-        to = -1 if given is None or _is_nobody(dst) else self._check_rank(name, "dst", dst)
-        came = -1 if taken is None or _is_nobody(src) else self._check_rank(name, "src", src)
-        return PointMessage(name, None if to < 0 else given, to, None if came < 0 else taken, came,
-                            _check_tag(name, tag), out, space)
+        given = None if PROC_NULL.is_meant(dst) else given
+        taken = None if PROC_NULL.is_meant(src) else taken
+        to = -1 if given is None else self._check_rank(name, "dst", dst)
+        is_from_any = wildcards and ANY_SOURCE.is_meant(src)
+        came = None if is_from_any else -1 if taken is None else self._check_rank(name, "src", src)
+        tagged = None if wildcards and ANY_TAG.is_meant(tag) else check_tag(name, tag)
+        if taken is not None and None in (came, tagged) and isinstance(space, DeviceSpace):
+            raise UsageError(f"{name}: {NO_WILDCARD}", code="GC-WILDCARD")
+        return PointMessage(name, given, to, taken, came, tagged, out, space)
 
     def _point(self, message: PointMessage, async_op: bool) -> Any:
         if self._group is not None:
@@ -173,10 +246,10 @@ class Points(MetadataExchange):
 
     def _host_operation(self, message: PointMessage) -> Operation:
         sent = None if message.given is None else self._send(message.given, message.to, message.tag)
-        received = None if message.taken is None else self._recv(message.taken, message.came_from, message.tag)
+        received = None if message.taken is None else self._recv(message, message.taken)
         return _together(*(part for part in (received, sent) if part is not None))
 
-    def _send(self, x: Array, dst: int, tag: int) -> Generator[Pending, None, None]:
+    def _send(self, x: Array, dst: int, tag: int | None) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy, where x is strided, that must live as long as this generator
         requests = [self._points.Isend([piece, BYTES], dst, tag) for piece in _pieces(row)]
         try:
@@ -185,7 +258,10 @@ class Points(MetadataExchange):
             cancel([], (requests, row))
             raise
 
-    def _recv(self, out: Array, src: int, tag: int) -> Generator[Pending, None, None]:
+    def _recv(self, message: PointMessage, out: Array) -> Generator[Pending, None, None]:
+        src, tag = message.came_from, message.tag
+        if src is None or tag is None:
+            src, tag, _ = yield from self._found(src, tag, message.status)
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
         pieces = _pieces(row)
         ended = [Counted(self._points.Irecv([piece, BYTES], src, tag)) for piece in pieces]
@@ -239,61 +315,6 @@ class Points(MetadataExchange):
         return None if link is None else type(self)(link, self.options)
 
 
-class PointMessage(NamedTuple):
-    """What `send`, `recv` and `sendrecv` do: arrays, and ranks where there is an array."""
-
-    name: str
-    given: Array | None
-    to: int
-    taken: Array | None
-    came_from: int
-    tag: int
-    result: Any
-    space: Space
-
-
-class Batch:
-    """Messages of GPU arrays that are under way together: one group of the transport, for which they would wait."""
-
-    def __init__(self, space: DeviceSpace) -> None:
-        self._space = space
-        self.work: Any = None  # that of its `run`
-        self._messages: list[PointMessage] = []
-        self._rows: list[Array] = []
-        self._targets: list[Target] = []
-        self._sends: list[Part] = []
-        self._receives: list[Part] = []
-        self.completion = space.completion()
-
-    def add(self, message: PointMessage) -> None:
-        """Put a message in; those between two ranks meet in this order. It may be on another stream than the first."""
-        self._messages.append(message)
-        if message.space.stream != self._space.stream:
-            DeviceSpace(self._space.gpu, message.space.stream).lead(self._space.stream)
-        if message.given is not None:
-            self._rows.append(flat(message.given, self._space))
-            self._sends.append(_part(self._rows[-1], message.to, message.tag))
-        if message.taken is not None:
-            self._targets.append(target(message.taken, self._space))
-            self._receives.append(_part(self._targets[-1].row, message.came_from, message.tag))
-
-    def run(self) -> Operation:
-        """Enqueue the group, and what brings the data to strided arrays."""
-        gpu, stream = self._space.gpu, self._space.stream
-        sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
-        try:
-            self._space.begin()
-            yield from gpu.points.group(sends, receives, stream)
-            for one in self._targets:
-                one.deliver(self._space)
-            yield from self._space.end_message(self)
-        except MismatchError:  # of a message that has ended
-            raise
-        except BaseException:
-            self._space.cancel(self)
-            raise
-
-
 def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
     """Return what is wrong with the arguments of `split`; MPI counts in 32 bits."""
     for what, value in (("color", 0 if color is None else color), ("key", key)):
@@ -328,11 +349,9 @@ def _end_of(work: Work) -> Operation:
         raise work.error
 
 
-def _part(row: Array, peer: int, tag: int) -> Part:
-    return Part(address(row), row.nbytes, peer, tag)
-
-
 POINTS = ("send", "recv", "sendrecv")
+NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
+               "a message from a named rank; pass src= and tag=, or receive into an array on the host")
 PIECE = 1 << 30  # bytes
 PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes that NumPy has and we have
 
@@ -343,13 +362,8 @@ def _pieces(row: Array) -> list[Array]:
     return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]
 
 
-def _is_nobody(rank: Any) -> bool:
-    """Return whether `rank` is MPI's PROC_NULL, which nothing is sent to, and nothing comes from."""
-    mpi = sys.modules.get("mpi4py.MPI")
-    return mpi is not None and type(rank) is int and rank == mpi.PROC_NULL
-
-
-def _check_tag(name: str, tag: Any) -> int:
+def check_tag(name: str, tag: Any) -> int:
+    """Return the tag of a message; ArgumentError for any other number."""
     if isinstance(tag, bool) or not isinstance(tag, int | numpy.integer) or not 0 <= tag < TAGS:
         raise ArgumentError(f"{name}: tag {tag!r} is not in 0..{TAGS - 1}", code="GC-TAG")
     return int(tag)

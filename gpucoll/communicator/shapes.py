@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
+from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, Status
 from gpucoll.work import Work
 
 
@@ -162,6 +163,28 @@ class ReducingBlocks(Protocol):
     @overload
     def __call__(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
                  algorithm: str = "auto", stream: Any = None, async_op: Literal[True]) -> Work: ...
+
+
+class Receiving(Protocol):
+    """recv."""
+
+    @overload
+    def __call__(self, out: O, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *,
+                 async_op: Literal[False] = False) -> O: ...
+    @overload
+    def __call__(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *,
+                 async_op: Literal[True]) -> Work: ...
+
+
+class Probing(Protocol):
+    """probe."""
+
+    @overload
+    def __call__(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, status: None = None) -> Status: ...
+    @overload
+    def __call__(self, src: int = ANY_SOURCE, tag: int = ANY_TAG, *, status: O) -> O: ...
+    @overload
+    def __call__(self, src: int, tag: int, status: O) -> O: ...
 
 
 class _Method(Protocol[C]):

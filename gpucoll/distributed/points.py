@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.arrays import on_gpu
+from gpucoll.communicator.points import check_tag
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
 from gpucoll.distributed.work import Work
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
@@ -44,7 +45,7 @@ def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src
             raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
         return _Receive(pg, tensor, None, None, tag)
     number = pg.number_of("recv", "src", src, group_src)
-    return _Receive(pg, tensor, pg.communicator.recv(tensor, number, tag, async_op=True), number)
+    return _Receive(pg, tensor, pg.communicator.recv(tensor, number, check_tag("recv", tag), async_op=True), number)
 
 
 class _Receive(Work):

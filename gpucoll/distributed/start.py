@@ -272,15 +272,15 @@ def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, int, list[int]]]
     link = pg.communicator._link
     in_vain = 0
     while in_vain < 2:  # Open MPI looks first, and takes what has come since then out of its queues after that
-        source = link.sender(TAGS)
-        if source is None:
+        seen = link.seen(None, TAGS)
+        if seen is None:
             in_vain += 1
             continue
         row = numpy.zeros(2 + pg.size(), numpy.int64)
-        request = link.points.Irecv([row.view(numpy.uint8), BYTES], source, TAGS)
+        request = link.points.Irecv([row.view(numpy.uint8), BYTES], seen.source, TAGS)
         while not request.Test():  # it has come
             pass
-        pg.early.append((int(row[0]), source, int(row[1]), numpy.flatnonzero(row[2:]).tolist()))
+        pg.early.append((int(row[0]), seen.source, int(row[1]), numpy.flatnonzero(row[2:]).tolist()))
         in_vain = 0
     now = [message[1:] for message in pg.early if message[0] == number]
     pg.early = [message for message in pg.early if message[0] > number]

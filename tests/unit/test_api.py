@@ -11,10 +11,12 @@ from refusals import refused
 # What programs may rely on: no name goes, and none comes by chance.
 NAMES = """ArgumentError BackendError ClosedError CollectiveTimeout Communicator DtypeError GpucollError MismatchError
 PeerError RankFailedError ReduceOp RevokedError UsageError Work algorithms elementwise_op init init_local on_terminate
-premul_sum run_local schedule algorithm load Copy Recv RecvReduce Reduce Send Slice""".split()
+premul_sum run_local schedule algorithm load Copy Recv RecvReduce Reduce Send Slice ANY_SOURCE ANY_TAG PROC_NULL
+Status""".split()
 METHODS = """all_gather all_gather_object all_gather_v all_reduce all_to_all all_to_all_v barrier broadcast
-broadcast_object check_numerics close empty explain exscan from_mpi gather gather_object gather_v group plan recv
-reduce reduce_scatter reduce_scatter_v scan scatter scatter_object scatter_v send sendrecv shrink split zeros""".split()
+broadcast_object check_numerics close empty explain exscan from_mpi gather gather_object gather_v group iprobe plan
+probe recv reduce reduce_scatter reduce_scatter_v scan scatter scatter_object scatter_v send sendrecv shrink split
+zeros""".split()
 ATTRIBUTES = "check device executor local_rank local_size mpi node nodes rank seconds_under_way size timeout".split()
 
 

@@ -28,6 +28,10 @@ assert_type(comm.gather_v(x, out=x), NDArray[numpy.float32] | None)
 assert_type(comm.scatter_v([x] if comm.rank == 0 else None), NDArray[numpy.float32])
 assert_type(comm.all_to_all_v([x], x), NDArray[numpy.float32])
 assert_type(comm.reduce_scatter_v(x, [3], async_op=True), gc.Work)
+assert_type(comm.recv(x, gc.ANY_SOURCE, gc.ANY_TAG, gc.Status()), NDArray[numpy.float32])
+assert_type(comm.recv(x, 0, async_op=True), gc.Work)
+assert_type(comm.probe(), gc.Status)
+assert_type(comm.iprobe(0), gc.Status | None)
 comm.all_reduce(x, opp="sum")  # type: ignore[call-overload]
 """
 

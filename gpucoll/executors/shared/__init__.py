@@ -28,7 +28,7 @@ from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import TEXT, Messages, Plans
 from gpucoll.waits import Waits, is_settled, keep_for_ever
-from gpucoll.work import Operation
+from gpucoll.work import Operation, Seen
 
 ROUNDS = 20  # bits of a mark below the number of the call
 SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
@@ -230,10 +230,13 @@ class SharedExecutor:
             return self.engine.message(False, buffer[0], source, tag)
         return self._link.points.Irecv(buffer, source, tag)
 
-    def sender(self, tag: int) -> int | None:
-        """Return a rank whose message with `tag` could be received now, None where there is none."""
-        found: int | None = self.engine.probe(tag)
-        return self._link.sender(tag) if found is None and len(self._near.all) < self._size else found
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        """Return a message that could be received now, from anybody and with any tag where they are None; or None."""
+        if source is None or source in self._near.all:
+            found = self.engine.probe(-1 if source is None else source, -1 if tag is None else tag)
+            if found is not None or source is not None or len(self._near.all) == self._size:
+                return None if found is None else Seen(*found)
+        return self._link.seen(source, tag)
 
     def plan(self, task: Task) -> Any:
         """Return what the engine does for calls like `task`."""

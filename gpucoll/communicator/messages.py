@@ -1,0 +1,115 @@
+"""Messages between two ranks: what stands for any rank, any tag and nobody, what is known of one, those of a GPU."""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import Any, NamedTuple
+
+from gpucoll.arrays import Array, Space, Target, address, flat, target
+from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.device import Part
+from gpucoll.errors import MismatchError
+from gpucoll.work import Operation, Seen
+
+
+class Special(enum.IntEnum):
+    """A number in place of a rank or a tag. mpi4py's constants of these names are understood as well."""
+
+    ANY_SOURCE = -32101
+    ANY_TAG = -32102
+    PROC_NULL = -32103
+
+    def is_meant(self, value: Any) -> bool:
+        """Return whether `value` is this one, or mpi4py's."""
+        mpi = sys.modules.get("mpi4py.MPI")
+        return value is self or (mpi is not None and type(value) is int and value == getattr(mpi, self.name))
+
+
+ANY_SOURCE, ANY_TAG, PROC_NULL = Special
+
+
+class Status:
+    """What is known of a message that was received or probed: `source`, `tag`, and `count` in bytes."""
+
+    def __init__(self, source: int = ANY_SOURCE, tag: int = ANY_TAG, count: int = 0) -> None:
+        self.source, self.tag, self.count = source, tag, count
+
+    def __repr__(self) -> str:
+        return f"Status(source={self.source}, tag={self.tag}, count={self.count})"
+
+
+def tell(status: Any, seen: Seen) -> None:
+    """Write into `status`, a `Status` or mpi4py's, or None, what is known of a message."""
+    if status is None:
+        return
+    status.source, status.tag = seen.source, seen.tag
+    if hasattr(status, "Set_elements"):  # mpi4py's, whose count is read-only
+        status.Set_elements(sys.modules["mpi4py.MPI"].BYTE, seen.nbytes)
+    else:
+        status.count = seen.nbytes
+
+
+class PointMessage(NamedTuple):
+    """What `send`, `recv` and `sendrecv` do: arrays, and ranks where there is an array.
+
+    `came_from` and `tag` are None where a message from anybody, or with any tag, will do: `status` is told whose it is.
+    """
+
+    name: str
+    given: Array | None
+    to: int
+    taken: Array | None
+    came_from: int | None
+    tag: int | None
+    result: Any
+    space: Space
+    status: Any = None
+
+
+class Batch:
+    """Messages of GPU arrays that are under way together: one group of the transport, for which they would wait."""
+
+    def __init__(self, space: DeviceSpace) -> None:
+        self._space = space
+        self.work: Any = None  # that of its `run`
+        self._messages: list[PointMessage] = []
+        self._rows: list[Array] = []
+        self._targets: list[Target] = []
+        self._sends: list[Part] = []
+        self._receives: list[Part] = []
+        self.completion = space.completion()
+
+    def add(self, message: PointMessage) -> None:
+        """Put a message in; those between two ranks meet in this order. It may be on another stream than the first."""
+        self._messages.append(message)
+        if message.space.stream != self._space.stream:
+            DeviceSpace(self._space.gpu, message.space.stream).lead(self._space.stream)
+        if message.given is not None:
+            self._rows.append(flat(message.given, self._space))
+            self._sends.append(_part(self._rows[-1], message.to, message.tag))
+        if message.taken is not None:
+            self._targets.append(target(message.taken, self._space))
+            self._receives.append(_part(self._targets[-1].row, message.came_from, message.tag))
+
+    def run(self) -> Operation:
+        """Enqueue the group, and what brings the data to strided arrays."""
+        gpu, stream = self._space.gpu, self._space.stream
+        sends, receives = ([part for part in parts if part.nbytes] for parts in (self._sends, self._receives))
+        try:
+            self._space.begin()
+            yield from gpu.points.group(sends, receives, stream)
+            for one in self._targets:
+                one.deliver(self._space)
+            yield from self._space.end_message(self)
+        except MismatchError:  # of a message that has ended
+            raise
+        except BaseException:
+            self._space.cancel(self)
+            raise
+
+
+def _part(row: Array, peer: int | None, tag: int | None) -> Part:
+    assert peer is not None  # nor the tag: any of them is refused for GPU arrays
+    assert tag is not None
+    return Part(address(row), row.nbytes, peer, tag)
