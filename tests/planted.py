@@ -125,6 +125,8 @@ PLANTED = [
      "sender, _, its_tag), nbytes = min(found)", "sender, _, its_tag), nbytes = max(found)"),
     ("guard", "a receive from anybody is told of the wrong message", "gpucoll/communicator/messages.py",
      "status.source, status.tag = seen.source, seen.tag", "status.source, status.tag = seen.tag, seen.source"),
+    ("product", "a planned message forgets its tag", "gpucoll/communicator/persistent.py",
+     "**ends, tag=tag, **told)", "**ends, **told)"),
     ("product", "all blocks of a list go by the first count", "gpucoll/communicator/ragged.py",
      "tuple(one for one, in everyone)", "tuple(everyone[0][0] for _ in everyone)"),
     ("guard", "a refused call is not counted", "gpucoll/communicator/core.py",

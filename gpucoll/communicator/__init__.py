@@ -22,7 +22,6 @@ from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
-from gpucoll.communicator.points import Points
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.executors.mpi import leave
@@ -34,7 +33,7 @@ from gpucoll.waits import Waits
 T = TypeVar("T")
 
 
-class Communicator(Objects, Points, Advice, Persistent, Symmetric):
+class Communicator(Objects, Persistent, Advice, Symmetric):
     """A group of ranks and what they do together; made by `gpucoll.init`, `from_mpi`, `init_local` or `split`.
 
     ``rank size local_rank local_size node nodes`` are numbers, ``device`` is the CUDA ordinal or

@@ -12,8 +12,10 @@ from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import cached_call, plan_of
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import CallOptions, counted, nothing
+from gpucoll.communicator.points import POINTS, Points
 from gpucoll.errors import BackendError
 
+ENDS = {"send": ("x", "dst"), "recv": ("out", "src", "status"), "sendrecv": ("x", "out", "dst", "src")}
 WITH_METADATA = ("scatter",)  # whose ranks tell each other shapes in every call
 
 
@@ -37,7 +39,7 @@ class PersistentCall:
         return self.result if self.executor else found
 
 
-class Persistent(Collectives):
+class Persistent(Collectives, Points):
     """Methods of `Communicator`."""
 
     def plan(self, collective: str, x: Any = None, out: Any = None, **options: Any) -> PersistentCall:
@@ -47,7 +49,12 @@ class Persistent(Collectives):
         once. The arrays are kept, their content may change from call to call. No data move here. On a GPU a call
         enqueues in `stream`, CuPy's current one where it is None, and can be captured in a CUDA graph. All ranks plan
         and call alike. Raises ArgumentError and DtypeError as the collective does.
+
+        Messages between two ranks too, of which only those two know: ``plan("send", x, dst=, tag=0)``, ``plan("recv",
+        out=, src=, tag=0, status=None)`` and ``plan("sendrecv", x, out, dst=, src=, tag=0)``.
         """
+        if collective in POINTS:
+            return self._planned_message(collective, x, out, **options)
         row = collective_row(collective)
         if row.ragged or row.name in WITH_METADATA or row.input.where == "nowhere" or self._group is not None:
             given = [] if row.input.where == "nowhere" else [x]
@@ -58,6 +65,18 @@ class Persistent(Collectives):
         if foreign:
             raise TypeError(f"plan: {row.name} has no option {sorted(foreign)[0]!r}")
         return self._planned(row, x, out, **options)
+
+    def _planned_message(self, name: str, x: Any, out: Any, *, dst: Any = None, src: Any = None, tag: Any = 0,
+                         status: Any = None) -> PersistentCall:
+        """Return a message to be sent, or received, again and again; its arguments are checked here."""
+        given = {"x": x, "dst": dst, "out": out, "src": src, "status": status}
+        foreign = [what for what, value in given.items() if value is not None and what not in ENDS[name]]
+        if foreign:
+            raise TypeError(f"plan: {name} has no {foreign[0]}, only {', '.join(ENDS[name])} and tag")
+        ends = {what: given[what] for what in ENDS[name] if what != "status"}
+        self._message(name, tag, **ends, wildcards=name == "recv")
+        told = {} if status is None else {"status": status}
+        return PersistentCall(functools.partial(getattr(self, name), **ends, tag=tag, **told), None, None, None)
 
     @counted
     def _planned(self, row: Collective, x: Any, out: Any, *, op: Any = "sum", root: Any = 0, dtype: Any = None,

@@ -141,10 +141,7 @@ class Points(MetadataExchange):
         if not async_op and self._is_plain(x, dst, tag) and self._is_plain(out, src, tag) and out.flags.writeable \
                 and not numpy.may_share_memory(x, out):
             return self._soon("sendrecv", x, dst, out, src, tag)
-        message = self._message("sendrecv", tag, x, dst, out, src)
-        if message.given is not None and message.taken is not None and overlap(message.given, message.taken):
-            raise ArgumentError("sendrecv: x and out overlap; pass another array", code="GC-OVERLAP")
-        return self._point(message, async_op)
+        return self._point(self._message("sendrecv", tag, x, dst, out, src), async_op)
 
     def _is_plain(self, array: Any, peer: Any, tag: Any) -> bool:
         """Return whether MPI may work on an array itself, in a message that nothing must come before."""
@@ -201,6 +198,8 @@ class Points(MetadataExchange):
         tagged = None if wildcards and ANY_TAG.is_meant(tag) else check_tag(name, tag)
         if taken is not None and None in (came, tagged) and isinstance(space, DeviceSpace):
             raise UsageError(f"{name}: {NO_WILDCARD}", code="GC-WILDCARD")
+        if given is not None and taken is not None and overlap(given, taken):
+            raise ArgumentError(f"{name}: x and out overlap; pass another array", code="GC-OVERLAP")
         return PointMessage(name, given, to, taken, came, tagged, out, space)
 
     def _point(self, message: PointMessage, async_op: bool) -> Any:

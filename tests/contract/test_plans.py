@@ -107,7 +107,35 @@ def explained(comm):
             comm.explain(*wrong)
 
 
-PROGRAMS = (calls_again, replayed, plans, plans_refused, explained)
+def planned_messages(comm):
+    """Around a ring, with new content each time; a send and a receive on their own; what is refused when planned."""
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    x, out, back, status = numpy.zeros(5, int), numpy.zeros(5, int), numpy.zeros(5, int), gc.Status()
+    around = comm.plan("sendrecv", x, out, dst=right, src=left, tag=3)
+    there, here = comm.plan("send", x, dst=right), comm.plan("recv", out=back, src=left, status=status)
+    for turn in range(5):
+        x[:] = numpy.arange(5) * comm.rank + turn
+        assert around() is out
+        assert (out == numpy.arange(5) * left + turn).all()
+        x += 100
+        with comm.group():
+            there()
+            here()
+        assert (back == out + 100).all()
+        assert (status.source, status.tag, status.count) == (left, 0, 40)
+    assert comm.plan("sendrecv", x, out, dst=gc.PROC_NULL, src=gc.PROC_NULL)() is out
+    for name, arguments in (("send", {"dst": comm.size}), ("recv", {"out": out, "src": -5}), ("send", {}),
+                            ("sendrecv", {"out": x[:3], "dst": 0, "src": 0}), ("send", {"dst": 0, "tag": -1})):
+        given = {"x": x} if name != "recv" else {}
+        with pytest.raises(gc.ArgumentError):
+            comm.plan(name, **given, **arguments)
+    for name, arguments in (("send", {"dst": 0, "src": 0}), ("recv", {"src": 0, "dst": 0, "out": x}),
+                            ("sendrecv", {"dst": 0, "src": 0, "out": out, "op": "sum"})):
+        with pytest.raises(TypeError):
+            comm.plan(name, **({"x": x} if name != "recv" else {}), **arguments)
+
+
+PROGRAMS = (planned_messages, calls_again, replayed, plans, plans_refused, explained)
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
