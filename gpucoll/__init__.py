@@ -24,7 +24,8 @@
 """
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
-from gpucoll.communicator import Communicator, init, init_local, run_local
+from gpucoll.communicator import Cartesian, Communicator, init, init_local, run_local
+from gpucoll.communicator.cartesian import dims_create
 from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 from gpucoll.errors import (
     ArgumentError,
@@ -47,8 +48,9 @@ from gpucoll.version import __version__ as __version__
 from gpucoll.work import Work
 
 __all__ = [
-    "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "ClosedError", "CollectiveTimeout",
-    "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError", "RankFailedError", "Recv",
-    "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status", "UsageError", "Work", "algorithm",
-    "algorithms", "elementwise_op", "init", "init_local", "load", "on_terminate", "premul_sum", "run_local", "schedule",
+    "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "Cartesian", "ClosedError",
+    "CollectiveTimeout", "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError",
+    "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status",
+    "UsageError", "Work", "algorithm", "algorithms", "dims_create", "elementwise_op", "init", "init_local", "load",
+    "on_terminate", "premul_sum", "run_local", "schedule",
 ]

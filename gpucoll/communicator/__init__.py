@@ -7,6 +7,7 @@
     objects        Python objects, pickled
     messages       what stands for any rank and any tag, what is known of a message, those between GPU arrays
     points         messages between two ranks, groups of calls, splits
+    cartesian      ranks on a grid, exchanges with neighbours
     advice         what a call would do, and why
     persistent     calls to be made again and again
     symmetric      memory that all ranks of a node map
@@ -14,12 +15,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
+from gpucoll.communicator.cartesian import RankGrid, checked_grid
+from gpucoll.communicator.metadata import check_alike
 from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.symmetric import Symmetric
@@ -58,6 +62,29 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         wanted = bootstrap.options(options)
         return cls(_link(MpiLink.of(mpi, wanted.timeout), wanted), wanted)
 
+    def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
+        """Return a communicator of the first ranks as a grid of these lengths; None on ranks that it has no place for.
+
+        A collective call; it inherits the options. `periods` says of each dimension, or of all, whether it is a ring.
+        Ranks keep their order, whatever `reorder` is. Raises ArgumentError, and on the others PeerError; MismatchError
+        where ranks pass different grids. MPI-5.0, 8.5.1.
+        """
+        self._check_usable()
+        mine: ArgumentError | None = None
+        lengths: tuple[int, ...] = ()
+        wraps: tuple[bool, ...] = ()
+        try:
+            lengths, wraps = checked_grid(dims, periods, self.size)
+        except ArgumentError as error:
+            mine = error
+        told: Any = {"error": str(mine)} if mine else {"dims": lengths, "periods": wraps}
+        everyone = self._all_gather_metadata(told, "cart", mine)
+        for what in ("dims", "periods"):
+            check_alike("cart", everyone, what, "GC-CART")
+        self._all_gather_metadata({}, "cart")  # nobody was taken out of that wait
+        link, halo = (self._part(0 if self.rank < math.prod(lengths) else None, 0) for _ in range(2))
+        return None if link is None or halo is None else Cartesian(link, halo, self.options, lengths, wraps)
+
     def shrink(self) -> Communicator:
         """Return a communicator of the ranks that are still there, in their order; this one has failed, and is closed.
 
@@ -82,7 +109,28 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
         self.close()
         link = MpiLink.of(rest, self.timeout)  # which is not freed: Open MPI would not come to its end then
-        return type(self)(_link(link, self.options), self.options)
+        return self._over(_link(link, self.options))
+
+
+class Cartesian(RankGrid, Communicator):
+    """Ranks on a grid; made by `Communicator.cart`.
+
+    ``dims`` are its lengths, ``periods`` says which dimensions are rings, ``coords`` is where this rank is. What is
+    split off is an ordinary `Communicator`.
+    """
+
+    def __init__(self, link: Link, halo: Link, options: bootstrap.Options, dims: tuple[int, ...],
+                 periods: tuple[bool, ...]) -> None:
+        super().__init__(link, options)
+        self.dims, self.periods, self._halo = dims, periods, Communicator(halo, options)
+
+    def _over(self, link: Link) -> Communicator:
+        return Communicator(link, self.options)
+
+    def close(self) -> None:
+        """Leave in order, the messages between neighbours first; see `Communicator.close`."""
+        self._halo.close()
+        super().close()
 
 
 def _link(link: Link, wanted: bootstrap.Options) -> Link:

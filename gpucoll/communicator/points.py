@@ -19,6 +19,7 @@ from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.executors.mpi import BYTES, TAGS, cancel
+from gpucoll.links import Link
 from gpucoll.work import Operation, Pending, Seen, Work
 
 
@@ -309,9 +310,18 @@ class Points(MetadataExchange):
         mine = _wrong_split(color, key)
         self._all_gather_metadata({"error": str(mine)} if mine else {}, "split", mine)
         self._all_gather_metadata({}, "split")  # nobody was taken out of that wait
-        part = functools.partial(self._link.split, None if color is None else int(color), int(key))
-        link = self._waits.beside(part, "split") if self._link.threads else part()
-        return None if link is None else type(self)(link, self.options)
+        link = self._part(None if color is None else int(color), int(key))
+        return None if link is None else self._over(link)
+
+    def _part(self, color: int | None, key: int) -> Link | None:
+        """Return the link of the ranks of a color."""
+        part = functools.partial(self._link.split, color, key)
+        link: Link | None = self._waits.beside(part, "split") if self._link.threads else part()
+        return link
+
+    def _over(self, link: Link) -> Any:
+        """Return a communicator of the ranks that a link joins, with the options of this one."""
+        return type(self)(link, self.options)
 
 
 def _wrong_split(color: Any, key: Any) -> ArgumentError | None:

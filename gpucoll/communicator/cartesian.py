@@ -1,0 +1,149 @@
+"""Ranks on a Cartesian grid: who is next to whom, and exchanges with those. MPI-5.0, 8.5 and 8.6."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from gpucoll.arrays import Array, check_input, check_output, overlap
+from gpucoll.communicator.messages import PROC_NULL
+from gpucoll.communicator.points import Points
+from gpucoll.communicator.shapes import Neighbouring, shaped
+from gpucoll.errors import ArgumentError
+
+
+class RankGrid(Points):
+    """Methods of `Cartesian`: ranks lie in it in C order, the last coordinate varying fastest."""
+
+    dims: tuple[int, ...]
+    periods: tuple[bool, ...]
+    _halo: Points  # of the same ranks: no message of theirs can meet one of the user's
+
+    @property
+    def coords(self) -> tuple[int, ...]:
+        """Where this rank is."""
+        return self.coords_of(self.rank)
+
+    def coords_of(self, rank: int) -> tuple[int, ...]:
+        """Return where a rank is; ArgumentError where there is no such rank."""
+        return tuple(map(int, numpy.unravel_index(self._check_rank("coords_of", "rank", rank), self.dims)))
+
+    def rank_of(self, coords: Sequence[int]) -> int:
+        """Return the rank at `coords`, which wrap in periodic dimensions; ArgumentError where they lie outside."""
+        if len(coords) != len(self.dims):
+            raise ArgumentError(f"rank_of: {len(coords)} coordinates for {len(self.dims)} dimensions", code="GC-CART")
+        rank = self._at(coords)
+        if rank is PROC_NULL:
+            raise ArgumentError(f"rank_of: {tuple(coords)} is outside of the grid {self.dims}", code="GC-CART")
+        return rank
+
+    def shift(self, direction: int, displacement: int = 1) -> tuple[int, int]:
+        """Return the ranks (src, dst) so far below and above this one in a dimension; ``PROC_NULL`` beyond an edge."""
+        if not isinstance(direction, int) or not 0 <= direction < len(self.dims):
+            raise ArgumentError(f"shift: direction {direction!r} is not in 0..{len(self.dims) - 1}", code="GC-CART")
+        places = []
+        for step in (-displacement, displacement):
+            there = list(self.coords)
+            there[direction] += step
+            places.append(self._at(there))
+        return places[0], places[1]
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """The ranks next to this one, in MPI's order: of each dimension the one below, then the one above."""
+        return tuple(itertools.chain.from_iterable(self.shift(axis) for axis in range(len(self.dims))))
+
+    @shaped(Neighbouring)
+    def neighbor_all_gather(self, x: Any, out: Any = None) -> Any:
+        """Return the `x` (shape s) of all neighbours, shape (2 * ndims, \\*s), in the order of `neighbours`.
+
+        Beyond an edge `out` stays as it is, or is 0 where it is None. MPI-5.0, 8.6.1.
+        """
+        source = check_input("neighbor_all_gather", x)
+        return self._exchange_blocks("neighbor_all_gather", source, [source] * (2 * len(self.dims)), source.shape, out)
+
+    @shaped(Neighbouring)
+    def neighbor_all_to_all(self, x: Any, out: Any = None) -> Any:
+        """Send block i of `x` to neighbour i, and return the blocks that they send here; both are (2 * ndims, \\*s).
+
+        A block that goes down in a dimension comes from above, also where both neighbours are one rank. Beyond an edge
+        `out` stays as it is, or is 0 where it is None. MPI-5.0, 8.6.3.
+        """
+        source = check_input("neighbor_all_to_all", x)
+        many = 2 * len(self.dims)
+        if source.shape[:1] != (many,):
+            raise ArgumentError(f"neighbor_all_to_all: x has shape {source.shape}; its first axis must be {many}, a "
+                                "block for each neighbour", code="GC-SHAPE")
+        return self._exchange_blocks("neighbor_all_to_all", source, list(source), source.shape[1:], out)
+
+    def _exchange_blocks(self, name: str, x: Array, blocks: list[Array], shape: tuple[int, ...], out: Any) -> Any:
+        """Send each neighbour its block while receiving theirs; messages between two ranks meet in this order."""
+        self._check_usable()
+        space = self._space(name, x)
+        space.check(name, "x", x)
+        if out is None:
+            out = array = space.empty((len(blocks), *shape), x.dtype)
+            array[...] = 0
+        else:
+            array = check_output(name, out, [(len(blocks), *shape)], x.dtype, None)
+            space.check(name, "out", array)
+            if overlap(x, array):
+                raise ArgumentError(f"{name}: x and out overlap; pass another array", code="GC-OVERLAP")
+        with self._halo.group():
+            for axis in range(len(self.dims)):
+                below, above = self.shift(axis)
+                self._halo.send(blocks[2 * axis], below)
+                self._halo.send(blocks[2 * axis + 1], above)
+                self._halo.recv(array[2 * axis + 1, ...], above)  # what was sent first goes down, and comes from above
+                self._halo.recv(array[2 * axis, ...], below)
+        return out
+
+    def _at(self, coords: Sequence[int]) -> int:
+        """Return the rank at `coords`, PROC_NULL where there is none."""
+        rank = 0
+        for place, length, wraps in zip(coords, self.dims, self.periods, strict=True):
+            if not wraps and not 0 <= place < length:
+                return PROC_NULL
+            rank = rank * length + int(place) % length
+        return rank
+
+
+def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """Return the lengths of a grid for at most `size` ranks, and which of its dimensions are rings; ArgumentError."""
+    is_list = isinstance(dims, Sequence | numpy.ndarray) and not isinstance(dims, str)
+    if not is_list or not all(isinstance(one, int | numpy.integer) and not isinstance(one, bool) and one > 0
+                              for one in dims):
+        raise ArgumentError(f"cart: dims {dims!r} is not a list of positive numbers; gpucoll.dims_create makes one",
+                            code="GC-CART")
+    if math.prod(dims) > size:
+        raise ArgumentError(f"cart: a grid {tuple(dims)} has {math.prod(dims)} places for {size} ranks", code="GC-CART")
+    wraps = [bool(periods)] * len(dims) if periods is None or isinstance(periods, bool) else list(periods)
+    if len(wraps) != len(dims):
+        raise ArgumentError(f"cart: {len(wraps)} periods for {len(dims)} dimensions", code="GC-CART")
+    return tuple(map(int, dims)), tuple(map(bool, wraps))
+
+
+def dims_create(size: int, ndims: int) -> tuple[int, ...]:
+    """Return `ndims` lengths whose product is `size`, as even as they can be, the longest first. MPI-5.0, 8.5.2.
+
+    Raises ArgumentError.
+    """
+    for what, value in (("size", size), ("ndims", ndims)):
+        if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
+            raise ArgumentError(f"dims_create: {what} {value!r} is not a positive number", code="GC-CART")
+    return min(_factors(int(size), ndims, int(size)))
+
+
+def _factors(size: int, ndims: int, most: int) -> Iterator[tuple[int, ...]]:
+    """Yield all ways to write `size` as a product of so many numbers up to `most`, none longer than the one before."""
+    if ndims == 1:
+        if size <= most:
+            yield (size,)
+        return
+    for first in range(1, min(size, most) + 1):
+        if size % first == 0 and first ** ndims >= size:
+            yield from ((first, *rest) for rest in _factors(size // first, ndims - 1, first))
