@@ -111,7 +111,8 @@ class MpiLink:
         status, anybody, anything = MPI.Status(), MPI.ANY_SOURCE, MPI.ANY_TAG
         here = self.points.Iprobe(anybody if source is None else source, anything if tag is None else tag, status)
         # A tag beyond those of users' is gpucoll.distributed's own, which takes it soon
-        return Seen(status.source, status.tag, status.count) if here and (tag is not None or status.tag < TAGS) else None
+        is_ours = here and (tag is not None or status.tag < TAGS)
+        return Seen(status.source, status.tag, status.count) if is_ours else None
 
     def free(self) -> None:
         self.wire.Free()

@@ -240,7 +240,7 @@ class StoreLink:
         if self._count_left <= before:
             return self._left
         for other in {*range(self.place.size)} - {self.place.rank, *self._left}:
-            if self.wire.has_come(other, LEFT):
+            if self.wire.length(other, LEFT) is not None:
                 said = numpy.zeros(1, numpy.int64)
                 self.wire.Irecv([said.view(numpy.uint8), "B"], other, LEFT).Test()
                 self._left[other] = int(said[0])

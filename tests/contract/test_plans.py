@@ -112,7 +112,7 @@ def planned_messages(comm):
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     x, out, back, status = numpy.zeros(5, int), numpy.zeros(5, int), numpy.zeros(5, int), gc.Status()
     around = comm.plan("sendrecv", x, out, dst=right, src=left, tag=3)
-    there, here = comm.plan("send", x, dst=right), comm.plan("recv", out=back, src=left, status=status)
+    there, here = comm.plan("send", x, dst=right, tag=6), comm.plan("recv", out=back, src=left, tag=6, status=status)
     for turn in range(5):
         x[:] = numpy.arange(5) * comm.rank + turn
         assert around() is out
@@ -122,7 +122,7 @@ def planned_messages(comm):
             there()
             here()
         assert (back == out + 100).all()
-        assert (status.source, status.tag, status.count) == (left, 0, 40)
+        assert (status.source, status.tag, status.count) == (left, 6, 40)
     assert comm.plan("sendrecv", x, out, dst=gc.PROC_NULL, src=gc.PROC_NULL)() is out
     for name, arguments in (("send", {"dst": comm.size}), ("recv", {"out": out, "src": -5}), ("send", {}),
                             ("sendrecv", {"out": x[:3], "dst": 0, "src": 0}), ("send", {"dst": 0, "tag": -1})):
