@@ -217,6 +217,9 @@ def test_a_second_thread_in_a_call_is_refused():
     other.close()
 
 
+COLLECTING = threading.Lock()
+
+
 @program
 def closed(comm, count):
     """What a process holds after some communicators have been made, used and closed, and after many more."""
@@ -227,7 +230,8 @@ def closed(comm, count):
                 part.all_reduce(numpy.ones(3), algorithm="ring")
                 part.all_reduce(numpy.ones(3), algorithm="ring", async_op=True).wait()
         comm.barrier()  # every thread has closed its own
-        collect()
+        with COLLECTING:  # where one collects, another one's call would return at once
+            collect()
         with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
             pages = int(memory.read().split()[1])
             return pages, len(os.listdir("/proc/self/fd")), len(list(maps)), threading.active_count()
