@@ -229,9 +229,6 @@ class _Message:
         """Let go of the memory: what comes later goes nowhere."""
         self.row = self.row[:0].copy()
 
-    def Wait(self) -> None:
-        """Nothing to wait for after `Cancel`."""
-
 
 class _Mail:
     """The messages under way between the threads: the k-th send from a to b with a tag meets the k-th receive."""

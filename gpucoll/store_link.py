@@ -197,9 +197,6 @@ class StoredMessage:
         """Receive it no more."""
         self._length = 0
 
-    def Wait(self) -> None:
-        """Nothing to wait for after `Cancel`."""
-
 
 class StoreLink:
     """Ranks are processes, joined by a store of which no other link has the same part."""

@@ -207,7 +207,11 @@ def _at_exit() -> None:
     """
     for comm in list(_alive):
         if not (comm.closed or comm._is_forked or comm._link.mpi is None or comm._link.has_ended()):
-            if comm._link.processes.ended() or any(why != ENDS for why in comm._link.left().values()):
+            try:
+                is_lost = bool(comm._link.processes.ended()) or any(why != ENDS for why in comm._link.left().values())
+            except comm._link.foreign:  # as MPI raises where it knows of a rank that has died
+                is_lost = True
+            if is_lost:
                 _finalize_within.append(FINALIZE)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._leave()
