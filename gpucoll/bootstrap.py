@@ -222,6 +222,12 @@ def check_process() -> None:
 _process = 0  # that has started MPI
 
 
+def abort(mpi: Any) -> None:
+    """End all ranks with status 1, once what this one has written can be read; `mpi` is mpi4py's module."""
+    time.sleep(FORWARDING)
+    mpi.COMM_WORLD.Abort(1)
+
+
 def _abort_all(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End the whole job on an uncaught exception: the other ranks would wait for this one."""
     MPI = sys.modules.get("mpi4py.MPI")  # ranks that another launcher has started do without
@@ -236,8 +242,7 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     for end in after_abort:
         end()
     if MPI and lives:
-        time.sleep(FORWARDING)
-        MPI.COMM_WORLD.Abort(1)
+        abort(MPI)
 
 
 # Where the launcher is not MPI's: who may tell of its error, as one does for all, and what ends the job after that

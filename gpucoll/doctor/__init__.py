@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 
 import gpucoll
+from gpucoll import bootstrap
 from gpucoll.doctor import facts, probes, report
 from gpucoll.doctor.report import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
@@ -51,9 +52,8 @@ def main(options: Any) -> int:
     except GpucollError as error:
         sys.stderr.write(f"gpucoll doctor: {facts.reason(error)}\n")
         sys.stderr.flush()
-        world = facts.mpi_module().COMM_WORLD
-        if world.size > 1:  # the others wait for this rank, or for the one that it waits for
-            world.Abort(1)
+        if facts.mpi_module().COMM_WORLD.size > 1:  # the others wait for this rank, or for the one that it waits for
+            bootstrap.abort(facts.mpi_module())
         return 1
 
 
