@@ -106,6 +106,14 @@ class Plan:
         self._made_of = schedule, in_place and not self.copy_input, near
 
     @functools.cached_property
+    def shares_input(self) -> bool:
+        """Whether several ranks are sent the same part of the input."""
+        sent = collections.Counter(chunk for steps in self._made_of[0] for step in steps
+                                   if isinstance(step, Send) and step.src.buffer == "input"
+                                   for chunk in range(step.src.first, step.src.first + step.src.count))
+        return max(sent.values(), default=0) > 1
+
+    @functools.cached_property
     def rounds(self) -> tuple[tuple[Step, ...], ...]:
         """Each of receives, sends, and results in an order in which none overwrites what a later one reads.
 

@@ -18,6 +18,9 @@
 #include <sys/uio.h>
 #include <unistd.h>
 #include <vector>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "combine.h"
 #include "flight.h"
@@ -26,7 +29,8 @@ static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before someb
 static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
 static const int ROUNDS = 20;              // bits of a mark below the number of the call
 static const int64_t HERE = -1;            // in place of a segment's key: what follows is an address
-static const uint64_t PAGE = 4096;
+static const uint64_t STREAMED = 1 << 22;  // bytes of a result from which on what is only copied is written past the caches
+static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
 static const int TEXT = 256;               // bytes that say in words what a call is
 
@@ -187,6 +191,26 @@ static void copy(char* to, const char* from, uint64_t nbytes) {
         std::memmove(to + start, from + start, std::min(PIECE, nbytes - start));
 }
 
+// The same past the caches, where a line that is written is not read before: for long rows that nobody reads soon.
+static void stream(char* to, const char* from, uint64_t nbytes) {
+#if defined(__SSE2__)
+    const uint64_t head = std::min(nbytes, -static_cast<uint64_t>(reinterpret_cast<uintptr_t>(to)) % LINE);
+    std::memmove(to, from, head);
+    for (to += head, from += head, nbytes -= head; nbytes >= LINE; to += LINE, from += LINE, nbytes -= LINE) {
+        const __m128i* words = reinterpret_cast<const __m128i*>(from);
+        const __m128i a = _mm_loadu_si128(words), b = _mm_loadu_si128(words + 1), c = _mm_loadu_si128(words + 2),
+                      d = _mm_loadu_si128(words + 3);
+        __m128i* line = reinterpret_cast<__m128i*>(to);
+        _mm_stream_si128(line, a);
+        _mm_stream_si128(line + 1, b);
+        _mm_stream_si128(line + 2, c);
+        _mm_stream_si128(line + 3, d);
+    }
+    _mm_sfence();  // before the mark by which others know of it
+#endif
+    copy(to, from, nbytes);
+}
+
 // Bytes of a rank's buffer from `offset` on; of another rank whose blocks are not alike, from that block on.
 struct Part {
     uint32_t rank, buffer;
@@ -336,7 +360,7 @@ struct Walker {
                     last = std::max(last, base + one.mark);
                 }
         }
-        if (result != nullptr) copy(to, result, plan->taken);
+        if (result != nullptr) (plan->taken >= STREAMED ? stream : copy)(to, result, plan->taken);
         if (plan->finish != nullptr) plan->finish(to, plan->taken, plan->contributions);
         plan = nullptr;
         node.flight.ended();
@@ -522,7 +546,8 @@ struct Walker {
         if (to_row == nullptr || source.start == nullptr) return EFAULT;
         if (one.count == 1 && one.copies == 0) {
             if (source.process != 0) return transfer(process_vm_readv, source.process, to_row, source.start, one.nbytes);
-            copy(to_row, source.start, one.nbytes);
+            const bool is_last = one.to.buffer == OUTPUT && !plan->read[OUTPUT];  // of what moves these bytes
+            (is_last && plan->taken >= STREAMED ? stream : copy)(to_row, source.start, one.nbytes);
             return 0;
         }
         return combine_all(node, one, to_row, sources);

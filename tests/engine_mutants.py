@@ -48,6 +48,8 @@ MUTANTS = {
     "what others read stays with the caller": Mutant((("&& !plan->read[buffer] &&", "&&"),), "fresh_data"),
     "others' copies are left out": Mutant((("i < one.copies; i++", "i < 0 * one.copies; i++"),), "long_arrays",
                                           ("two_shot",)),
+    "what comes before the first whole line is left out": Mutant(
+        (("std::memmove(to, from, head);", "(void)head;"),), "movements"),
     "another rank's block": Mutant((("uint64_t offset = part.offset;", "uint64_t offset = 0;"),), "movements"),
     "boards are not shown": Mutant((("        board.places[buffer][1] = offset;\n", ""),), "long_arrays",
                                    ("two_shot",)),

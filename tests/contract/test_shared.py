@@ -60,3 +60,28 @@ def many_broadcasts(comm, count):
 @pytest.mark.parametrize("count", [7, 5000])
 def test_a_root_that_runs_ahead(count):
     on_threads(4, many_broadcasts, count, executor="shared")
+
+
+def long_copies(comm, count):
+    """Results that are written past the caches, at every place in a line of them, ends included."""
+    for shift, collective in enumerate(("broadcast", "all_gather", "all_to_all")):
+        gives, takes = (count if one == collective else count * comm.size for one in ("all_gather", "broadcast"))
+        given = numpy.arange(gives if collective == "all_to_all" else count, dtype=numpy.uint16) * 3 + comm.rank
+        taken = numpy.full(takes * 2 + 64, 7, numpy.uint8)
+        out = taken[shift:shift + len(taken) - 64].view(numpy.uint16)
+        if collective == "broadcast":
+            out[:] = given
+            comm.broadcast(out, root=1, algorithm="linear")
+            wanted = numpy.arange(count, dtype=numpy.uint16) * 3 + 1
+        else:
+            getattr(comm, collective)(given, out, algorithm="direct")
+            block = numpy.arange(count * comm.size, dtype=numpy.uint16).reshape(comm.size, count)[comm.rank]
+            rows = [numpy.arange(count, dtype=numpy.uint16) if collective == "all_gather" else block] * comm.size
+            wanted = numpy.concatenate([row * 3 + rank for rank, row in enumerate(rows)])
+        assert (out == wanted).all()
+        assert (taken[:shift] == 7).all()
+        assert (taken[shift + out.nbytes:] == 7).all()
+
+
+def test_long_copies():
+    on_threads(3, long_copies, (1 << 21) + 13, executor="shared")

@@ -9,8 +9,8 @@ nodes the same executor, then named `hybrid`, sends messages.
     neighbours   the ranks of the node, and ways into their memory
 
 Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
-arrays are copied, block by block, by the system (process_vm_readv), or where it forbids that, to mapped memory as a
-whole.
+arrays are copied, block by block, by the system (process_vm_readv), or where it forbids that, or several ranks read
+the same block, to mapped memory as a whole.
 """
 
 from __future__ import annotations

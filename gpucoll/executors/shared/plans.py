@@ -57,20 +57,24 @@ class Plans:
 
     def of(self, task: Task) -> Any:
         """Return the engine's plan for calls like `task`."""
-        small = task.nbytes <= TINY or (task.nbytes <= MEDIUM and not self._is_symmetric(task))
-        alias = task.in_place and not small and not self._moves(task)
+        plan, symmetric = task.plan, self._is_symmetric(task)
+        assert plan is not None
+        small = task.nbytes <= TINY or (task.nbytes <= MEDIUM and not symmetric)
+        # What several ranks read is copied once to where they all map it: the system's copies take twice as long.
+        copies = plan.copy_input or (plan.shares_input and not small and not symmetric)
+        alias = task.in_place and not small and not copies and (self._near.copies or symmetric)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
-        key = (id(task.plan), id(task.op), task.dtype.name, task.nbytes, alias, small, task.in_place, task.shape,
+        key = (id(plan), id(task.op), task.dtype.name, task.nbytes, alias, small, copies, task.in_place, task.shape,
                task.detail)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) == KEPT:
                 self._kept.clear()
             # With them plan and op, so that no others are found under their numbers.
-            found = self._kept[key] = (self._made(task, alias, small), task.plan, task.op)
+            found = self._kept[key] = (self._made(task, alias, small, copies), plan, task.op)
         return found[0]
 
-    def _made(self, task: Task, alias: bool, small: bool) -> Any:
+    def _made(self, task: Task, alias: bool, small: bool, copies: bool) -> Any:
         plan, near = task.plan, self._near
         assert plan is not None
         assert plan.schedules is not None
@@ -79,7 +83,7 @@ class Plans:
         one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1 and by_engine
         sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
         sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
-        for buffer, wanted in enumerate((plan.copy_input or not near.copies, not near.copies, True)):
+        for buffer, wanted in enumerate((copies or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
         writer = Writer(task, near.rank, by_node, self._messages)
@@ -96,7 +100,7 @@ class Plans:
         text = task.words
         place = NOTHING if task.op is None or task.op.expression else PLACES.index(
             "sum" if task.op.factor is not None else task.op.name)
-        flags = (in_control, small, plan.copy_input,
+        flags = (in_control, small, copies,
                  task.in_place and task.collective == "broadcast", task.collective == "broadcast", False, announced)
         return self._shown_plan(text, (*sizes, writer.aside, task.dtype.itemsize),
                                  (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
@@ -121,11 +125,6 @@ class Plans:
         contributions = self._near.rank + 1 if task.collective == "scan" else self._near.size
         alone = task.op.name in LOGICAL and contributions == 1
         return contributions if task.op.name == "avg" or alone else 0
-
-    def _moves(self, task: Task) -> bool:
-        """Return whether an in-place call works elsewhere, so that input and output are apart."""
-        assert task.plan is not None
-        return task.plan.copy_input or not (self._near.copies or self._is_symmetric(task))
 
     def _is_symmetric(self, task: Task) -> bool:
         """Return whether all of this rank's arrays are in symmetric memory."""
