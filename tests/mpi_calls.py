@@ -163,6 +163,16 @@ def others(mpi):
     copy = ours.Dup()
     copy.Bcast(bytearray(3), root=0)
     copy.Free()
+    grid = ours.Create_cart([ours.size, 1], periods=[True, False])
+    assert grid.Get_coords(ours.rank) == [ours.rank, 0]
+    assert grid.Shift(0, 1) == ((ours.rank - 1) % ours.size, (ours.rank + 1) % ours.size)
+    for line, ranks in ((grid.Sub([True, False]), range(ours.size)), (grid.Sub([False, True]), [ours.rank])):
+        assert type(line) is gpucoll.mpi.Comm
+        line.Allreduce(x, y)
+        assert (y == sum(rank + 1 for rank in ranks)).all()
+        line.Free()
+    grid.Free()
+    assert (ours.Create_cart([1]) == MPI.COMM_NULL) == (ours.rank > 0)
     with pytest.raises(gc.ArgumentError, match="BOTTOM"):
         ours.Bcast([MPI.BOTTOM, 1, MPI.INT])
     with pytest.raises(ValueError, match="mismatch"):

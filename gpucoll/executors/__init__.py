@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -24,7 +25,7 @@ from gpucoll.plan import Plan
 from gpucoll.work import Operation
 
 REFUSED = "refused: "
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # this package
+INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__]  # not the user's
 
 
 @dataclass
@@ -112,7 +113,7 @@ def shortened(text: str, nbytes: int) -> str:
 def call_site() -> str:
     """Return ``file:line`` of the user's code that is running in this thread; "" where there is none."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(HERE):
+    while frame is not None and frame.f_code.co_filename.startswith((*INSIDE,)):
         frame = frame.f_back  # type: ignore[assignment] # None ends the walk
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 

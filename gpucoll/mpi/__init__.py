@@ -64,7 +64,7 @@ class Comm:
     """An mpi4py intracommunicator `mpi` whose upper-case collectives are those of a gpucoll communicator, `comm`.
 
     A collective call; `options` are those of `gpucoll.init`. Errors are gpucoll's. On CuPy arrays calls enqueue in the
-    current stream.
+    current stream. What `Split`, `Dup`, `Create_cart` and the like return is a `Comm` too, COMM_NULL where mpi4py's is.
     """
 
     def __init__(self, mpi: MPI.Intracomm, **options: Any) -> None:
@@ -75,26 +75,10 @@ class Comm:
         if name == "mpi":  # while it is unpickled, say
             raise AttributeError(name)
         found = getattr(self.mpi, name)
+        if name in MADE:
+            return lambda *given, **named: self._wrapped(found(*given, **named))
         started = name[1:].capitalize() if name[:1] == "I" else ""
         return functools.partial(self._start, started) if started in STARTED else found
-
-    def Split(self, color: int = 0, key: int = 0) -> Any:
-        """Return a `Comm` of the ranks of the same color, COMM_NULL where that is UNDEFINED."""
-        return self._wrapped(self.mpi.Split(color, key))
-
-    def Split_type(self, split_type: int, key: int = 0, info: Any = MPI.INFO_NULL) -> Any:
-        """Return a `Comm` of the ranks that share what `split_type` says."""
-        return self._wrapped(self.mpi.Split_type(split_type, key, info))
-
-    def Create(self, group: MPI.Group) -> Any:
-        """Return a `Comm` of the ranks of `group`, COMM_NULL elsewhere."""
-        return self._wrapped(self.mpi.Create(group))
-
-    def Dup(self, info: Any = None) -> Comm:
-        """Return a `Comm` of the same ranks."""
-        return Comm(self.mpi.Dup(info), **self._options())
-
-    Clone = Dup
 
     def Free(self) -> None:
         """Close both communicators."""
@@ -389,6 +373,8 @@ def _is_in_place(buffer: Any) -> bool:
     return buffer is None or buffer is MPI.IN_PLACE
 
 
+MADE = {"Clone", "Create", "Create_cart", "Create_dist_graph", "Create_dist_graph_adjacent", "Create_graph",
+        "Create_group", "Dup", "Split", "Split_type", "Sub"}  # calls that return a communicator, which is wrapped
 DEFAULTS = {"op": MPI.SUM, "root": 0}
 _TWO = ("sendbuf", "recvbuf")
 STARTED = {  # collectives that have an I-variant, and what they are given

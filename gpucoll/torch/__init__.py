@@ -8,8 +8,11 @@
 
 from __future__ import annotations
 
+import os
+
 import torch.distributed
 
+from gpucoll.executors import INSIDE
 from gpucoll.torch.group import TorchProcessGroup
 from gpucoll.torch.meeting import set_variables
 
@@ -17,3 +20,4 @@ __all__ = ["TorchProcessGroup"]
 
 torch.distributed.Backend.register_backend("gpucoll", TorchProcessGroup, devices=["cpu", "cuda"])
 set_variables()
+INSIDE.append(os.path.dirname(torch.__file__) + os.sep)  # a call is the user's, whatever of torch lies in between

@@ -53,7 +53,7 @@ def test_a_mesh_of_two_axes_trains_as_over_gloo(mpiexec):
 
 
 def test_torchrun_starts_ranks_without_mpi():
-    names = "messages groups timeouts no_mpi"
+    names = "messages groups disagreement timeouts no_mpi"
     check(torchrun(3, METHODS, *names.split()), 3, names)
 
 

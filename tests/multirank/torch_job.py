@@ -6,6 +6,7 @@ Data differ by rank and index and are small whole numbers, so that every result 
 import datetime
 import functools
 import itertools
+import re
 import sys
 
 import pytest
@@ -249,6 +250,13 @@ def groups():
     dist.barrier()
     dist.barrier(async_op=True).wait()
     assert dist.get_backend() == "gpucoll"
+
+
+def disagreement():
+    """All ranks are told where each of them made its call, in their own programs."""
+    with pytest.raises(dist.DistBackendError, match="GC-SHAPE") as told:
+        dist.all_reduce(torch.zeros(3)) if RANK else dist.all_reduce(torch.zeros(4))
+    assert re.findall(r"\((\S+):\d+\)", str(told.value)) == 2 * [__file__], told.value
 
 
 def timeouts():
