@@ -12,29 +12,34 @@ from .summary import geometric_mean
 
 FOLDER = Path(__file__).parent / "results"
 BEGIN, END = "<!-- made by python -m gpucoll.bench.readme -->", "<!-- end of what bench.readme makes -->"
-SMALL, LARGE = 4 << 10, 1 << 20  # bytes: up to there latency counts, from there bandwidth
+SMALL, LARGE = 64 << 10, 1 << 20  # bytes: up to there latency counts, from there bandwidth
+MPIS = ("mpich", "openmpi")
 Result = Mapping[str, Any]
 
 
-def newest(folder: Path = FOLDER) -> Path | None:
-    """Return the newest file of `scripts/bench`, by the date in its name; None where there is none."""
-    suites = [path for path in folder.glob("*.json") if path.read_text().startswith('{"suite"')]
-    return max(suites, key=lambda path: path.stem[-10:], default=None)
+def newest(folder: Path = FOLDER) -> list[Path]:
+    """Return the newest file of `scripts/bench` with each MPI, by the date in its name."""
+    found = [[path for path in folder.glob(f"*-{mpi}-????-??-??.json")] for mpi in MPIS]
+    return [max(paths, key=lambda path: path.stem[-10:]) for paths in found if paths]
 
 
-def block(path: Path) -> str:
-    """Return the section, from the first marker to the last."""
+def block(paths: Iterable[Path]) -> str:
+    """Return the section, from the first marker to the last: a table for each file."""
+    explained = (
+        "Each pair of figures is the geometric mean, and the least, of MPI's time (its own blocking call by mpi4py, "
+        "measured in turn in the same run) over gpucoll's, so that above 1 is faster than MPI; `share` is the busbw of "
+        "the largest size over the bound that the machine's copy bandwidth sets.")
+    return "\n\n".join([BEGIN, explained, *map(_table, paths), END, ""])
+
+
+def _table(path: Path) -> str:
     records = read(str(path))
     machine, version = records[0]["gpucoll"]["machine"], records[0]["gpucoll"]["version"]
     wrong = sum(int(record["out_of_bounds"]["count"]) for record in records)
     lines = [
-        BEGIN,
         f"Measured by `scripts/bench` on {path.stem[-10:]}: gpucoll {version}, {machine['cpu']}, {machine['cores']} "
         f"cores, {machine['mpi']}, NumPy {machine['numpy']}; all results checked, "
-        f"{f'{wrong} elements' if wrong else 'none'} wrong. Each figure is the "
-        "geometric mean of MPI's time (its own blocking call by mpi4py, measured in turn in the same run) over "
-        "gpucoll's, so that above 1 is faster than MPI; `share` is the busbw of the largest size over the bound that "
-        "the machine's copy bandwidth sets.",
+        f"{f'{wrong} elements' if wrong else 'none'} wrong.",
         "",
         f"| collective | ranks | memory | algorithm | up to {SMALL >> 10} KiB | from {LARGE >> 20} MiB "
         "| best busbw (GB/s) | share |",
@@ -46,10 +51,10 @@ def block(path: Path) -> str:
             rows.setdefault(key, []).append(one)
     for key, results in rows.items():
         best = max(one["out_of_place"]["bus_bw"] for one in results)
-        small, large = (_mean(one for one in results if accepts(one["size"])) for accepts in (
+        small, large = (_ratios(one for one in results if accepts(one["size"])) for accepts in (
             lambda size: size <= SMALL, lambda size: size >= LARGE))
         largest = max(results, key=lambda one: int(one["size"]))["share"]
-        share = "" if largest is None else f"{100 * largest:.0f} %"
+        share = "" if largest is None or not large else f"{100 * largest:.0f} %"
         lines.append(f"| {' | '.join(map(str, key))} | {small} | {large} | {best:.2f} | {share} |")
     overlap = [one for record in records for one in record["gpucoll"]["overlap"]]
     if overlap:
@@ -59,19 +64,19 @@ def block(path: Path) -> str:
     crowded = sorted({key[1] for key in rows if key[1] > machine["cores"]})
     if crowded:
         lines += ["", f"Runs on {' and '.join(map(str, crowded))} ranks share {machine['cores']} cores."]
-    return "\n".join([*lines, END, ""])
+    return "\n".join(lines)
 
 
-def _mean(results: Iterable[Result]) -> str:
+def _ratios(results: Iterable[Result]) -> str:
     ratios = [one["against"]["mpi"]["ratio"]["out_of_place"] for one in results if "mpi" in one["against"]]
-    return f"{geometric_mean(ratios):.2f}" if ratios else ""
+    return f"{geometric_mean(ratios):.2f}, {min(ratios):.2f}" if ratios else ""
 
 
 def main() -> int:
     """Print the section; 1 where no results are committed."""
-    path = newest()
-    sys.stdout.write(block(path) if path else "")
-    return 0 if path else 1
+    paths = newest()
+    sys.stdout.write(block(paths) if paths else "")
+    return 0 if paths else 1
 
 
 if __name__ == "__main__":
