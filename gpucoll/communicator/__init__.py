@@ -1,7 +1,7 @@
 """The communicator: one method per collective, all of one shape.
 
     core           what a call goes through: checked, resolved, cached, run at once or behind a `Work`
-    closing        how a communicator ends
+    lifecycle      what guards a communicator, and how it ends
     collectives    the calls whose shapes are alike on all ranks
     ragged         the v-variants
     objects        Python objects, pickled
@@ -28,7 +28,7 @@ from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
-from gpucoll.executors.mpi import leave
+from gpucoll.executors.mpi import abort
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink
 from gpucoll.store_link import StoreLink
@@ -50,7 +50,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         except BaseException as error:  # others may wait for this rank, as where it has no memory left
             if link.mpi is not None:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
-                leave(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
+                abort(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
             raise
 
     @classmethod
