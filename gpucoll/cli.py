@@ -89,8 +89,8 @@ def _complete() -> None:
         return {before + name for collective, name in registry() if kind in (None, collective)}
 
     parser, verbs = _parser([launch.parser()], [arguments.parser()])
-    completers = {"algorithm": algorithms, "collective": argcomplete.ChoicesCompleter([*COLLECTIVES]),
-                  "test": argcomplete.ChoicesCompleter([*arguments.TESTS])}
+    completers: dict[str, Callable[..., Iterable[str]]] = {
+        "algorithm": algorithms, "collective": lambda **_: [*COLLECTIVES], "test": lambda **_: [*arguments.TESTS]}
     for action in (action for verb in verbs.values() for action in verb._actions if action.dest in completers):
         action.completer = completers[action.dest]  # type: ignore[attr-defined] # by which argcomplete asks
     argcomplete.autocomplete(parser)
