@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy
 
@@ -32,6 +32,15 @@ CHECKS = ("full", "deferred", "off")
 FORWARDING = 0.2  # seconds that launchers have to pass on what a rank wrote last: an abort overtakes it
 DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
 EXECUTORS = ("mpi", "shared", "nccl", "peer", "native")
+
+
+class GivenOptions(TypedDict, total=False):
+    """What `gpucoll.init` and its like take."""
+
+    timeout: float | None
+    check: str | None
+    executor: str | None
+    deterministic: bool
 
 
 class Options(NamedTuple):
@@ -51,7 +60,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
     Options(timeout=5.0, check='off', executor=None, prefer='', emulated=False, deterministic=False)
     """
-    unknown = set(given) - {"timeout", "check", "executor", "deterministic"}
+    unknown = set(given) - GivenOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
     names = {"timeout": "GPUCOLL_TIMEOUT", "check": "GPUCOLL_CHECK", "executor": "GPUCOLL_EXECUTOR"}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from gpucoll.version import __version__
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return its exit code: 0, 1 for what was found wrong, 2 for wrong arguments."""
     given = sys.argv[1:] if arguments is None else arguments
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how its line may go on
+        _complete()
     _check_launcher(*given[:2])
     if given[:1] == ["bench"]:  # its flags are nccl-tests', parsed by itself
         from gpucoll.bench.__main__ import main as bench
@@ -28,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
         from gpucoll.launch import main as launch
 
         return launch(given[1:])
-    parser = _parser()
+    parser, _ = _parser()
     options = parser.parse_args(given)
     if options.verb is None:
         if not options.version:
@@ -57,17 +60,40 @@ def _check_launcher(verb: str = "", part: str = "") -> None:
                f"it works by MPI: pip install mpi4py 'gpucoll[mpich]', then mpiexec -n 4 gpucoll {verb}")
 
 
-def _parser() -> Parser:
+def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[Parser, Mapping[str, Parser]]:
+    """Return the parser, and those of its verbs; `run` and `bench`, which parse their arguments, may lend their own."""
     parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs under MPI.")
     parser.add_argument("--version", action="store_true", help="print the version")
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
-    verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False)
+    verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
+                     parents=run)
     verbs.add_parser("bench", help="measure collectives (under mpiexec); regret: judge auto; report: make a page",
-                     add_help=False)
+                     add_help=False, parents=bench)
     _add_schedules(verbs)
     _add_times(verbs)
     _add_machines(verbs)
-    return parser
+    return parser, verbs.choices
+
+
+def _complete() -> None:
+    """Tell the shell, by argcomplete, what may follow in its line, and end: names of collectives and algorithms too."""
+    import argcomplete
+
+    from gpucoll import launch
+    from gpucoll.algorithms import registry
+    from gpucoll.bench import arguments
+    from gpucoll.collectives import COLLECTIVES
+
+    def algorithms(prefix: str, parsed_args: Any, **_: Any) -> Iterable[str]:
+        kind, before = getattr(parsed_args, "collective", None), prefix[:prefix.rfind(",") + 1]  # of a list
+        return {before + name for collective, name in registry() if kind in (None, collective)}
+
+    parser, verbs = _parser([launch.parser()], [arguments.parser()])
+    completers: dict[str, Callable[..., Iterable[str]]] = {
+        "algorithm": algorithms, "collective": lambda **_: [*COLLECTIVES], "test": lambda **_: [*arguments.TESTS]}
+    for action in (action for verb in verbs.values() for action in verb._actions if action.dest in completers):
+        action.completer = completers[action.dest]  # type: ignore[attr-defined] # by which argcomplete asks
+    argcomplete.autocomplete(parser)
 
 
 def _add_verb(verbs: Any, name: str, run: Callable[[Any], int], *, json: bool = True, **texts: str) -> Any:

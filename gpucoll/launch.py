@@ -43,21 +43,26 @@ def main(arguments: Sequence[str]) -> int:
     os.execv(mpiexec, command(mpiexec, version, job, master(job, os.environ), root=os.geteuid() == 0))
 
 
-def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(PROGRAM, description="Launch a program on several ranks, with torchrun's variables.")
-    parser.add_argument("-n", "--nproc-per-node", "--nproc_per_node", type=_count, default=1, metavar="N",
+def parser() -> Parser:
+    """Return the parser of the command line."""
+    flags = Parser(PROGRAM, description="Launch a program on several ranks, with torchrun's variables.")
+    flags.add_argument("-n", "--nproc-per-node", "--nproc_per_node", type=_count, default=1, metavar="N",
                         help="ranks on each host (1): a number, gpu or cpu for as many as this host has, auto for gpu "
                              "where it has one, else cpu")
-    parser.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
-    parser.add_argument("--standalone", action="store_true", help="on this host without MPI")
-    outputs = parser.add_mutually_exclusive_group()
+    flags.add_argument("--hosts", type=_hosts, default=(), metavar="a,b", help="where to run; without it, here")
+    flags.add_argument("--standalone", action="store_true", help="on this host without MPI")
+    outputs = flags.add_mutually_exclusive_group()
     outputs.add_argument("--tag-output", action="store_true", help="begin each line of output with its rank")
     outputs.add_argument("--redirect", metavar="DIR", help="write what rank 0 prints to DIR/rank0.out and rank0.err, "
-                                                           "and so on")
-    parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
-    parser.add_argument("script", help="the Python program")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
-    options = parser.parse_args(list(arguments))
+                                                          "and so on")
+    flags.add_argument("-m", "--module", action="store_true", help="the program is a module, as in python -m")
+    flags.add_argument("script", help="the Python program")
+    flags.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
+    return flags
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    options = parser().parse_args(list(arguments))
     if options.standalone and options.hosts:
         refuse(PROGRAM, "--standalone is for this host, and --hosts for MPI: give one of them")
     if options.module and not _is_module(options.script):

@@ -13,7 +13,7 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.executors.mpi import TAGS, who_left
+from gpucoll.executors.mpi import TAGS, aborted_ranks
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
@@ -53,8 +53,8 @@ class Link(Protocol):
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
 
-    def left(self) -> Mapping[int, int]:
-        """Return the ranks that have told that they go no further, and why (see `executors.mpi.leave`)."""
+    def aborted(self) -> Mapping[int, int]:
+        """Return the ranks that have told that they go no further, and why (see `executors.mpi.abort`)."""
 
     def has_ended(self) -> bool:
         """Return whether nothing can be sent any more."""
@@ -82,7 +82,7 @@ class MpiLink:
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
-        self._left: dict[int, int] = {}
+        self._aborted: dict[int, int] = {}
 
     @classmethod
     def of(cls, mpi: Any, timeout: float, table: Table | None = None) -> MpiLink:
@@ -101,9 +101,9 @@ class MpiLink:
         part.Free()
         return link
 
-    def left(self) -> Mapping[int, int]:
-        self._left.update(who_left(self.wire))
-        return self._left
+    def aborted(self) -> Mapping[int, int]:
+        self._aborted.update(aborted_ranks(self.wire))
+        return self._aborted
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
         from mpi4py import MPI
@@ -164,7 +164,7 @@ class LocalLink:
                                             if shade == color)]
         return LocalLink(ranks.index(self.place.rank), hubs.setdefault(color, _Hub(len(ranks))))
 
-    def left(self) -> Mapping[int, int]:
+    def aborted(self) -> Mapping[int, int]:
         return {}
 
     def has_ended(self) -> bool:
@@ -173,9 +173,9 @@ class LocalLink:
     def free(self) -> None:
         """Nothing to give back."""
 
-    def leave(self, release: Callable[[bool], None], *, failed: bool) -> None:
+    def close(self, release: Callable[[bool], None], *, failed: bool) -> None:
         """Leave without waiting; who leaves last calls every rank's `release` with whether any of them has failed."""
-        self._hub.leave(release, failed)
+        self._hub.close(release, failed)
 
 
 class _Hub:
@@ -189,8 +189,8 @@ class _Hub:
         self._releases: list[Callable[[bool], None]] = []  # of those who have left
         self._has_failed = False
 
-    def leave(self, release: Callable[[bool], None], failed: bool) -> None:
-        """See `LocalLink.leave`."""
+    def close(self, release: Callable[[bool], None], failed: bool) -> None:
+        """See `LocalLink.close`."""
         with self._changed:
             self._releases.append(release)
             self._has_failed |= failed

@@ -403,7 +403,7 @@ def open_store(rank: int, size: int, token: str, timeout: float) -> KeyStore:
     return _open[token]
 
 
-def leave_within(seconds: float) -> None:
+def linger_at_most(seconds: float) -> None:
     """Let rank 0 stay for nobody longer than that when it ends."""
     _patience.append(seconds)
 

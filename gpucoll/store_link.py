@@ -21,7 +21,7 @@ import numpy
 from gpucoll import errors
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
-from gpucoll.executors.mpi import LEFT
+from gpucoll.executors.mpi import ABORTED
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.store import KeyStore, MemoryStore, PrefixedStore, StoreError, open_store
 from gpucoll.tuner import built_in
@@ -148,8 +148,8 @@ class StoreMessages:
         key = self._key(self._rank, dest, tag)
         self._counts[self._rank, dest, tag] += 1
         self._store.set(key, buffer[0].tobytes())
-        if tag == LEFT:
-            self._store.add("left", 1)
+        if tag == ABORTED:
+            self._store.add("aborted", 1)
         return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> StoredMessage:
@@ -163,9 +163,9 @@ class StoreMessages:
         found = self._store.get(self._key(source, self._rank, tag))
         return None if found is None else len(found)
 
-    def count_left(self) -> int:
+    def count_aborted(self) -> int:
         """Return how many messages have told that their ranks go no further."""
-        return int(self._store.get("left") or 0)
+        return int(self._store.get("aborted") or 0)
 
     def _key(self, source: int, dest: int, tag: int) -> str:
         return f"{source} {dest} {tag} {self._counts[source, dest, tag]}"
@@ -213,8 +213,8 @@ class StoreLink:
         self.place = place(rank, [namespace or host for _, namespace, host in everyone])
         self.processes = Processes(visible((process, namespace) for process, namespace, _ in everyone))
         self.table = built_in()  # a machine's own is measured under its MPI
-        self._left: dict[int, int] = {}
-        self._count_left = 0
+        self._aborted: dict[int, int] = {}
+        self._count_aborted = 0
 
     @classmethod
     def world(cls, rank: int, size: int, token: str, timeout: float) -> StoreLink:
@@ -232,16 +232,16 @@ class StoreLink:
         store = PrefixedStore(f"split {self._splits} {color}", self._store)
         return StoreLink(store, ranks.index(self.place.rank), len(ranks), self._timeout)
 
-    def left(self) -> Mapping[int, int]:
-        before, self._count_left = self._count_left, self.wire.count_left()  # one look, where nobody has
-        if self._count_left <= before:
-            return self._left
-        for other in {*range(self.place.size)} - {self.place.rank, *self._left}:
-            if self.wire.length(other, LEFT) is not None:
+    def aborted(self) -> Mapping[int, int]:
+        before, self._count_aborted = self._count_aborted, self.wire.count_aborted()  # one look, where nobody has
+        if self._count_aborted <= before:
+            return self._aborted
+        for other in {*range(self.place.size)} - {self.place.rank, *self._aborted}:
+            if self.wire.length(other, ABORTED) is not None:
                 said = numpy.zeros(1, numpy.int64)
-                self.wire.Irecv([said.view(numpy.uint8), "B"], other, LEFT).Test()
-                self._left[other] = int(said[0])
-        return self._left
+                self.wire.Irecv([said.view(numpy.uint8), "B"], other, ABORTED).Test()
+                self._aborted[other] = int(said[0])
+        return self._aborted
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
         """Return a message that could be received now, from anybody where `source` is None; or None. A tag is named."""

@@ -47,7 +47,7 @@ def keep_for_ever(memory: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
 
 
-def _leave(operation: Operation, error: BaseException) -> None:
+def _throw(operation: Operation, error: BaseException) -> None:
     """Tell an operation that it has failed: it calls back its messages, and keeps what cannot be called back."""
     if isinstance(operation, Generator):
         with contextlib.suppress(BaseException):
@@ -234,7 +234,7 @@ class Waits:
         Raises BackendError for what the transport has raised.
         """
         if is_settled(error):
-            _leave(operation, error)
+            _throw(operation, error)
             return
         is_first = self.failure is None
         if isinstance(error, self._foreign):
@@ -242,7 +242,7 @@ class Waits:
             self.on_failure()
             raise self.failure from error
         self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
-        _leave(operation, error)
+        _throw(operation, error)
         if is_first:
             self.on_failure()
 

@@ -151,6 +151,11 @@ def others(mpi):
     pairs = MPI.DOUBLE.Create_contiguous(2).Commit()
     ours.Bcast([y, 2, pairs], root=0)
     pairs.Free()
+    mine, found = (numpy.zeros(2, numpy.dtype([("value", "f8"), ("index", "i4")], align=True)) for _ in range(2))
+    mine["value"], mine["index"] = [-ours.rank, 7], ours.rank
+    ours.Allreduce([mine, MPI.DOUBLE_INT], [found, MPI.DOUBLE_INT], op=MPI.MINLOC)
+    assert found.tolist() == [(1 - ours.size, ours.size - 1), (7, 0)]
+    assert [array.tolist() for array in ours.comm.minloc(mine["value"])] == [[*found["value"]], [*found["index"]]]
     wide = numpy.full(3, 1, "g")
     ours.Allreduce(MPI.IN_PLACE, wide)
     assert (wide == ours.size).all()

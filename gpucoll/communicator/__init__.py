@@ -1,7 +1,7 @@
 """The communicator: one method per collective, all of one shape.
 
     core           what a call goes through: checked, resolved, cached, run at once or behind a `Work`
-    closing        how a communicator ends
+    lifecycle      what guards a communicator, and how it ends
     collectives    the calls whose shapes are alike on all ranks
     ragged         the v-variants
     objects        Python objects, pickled
@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
@@ -28,7 +28,7 @@ from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
-from gpucoll.executors.mpi import leave
+from gpucoll.executors.mpi import abort
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink
 from gpucoll.store_link import StoreLink
@@ -50,11 +50,11 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         except BaseException as error:  # others may wait for this rank, as where it has no memory left
             if link.mpi is not None:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
-                leave(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
+                abort(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
             raise
 
     @classmethod
-    def from_mpi(cls, mpi: Any, **options: Any) -> Communicator:
+    def from_mpi(cls, mpi: Any, **options: Unpack[bootstrap.GivenOptions]) -> Communicator:
         """Return a communicator of the ranks of an mpi4py intracommunicator, which is duplicated.
 
         A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else.
@@ -159,7 +159,7 @@ def new_world(wanted: bootstrap.Options) -> Communicator:
     return Communicator(_link(StoreLink.world(*(meets or (0, 1, "")), wanted.timeout), wanted), wanted)
 
 
-def init(**options: Any) -> Communicator:
+def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
     """Return the communicator of all ranks; again, the same object.
 
     Ranks that an MPI's launcher has started, as `mpiexec`, `srun` and ``gpucoll run`` do, are those of MPI's
@@ -179,13 +179,13 @@ def init(**options: Any) -> Communicator:
     if _world is None or _world.closed:
         _world = new_world(wanted)
     elif any(options.get(name) is not None and getattr(_world.options, name) != getattr(wanted, name)
-             for name in ("timeout", "check", "executor", "deterministic")):
+             for name in bootstrap.GivenOptions.__annotations__):
         raise UsageError(f"init was called before with {_world.options}, now with {wanted}; close it first, "
                          "or use Communicator.from_mpi for a second communicator", code="GC-INIT")
     return _world
 
 
-def run_local(f: Callable[[Communicator], T], n: int, **options: Any) -> list[T]:
+def run_local(f: Callable[[Communicator], T], n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[T]:
     """Return what ``f(comm)`` returns on each of `n` threads, in the order of their ranks; options as in `init`.
 
     Where threads raise, the others' waits end, and the first error is raised.
@@ -213,7 +213,7 @@ def run_local(f: Callable[[Communicator], T], n: int, **options: Any) -> list[T]
     return results
 
 
-def init_local(n: int, **options: Any) -> list[Communicator]:
+def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Communicator]:
     """Return `n` communicators of one process, one for each of `n` threads; no MPI is started.
 
     Options as in `init`. Every thread uses its own as a rank would. `close` completes what this rank has under way and

@@ -285,7 +285,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
         shared = SharedExecutor(link, heap, timeout, check, name)
         if link.mpi is not None:
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
-            shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.left, lambda: began).check)
+            shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.aborted, lambda: began).check)
         yield shared
     yield MpiExecutor(link.wire)
     if link.has_collectives:

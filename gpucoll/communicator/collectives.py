@@ -5,14 +5,26 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpucoll.arrays import NOTHING, Prepared, Sizes, block_shape, check_input, prepare_scatter
+import numpy
+
+from gpucoll.arrays import (
+    NOTHING,
+    Prepared,
+    Sizes,
+    as_array,
+    block_shape,
+    carried_dtype,
+    check_input,
+    module_of,
+    prepare_scatter,
+)
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
-from gpucoll.dtypes import numpy_dtype
-from gpucoll.errors import GpucollError
+from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError, UsageError
 from gpucoll.executors import REFUSED, Executor, Task
 from gpucoll.executors.shared.plans import TEXT
 from gpucoll.work import Operation
@@ -206,6 +218,46 @@ class Collectives(MetadataExchange):
         MPI-5.0, 6.11.2, where rank 0's result is undefined.
         """
         return self._collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
+
+    def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
+        """Return the greatest of all ranks' `x` (shape s), element by element, and its `index`, on every rank.
+
+        `index` are integers (shape s) that say where a rank's `x` come from; its rank, as int64, where it is None. Of
+        equal values the lowest index counts. NaN is the greatest, as in `numpy.argmax`. Two all-reduces on any
+        executor: "max" of `x`, "min" of those indices; the host waits for nothing but these. Not in a group. Raises
+        ArgumentError and DtypeError before data moves, UsageError. MPI-5.0, 6.9.4.
+
+        >>> import gpucoll as gc
+        >>> gc.run_local(lambda comm: comm.maxloc(numpy.array([3 - comm.rank, 4])), 2)[0]
+        (array([3, 4]), array([0, 0]))
+        """
+        return self._located("maxloc", "max", x, index)
+
+    def minloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:
+        """Return the least of all ranks' `x`, element by element, and its `index`; NaN is the least. As `maxloc`."""
+        return self._located("minloc", "min", x, index)
+
+    @counted
+    def _located(self, name: str, op: str, x: Any, index: Any) -> tuple[Any, Any]:
+        if self._group is not None:
+            raise UsageError(f"{name}: its second call needs the result of its first, which a group has at its end; "
+                             "call it outside of the group", code="GC-GROUP")
+        with self._current(None, [x]):
+            source = check_input(name, x)
+            indices = module_of(source).full(source.shape, self.rank, "int64") if index is None \
+                else as_array(name, "index", index)
+        self._space(name, x).check(name, "index", indices)
+        if row_of(indices.dtype).kind != "int" or carried_dtype(x):
+            raise DtypeError(f"{name}: x is an array of {x.dtype}, index of {indices.dtype}; index must be integers, "
+                             "and x of a dtype that CuPy has, which float8 is not")
+        if indices.shape != source.shape:
+            raise ArgumentError(f"{name}: index has shape {indices.shape}, expected {source.shape}, one for each "
+                                "element of x", code="GC-SHAPE")
+        values = self.all_reduce(x, op=op)
+        with self._current(None, [x]):
+            is_there = (source == values) | (source != source)  # a NaN is equal to nothing, and has won
+            indices = module_of(source).where(is_there, indices, indices.dtype.type(numpy.iinfo(indices.dtype).max))
+        return values, self.all_reduce(indices, op="min")
 
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""

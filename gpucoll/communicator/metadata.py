@@ -11,8 +11,8 @@ import numpy
 
 from gpucoll.arrays import Array, Sizes, Space, on_gpu, prepare
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.communicator.closing import Closing
 from gpucoll.communicator.core import CallOptions
+from gpucoll.communicator.lifecycle import Lifecycle
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
 
@@ -28,7 +28,7 @@ def metadata_of(x: Array, shape: Sequence[int]) -> Metadata:
     return {"shape": list(shape), "dtype": row_of(x.dtype).name, "gpu": on_gpu(x)}
 
 
-class MetadataExchange(Closing):
+class MetadataExchange(Lifecycle):
     """Exchanges of small JSON objects, by the communicator's own schedules: with a deadline like every wait."""
 
     def _checked_sizes(self, name: str, root: Any) -> Sizes:

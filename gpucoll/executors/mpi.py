@@ -23,8 +23,8 @@ from gpucoll.work import Operation
 BYTES = "B"  # MPI's unsigned char
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `shutdown`, of a device's first transport of two, of `leave`, of ranks that differ, and the first of calls
-SHUTDOWN, DEVICE_TAG, LEFT, DIFFERS, FIRST_TAG = 0, 1, 3, 4, 5
+# The tags of `shutdown`, of a device's first transport of two, of `abort`, of ranks that differ, and the first of calls
+SHUTDOWN, DEVICE_TAG, ABORTED, DIFFERS, FIRST_TAG = 0, 1, 3, 4, 5
 
 
 class MpiExecutor:
@@ -160,21 +160,21 @@ def shutdown(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
         keep_for_ever((said, sends))
 
 
-def leave(comm: Any, rank: int, size: int, why: int) -> None:
+def abort(comm: Any, rank: int, size: int, why: int) -> None:
     """Tell every rank that this one goes no further, and why, in a number of the guard's; waits for nobody."""
     said = numpy.full(1, why, numpy.int64).view(numpy.uint8)
-    keep_for_ever((said, [comm.Isend([said, BYTES], other, LEFT) for other in range(size) if other != rank]))
+    keep_for_ever((said, [comm.Isend([said, BYTES], other, ABORTED) for other in range(size) if other != rank]))
 
 
-def who_left(comm: Any) -> dict[int, int]:
+def aborted_ranks(comm: Any) -> dict[int, int]:
     """Return the ranks that have told so since this was asked last, and why."""
     from mpi4py import MPI
 
-    left, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
-    while comm.Iprobe(MPI.ANY_SOURCE, LEFT, status):
-        comm.Recv([said.view(numpy.uint8), BYTES], status.source, LEFT)
-        left[status.source] = int(said[0])
-    return left
+    aborted, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
+    while comm.Iprobe(MPI.ANY_SOURCE, ABORTED, status):
+        comm.Recv([said.view(numpy.uint8), BYTES], status.source, ABORTED)
+        aborted[status.source] = int(said[0])
+    return aborted
 
 
 def cancel(receives: list[Any], owner: Any) -> None:

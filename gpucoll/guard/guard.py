@@ -1,4 +1,4 @@
-"""Looks after the other ranks while this one waits: who has died or left is told at once, who is late in the end."""
+"""Looks after the other ranks while this one waits: who has died or aborted is told at once, who is late in the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from gpucoll.errors import CollectiveTimeout, RankFailedError
 from gpucoll.guard.processes import WAITS, Processes
 
-ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has left; FAILED_BY and the rank for another one's failure
+ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has aborted; FAILED_BY and the rank for another one's failure
 LOOK = 0.05  # seconds between two looks
 # Seconds for which one is still waited for that is gone: what it had sent may be on its way. Longer where nobody knows
 # which ranks are waited for.
@@ -23,22 +23,22 @@ class Guard:
     """One communicator's. `check` is a hook of its waits.
 
     `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
-    each rank that shows its calls called last; `left` which have left without closing, since the last look, and why:
-    they END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines (LATE). `since` tells
-    when the wait began.
+    each rank that shows its calls called last; `aborted` which go no further, not having closed, and why: they
+    END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines (LATE). `since` tells when
+    the wait began.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
-                 progress: Callable[[], Mapping[int, tuple[int, str]]], left: Callable[[], Mapping[int, int]],
+                 progress: Callable[[], Mapping[int, tuple[int, str]]], aborted: Callable[[], Mapping[int, int]],
                  since: Callable[[], float]) -> None:
         self._rank, self._processes = rank, processes
-        self._awaited, self._progress, self._left, self._since = awaited, progress, left, since
+        self._awaited, self._progress, self._aborted, self._since = awaited, progress, aborted, since
         self._gone: dict[int, int] = {}
         self._missed: dict[int, float] = {}  # since when ranks that are gone are waited for
         self._last = self._began = self._warned = 0.0
 
     def check(self) -> None:
-        """Raise RankFailedError where a rank is waited for that has ended or left."""
+        """Raise RankFailedError where a rank is waited for that has ended or aborted."""
         now = time.monotonic()
         if now < self._last + LOOK:
             return
@@ -48,7 +48,7 @@ class Guard:
             self._missed.clear()
             self._began = self._warned = began
         ended = self._processes.ended()
-        self._gone.update(self._left())
+        self._gone.update(self._aborted())
         if not ended and not self._gone:
             self._warn(now)
             return

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Unpack
 
 from mpi4py import MPI
 
+from gpucoll.bootstrap import GivenOptions
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError
 from gpucoll.mpi.buffers import OPS as NAMES
@@ -67,7 +68,7 @@ class Comm:
     current stream. What `Split`, `Dup`, `Create_cart` and the like return is a `Comm` too, COMM_NULL where mpi4py's is.
     """
 
-    def __init__(self, mpi: MPI.Intracomm, **options: Any) -> None:
+    def __init__(self, mpi: MPI.Intracomm, **options: Unpack[GivenOptions]) -> None:
         self.mpi, self.comm = mpi, Communicator.from_mpi(mpi, **options)
         self.rank, self.size = self.comm.rank, self.comm.size
 
@@ -88,7 +89,7 @@ class Comm:
     def _wrapped(self, mpi: Any) -> Any:
         return mpi if mpi == MPI.COMM_NULL else Comm(mpi, **self._options())
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> Any:
         return {name: getattr(self.comm.options, name) for name in ("timeout", "check", "executor", "deterministic")}
 
     # ------------------------------------------------------------ arrays of NumPy that are plain, at once

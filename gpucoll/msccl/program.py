@@ -117,6 +117,9 @@ def parsed(content: bytes, file: str) -> XmlProgram:
     head = Fields(file, "algo", algo)
     size = head.number("ngpus", 1, MOST_GPUS)
     kind = algo.get("coll", "").replace("_", "").lower()
+    if kind == "custom":
+        raise head.wrong("coll='custom' does not say what its ranks are to have in the end, and no file is run that is "
+                         f"not proved; name the collective, if it is one of {', '.join(NAMES)}")
     if kind not in NAMES:
         raise head.wrong(f"coll={algo.get('coll', '')[:40]!r} is none of {', '.join(NAMES)}")
     row = COLLECTIVES[NAMES[kind]]

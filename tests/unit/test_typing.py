@@ -1,5 +1,6 @@
 """The calls keep the array's type; checked by the type checker itself."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,7 @@ assert_type(comm.gather_v(x, out=x), NDArray[numpy.float32] | None)
 assert_type(comm.scatter_v([x] if comm.rank == 0 else None), NDArray[numpy.float32])
 assert_type(comm.all_to_all_v([x], x), NDArray[numpy.float32])
 assert_type(comm.reduce_scatter_v(x, [3], async_op=True), gc.Work)
+values, ranks = comm.maxloc(x, index=x.astype(int))
 assert_type(comm.recv(x, gc.ANY_SOURCE, gc.ANY_TAG, gc.Status()), NDArray[numpy.float32])
 assert_type(comm.recv(x, 0, async_op=True), gc.Work)
 assert_type(comm.probe(), gc.Status)
@@ -36,15 +38,45 @@ grid = comm.cart([2, 2])
 assert grid is not None
 assert_type(grid.neighbor_all_gather(x), NDArray[numpy.float32])
 assert_type(grid.shift(0), tuple[int, int])
-comm.all_reduce(x, opp="sum")  # type: ignore[call-overload]
+"""
+WRONG = """
+import numpy
+from numpy.typing import NDArray
+
+import gpucoll as gc
+
+comm = gc.init(timeout=5, executor=None)
+x: NDArray[numpy.float32] = numpy.ones(3, numpy.float32)
+comm.all_reduce(x, opp="sum")                            # call-overload
+comm.all_reduce(x, algorithm=3)                          # call-overload
+total: str = comm.all_reduce(x)                          # assignment
+comm.reduce(x).sum()                                     # union-attr
+comm.all_gather_v(x).sum()                               # attr-defined
+comm.all_reduce(x, async_op=True).shape                  # attr-defined
+comm.maxloc(x, indices=x)                                # call-arg
+comm.reduce_all(x)                                       # attr-defined
+gc.init(timeot=5)                                        # call-arg
+gc.Communicator.from_mpi(comm.mpi, check=1)              # arg-type
 """
 
 
-def test_the_type_checker_sees_the_arrays_type(tmp_path):
+def checked(folder, program):
+    """What mypy says of a user's program."""
     mypy = Path(sys.executable).with_name("mypy")
     if not mypy.exists():
         pytest.skip("mypy is not installed beside this Python: pip install gpucoll[test]")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    job = subprocess.run([mypy, "--config-file=", "--warn-unused-ignores", "--follow-imports=silent", "program.py"],
-                         cwd=tmp_path, env={"MYPYPATH": str(ROOT)}, capture_output=True, text=True)
+    (folder / "program.py").write_text(program)
+    return subprocess.run([mypy, "--config-file=", "--warn-unused-ignores", "--follow-imports=silent", "program.py"],
+                          cwd=folder, env={"MYPYPATH": str(ROOT)}, capture_output=True, text=True)
+
+
+def test_the_type_checker_sees_the_arrays_type(tmp_path):
+    job = checked(tmp_path, PROGRAM)
     assert job.returncode == 0, job.stdout + job.stderr
+
+
+def test_the_type_checker_sees_what_is_wrong(tmp_path):
+    job = checked(tmp_path, WRONG)
+    wanted = [(str(number), line.split("# ")[1]) for number, line in enumerate(WRONG.splitlines(), 1) if "# " in line]
+    assert sorted({*re.findall(r"^program.py:(\d+): error: .*\[([a-z-]+)\]$", job.stdout, re.MULTILINE)}) \
+        == sorted(wanted), job.stdout

@@ -1,4 +1,4 @@
-"""How a communicator ends: together with the other ranks, without them, or in a fork's child."""
+"""A communicator's life: its guards are made with it; it ends with the others, without them, or in a fork's child."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from gpucoll.communicator.core import REFUSALS, Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
 from gpucoll.executors import REFUSED
-from gpucoll.executors.mpi import leave, shutdown
+from gpucoll.executors.mpi import abort, shutdown
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
 from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
-from gpucoll.store import leave_within
+from gpucoll.store import linger_at_most
 
 FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
 
 
-class Closing(Core):
+class Lifecycle(Core):
     """Methods of `Communicator`."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
-        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, link.left,
+        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, link.aborted,
                       lambda: self._waits.waits_since)
         self._waits.hooks.append(guard.check)
         self._waits.blame, self._waits.cause = guard.blame, guard.cause
         if mpi is not None:
-            self._waits.on_failure = self._leave
-        self._has_left = False
+            self._waits.on_failure = self._abort
+        self._has_aborted = False
         self._flight = None
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
         if folder:
@@ -89,10 +89,10 @@ class Closing(Core):
             self._refuse(error)
             raise
 
-    def _leave(self) -> None:
+    def _abort(self) -> None:
         """Tell the other ranks, once, that this one goes no further."""
-        if not self._has_left and not self._link.has_ended():
-            self._has_left = True
+        if not self._has_aborted and not self._link.has_ended():
+            self._has_aborted = True
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 if failure is not None:
@@ -100,7 +100,7 @@ class Closing(Core):
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
-                leave(self._link.wire, self.rank, self.size, why)
+                abort(self._link.wire, self.rank, self.size, why)
 
     def _gpu(self, name: str) -> Gpu:
         if name in self._gpus:
@@ -124,7 +124,7 @@ class Closing(Core):
         if isinstance(self._link, LocalLink):
             ended = self._has_ended()
             self._waits.close()
-            self._link.leave(self._release, failed=not ended)
+            self._link.close(self._release, failed=not ended)
         else:
             together = self._shutdown()
             if together and self._flight is not None:
@@ -163,7 +163,7 @@ class Closing(Core):
         leaving = shutdown(self._link.wire, self.rank, self.size, failed=failure is not None)
         if failure is not None:
             self._host.fail(failure)
-            self._leave()
+            self._abort()
             with contextlib.suppress(*self._link.foreign):
                 all(done() for done in leaving)  # tells, and hears nobody
             return False
@@ -185,7 +185,7 @@ class Closing(Core):
         self.close()
 
 
-_alive: weakref.WeakSet[Closing] = weakref.WeakSet()
+_alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 _finalize_within: list[float] = []  # seconds for MPI's end, by each communicator that has failed
 
 
@@ -208,15 +208,15 @@ def _at_exit() -> None:
     for comm in list(_alive):
         if not (comm.closed or comm._is_forked or comm._link.mpi is None or comm._link.has_ended()):
             try:
-                is_lost = bool(comm._link.processes.ended()) or any(why != ENDS for why in comm._link.left().values())
+                is_lost = bool(comm._link.processes.ended()) or not {ENDS}.issuperset(comm._link.aborted().values())
             except comm._link.foreign:  # as MPI raises where it knows of a rank that has died
                 is_lost = True
             if is_lost:
                 _finalize_within.append(FINALIZE)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
-            comm._leave()
+            comm._abort()
     if _finalize_within:
-        leave_within(max(_finalize_within))
+        linger_at_most(max(_finalize_within))
         MPI = sys.modules.get("mpi4py.MPI")  # ranks that a store joins do without
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
             faulthandler.dump_traceback_later(max(_finalize_within), exit=True, file=2)

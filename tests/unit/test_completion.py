@@ -1,0 +1,43 @@
+"""Shells complete the command: verbs, options, and the names of collectives and algorithms."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Each prints what may come next in $LINE, a word on each line; zsh's own listing is for terminals.
+SHELLS = {
+    "bash": """eval "$(register-python-argcomplete gpucoll)"
+               COMP_LINE=$LINE COMP_POINT=${#LINE} COMP_TYPE=9
+               _python_argcomplete gpucoll && printf '%s\\n' "${COMPREPLY[@]}" """,
+    "zsh": """autoload -U is-at-least compinit && compinit -u -D
+              eval "$(register-python-argcomplete gpucoll)"
+              _describe() { print -l -- ${(P)2} }
+              words=(gpucoll) BUFFER=$LINE CURSOR=${#LINE}
+              _python_argcomplete""",
+    "fish": "register-python-argcomplete --shell fish gpucoll | source; complete -C $LINE",
+}
+LINES = {
+    "gpucoll dr": {"draw"},
+    "gpucoll explain all_g": {"all_gather", "all_gather_v"},
+    "gpucoll verify --collective all_gather --algorithm b": {"bruck"},
+    "gpucoll simulate all_reduce 1M --algorithm ring,tr": {"ring,tree"},
+    "gpucoll bench all_r": {"all_reduce"},
+    "gpucoll run --st": {"--standalone"},
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_shells_complete(shell, tmp_path):
+    pytest.importorskip("argcomplete", reason="pip install gpucoll[test]")
+    if shutil.which(shell) is None:
+        pytest.skip(f"there is no {shell} here")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for line, words in list(LINES.items())[:None if shell == "bash" else 2]:
+        job = subprocess.run([shell, "-c", SHELLS[shell]], capture_output=True, text=True,
+                             env={**os.environ, "PATH": path, "HOME": str(tmp_path), "LINE": line})
+        found = {word.split("\t")[0].split(":")[0].strip() for word in job.stdout.splitlines()}
+        assert found == words, (line, job.stdout, job.stderr)
