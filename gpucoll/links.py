@@ -14,6 +14,7 @@ from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.executors.mpi import TAGS, who_left
+from gpucoll.guard.network import Watch
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
@@ -77,7 +78,9 @@ class MpiLink:
         self.mpi = self.points = _made(mpi.Dup)
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
-        self.processes = Processes(visible(self.mpi.allgather((os.getpid(), process_namespace()))))
+        everyone = self.mpi.allgather((os.getpid(), process_namespace()))
+        seen = visible(everyone)
+        self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
         self.table = table or by_first_rank(self.mpi, load)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized
@@ -115,6 +118,8 @@ class MpiLink:
         return Seen(status.source, status.tag, status.count) if is_ours else None
 
     def free(self) -> None:
+        if self.processes.watch is not None:
+            self.processes.watch.close()
         self.wire.Free()
         self.mpi.Free()
 

@@ -50,7 +50,8 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         except BaseException as error:  # others may wait for this rank, as where it has no memory left
             if link.mpi is not None:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
-                leave(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
+                others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
+                leave(link.wire, others, FAILED_BY + culprit)
             raise
 
     @classmethod

@@ -35,7 +35,7 @@ class Closing(Core):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
-        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, link.left,
+        guard = Guard(self.rank, link.processes, self._awaited, self._progress, link.left,
                       lambda: self._waits.waits_since)
         self._waits.hooks.append(guard.check)
         self._waits.blame, self._waits.cause = guard.blame, guard.cause
@@ -59,6 +59,12 @@ class Closing(Core):
         if self._preflight is not None and self._preflight.is_comparing:
             return set(range(self.size)) - {self.rank}
         return self._host.awaited()
+
+    def _progress(self) -> dict[int, tuple[int, str]]:
+        """Return the number and the words of the last call of ranks, as far as they are known."""
+        if self._preflight is None or self._host.compares_calls:
+            return self._host.progress()
+        return dict.fromkeys(range(self.size), self._preflight.reached) | {self.rank: self._preflight.current}
 
     def _by_messages(self, usual: str) -> Comparison | None:
         """Return what compares calls by messages, as `check` says, or else as is `usual`."""
@@ -100,7 +106,16 @@ class Closing(Core):
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
-                leave(self._link.wire, self.rank, self.size, why)
+                leave(self._link.wire, self._living(), why)
+
+    def _living(self) -> list[int]:
+        """Return the other ranks; after a failure not those that have died, to which MPI may crash where it sends."""
+        failure = self._waits.failure
+        if failure is None:
+            return sorted({*range(self.size)} - {self.rank})
+        named = failure.ranks if isinstance(failure, RankFailedError) else ()
+        dead = {self.rank, *named, *self._link.processes.ended()}
+        return sorted({*range(self.size)} - dead)
 
     def _gpu(self, name: str) -> Gpu:
         if name in self._gpus:
@@ -159,8 +174,10 @@ class Closing(Core):
         """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
         if self._link.has_ended():
             return False
+        if self._waits.failure is None and self._link.processes.ended():
+            self._waits.failure = self._waits.cause()
         failure = self._waits.failure
-        leaving = shutdown(self._link.wire, self.rank, self.size, failed=failure is not None)
+        leaving = shutdown(self._link.wire, self._living(), failed=failure is not None)
         if failure is not None:
             self._host.fail(failure)
             self._leave()
@@ -196,6 +213,8 @@ def _after_fork() -> None:
         comm._is_forked = True
         comm._forget_calls()
         comm._waits.forget()
+        if comm._link.processes.watch is not None:
+            comm._link.processes.watch.drop()  # the parent's connection would outlive it
         comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
 
 

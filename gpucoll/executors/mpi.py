@@ -8,7 +8,7 @@ so that one segment is combined while the next is on its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy
@@ -134,13 +134,12 @@ class _Run:
         return self._rows[span.buffer][span.start:span.stop]
 
 
-def shutdown(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
-    """Tell every rank that this one leaves; unless it has failed, wait to hear the same of all of them.
+def shutdown(comm: Any, others: Collection[int], *, failed: bool) -> Operation:
+    """Tell `others` that this one leaves; unless it has failed, wait to hear the same of all of them.
 
     Raises RankFailedError as soon as one says that it has failed.
     """
-    said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(size, numpy.uint8)
-    others = [other for other in range(size) if other != rank]
+    said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(1 + max(others, default=0), numpy.uint8)
     receives = [] if failed else [comm.Irecv([heard[other:other + 1], BYTES], other, SHUTDOWN) for other in others]
     sends = [comm.Isend([said, BYTES], other, SHUTDOWN) for other in others]
 
@@ -160,10 +159,10 @@ def shutdown(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
         keep_for_ever((said, sends))
 
 
-def leave(comm: Any, rank: int, size: int, why: int) -> None:
-    """Tell every rank that this one goes no further, and why, in a number of the guard's; waits for nobody."""
+def leave(comm: Any, others: Collection[int], why: int) -> None:
+    """Tell `others` that this one goes no further, and why, in a number of the guard's; waits for nobody."""
     said = numpy.full(1, why, numpy.int64).view(numpy.uint8)
-    keep_for_ever((said, [comm.Isend([said, BYTES], other, LEFT) for other in range(size) if other != rank]))
+    keep_for_ever((said, [comm.Isend([said, BYTES], other, LEFT) for other in others]))
 
 
 def who_left(comm: Any) -> dict[int, int]:

@@ -24,9 +24,9 @@ MOST = 256  # calls that nobody has waited for
 
 
 class Begun(NamedTuple):
-    """A comparison that has begun: the call in words, and, once `request` has ended, the `least` of all ranks'."""
+    """A comparison that has begun: number and words of the call, and, once `request` has ended, the `least` of all."""
 
-    words: str
+    call: tuple[int, str]
     mine: Array
     least: Array
     request: Any
@@ -48,6 +48,7 @@ class Preflight:
 
         self._wire, self._waits, self._min = wire, waits, MPI.MIN
         self._calls = 0
+        self.current = self.reached = (0, "")  # the number and the words of the last call, here and on all ranks
         self._begun: collections.deque[Begun] = collections.deque()
         self._telling: Operation | None = None  # everybody's words are awaited
         self.is_comparing = False  # which takes every rank
@@ -61,6 +62,7 @@ class Preflight:
         if not begun.agrees:
             yield from self._differ(begun, moved=False)
         self.is_comparing = False
+        self.reached = self.current
 
     def begin(self, words: str) -> None:
         """Compare without waiting; raise where ranks are known to differ in an earlier call."""
@@ -75,6 +77,7 @@ class Preflight:
             begun = self._begun.popleft()
             if not begun.agrees:
                 self._telling = self._differ(begun, moved=True)
+            self.reached = begun.call
         if self._telling is not None and next(self._telling, None) is None:
             self._telling = None
 
@@ -84,9 +87,10 @@ class Preflight:
 
     def _started(self, words: str) -> Begun:
         self._calls += 1
+        self.current = self._calls, words
         number = (fingerprint(words) >> 4) + self._calls
         mine, least = numpy.array([number, -number]), numpy.empty(2, numpy.int64)
-        return Begun(words, mine, least, self._wire.Iallreduce(mine, least, self._min))
+        return Begun(self.current, mine, least, self._wire.Iallreduce(mine, least, self._min))
 
     def _differ(self, begun: Begun, *, moved: bool) -> Operation:
         """Raise what all ranks have called, unless all refuse it.
@@ -94,7 +98,7 @@ class Preflight:
         By messages: ranks come to it after unlike numbers of other calls.
         """
         row = numpy.zeros(WORDS, numpy.uint8)
-        text = shortened(f"{begun.words}\n{call_site()}" if not moved else begun.words, WORDS).encode()
+        text = shortened(f"{begun.call[1]}\n{call_site()}" if not moved else begun.call[1], WORDS).encode()
         row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
         everyone = numpy.zeros((self._wire.size, WORDS), numpy.uint8)
         everyone[self._wire.rank] = row

@@ -83,6 +83,37 @@ def test_whenever_a_rank_is_killed_nobody_waits(mpiexec, tmp_path, executor, ran
     assert rank not in found
 
 
+TWO_HOSTS = {"TWO_HOSTS": "1"}  # of ranks in turn
+
+
+@pytest.mark.parametrize(("rank", "executor"), [
+    (1, "auto"), (0, "auto"), pytest.param(1, "mpi", marks=SLOW), pytest.param(1, "native", marks=SLOW)])
+def test_who_dies_on_another_host_is_named(mpiexec, tmp_path, rank, executor):
+    found = survivors(mpiexec, tmp_path, "", executor, 4, **fault(rank, "before", "sigkill"), **TWO_HOSTS)
+    assert found.keys() == set(range(4)) - {rank}
+    for lasted, closing, error, culprits, words in found.values():
+        assert (error, culprits) == ("RankFailedError", [rank]), words
+        assert f"rank {rank} " in words
+        assert lasted < seconds(DEATH)
+        assert closing < seconds(DEATH)
+
+
+@pytest.mark.parametrize(("rank", "executor", "do"), [
+    (1, "auto", "stop"), pytest.param(0, "auto", "stop", marks=SLOW), pytest.param(1, "mpi", "idle", marks=SLOW)])
+def test_who_does_not_come_on_another_host_is_named(mpiexec, tmp_path, rank, executor, do):
+    """By all, those of its host and the others: nobody else is, and the call that it made last is told."""
+    how, env = (do, {}) if rank == 1 else ("", fault(rank, "before", "sigstop"))
+    found = survivors(mpiexec, tmp_path, how, executor, 4, **env, **TWO_HOSTS)
+    found.pop(rank, None)  # which a launcher lets go on when it ends the job
+    assert found.keys() == set(range(4)) - {rank}
+    for lasted, closing, error, culprits, words in found.values():
+        assert (error, culprits) == ("CollectiveTimeout", [rank]), words
+        assert f"rank {rank} " in words
+        assert "all_reduce by" in words.partition(" is every")[0]
+        assert lasted < seconds(LATE)
+        assert closing < seconds(DEATH)
+
+
 GOES_ON = """
 import os, sys
 import gpucoll as gc
