@@ -74,7 +74,14 @@ class MpiLink:
 
         self._timeout = timeout
         bootstrap.check_process()
-        bootstrap.gather_ranks(mpi, timeout)  # MPI's own calls below have no deadline
+        bootstrap.gather_ranks(mpi, timeout)
+        bootstrap.by_deadline(mpi, timeout, lambda: self._meet(mpi, table))
+        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self.has_ended = MPI.Is_finalized
+        self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
+        self._left: dict[int, int] = {}
+
+    def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
         self.mpi = self.points = _made(mpi.Dup)
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
@@ -82,10 +89,6 @@ class MpiLink:
         seen = visible(everyone)
         self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
         self.table = table or by_first_rank(self.mpi, load)
-        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.has_ended = MPI.Is_finalized
-        self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
-        self._left: dict[int, int] = {}
 
     @classmethod
     def of(cls, mpi: Any, timeout: float, table: Table | None = None) -> MpiLink:

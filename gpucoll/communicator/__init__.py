@@ -137,7 +137,7 @@ class Cartesian(RankGrid, Communicator):
 def _link(link: Link, wanted: bootstrap.Options) -> Link:
     """Return the link once all ranks are known to want the same; UsageError."""
     try:
-        bootstrap.check_alike(link.mpi, wanted)
+        bootstrap.by_deadline(link.mpi, wanted.timeout, lambda: bootstrap.check_alike(link.mpi, wanted))
     except UsageError:
         link.free()  # as all ranks do
         raise

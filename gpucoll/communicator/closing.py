@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpucoll.bootstrap import FINALIZE, finalize_within
 from gpucoll.communicator.core import REFUSALS, Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
@@ -25,8 +26,6 @@ from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
 from gpucoll.store import leave_within
-
-FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
 
 
 class Closing(Core):
@@ -102,7 +101,7 @@ class Closing(Core):
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 if failure is not None:
-                    _finalize_within.append(self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
+                    finalize_within.append(self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
@@ -203,12 +202,11 @@ class Closing(Core):
 
 
 _alive: weakref.WeakSet[Closing] = weakref.WeakSet()
-_finalize_within: list[float] = []  # seconds for MPI's end, by each communicator that has failed
 
 
 def _after_fork() -> None:
     """In a fork's child: no call, no wait at exit, no shutdown of the parent's communicators."""
-    _finalize_within.clear()
+    finalize_within.clear()
     for comm in _alive:
         comm._is_forked = True
         comm._forget_calls()
@@ -231,14 +229,14 @@ def _at_exit() -> None:
             except comm._link.foreign:  # as MPI raises where it knows of a rank that has died
                 is_lost = True
             if is_lost:
-                _finalize_within.append(FINALIZE)
+                finalize_within.append(FINALIZE)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._leave()
-    if _finalize_within:
-        leave_within(max(_finalize_within))
+    if finalize_within:
+        leave_within(max(finalize_within))
         MPI = sys.modules.get("mpi4py.MPI")  # ranks that a store joins do without
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-            faulthandler.dump_traceback_later(max(_finalize_within), exit=True, file=2)
+            faulthandler.dump_traceback_later(max(finalize_within), exit=True, file=2)
             MPI.Finalize()
             faulthandler.cancel_dump_traceback_later()
 

@@ -33,8 +33,8 @@ log = logging.getLogger("gpucoll")
 
 def addresses() -> list[str]:
     """Return this host's IPv4 addresses, those that only it can reach last."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    found: list[str] = []
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # one without an address
                 answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -161,18 +161,17 @@ class Watch:
                         "deadline only", [rank for rank, came in enumerate(there) if not came], where)
 
     def _connected(self, address: str, port: int, token: bytes) -> socket.socket | None:
-        with contextlib.suppress(OSError, EOFError, StoreError):
-            with contextlib.ExitStack() as stack:
-                connection = stack.enter_context(socket.create_connection((address, port), HELLO / 4))
-                self._reader = FrameReader(connection)
-                nonce = str(self._reader.read(0)[0].get("nonce"))
-                send_frame(connection, {"rank": self._rank, "proof": _proof(token, nonce, self._rank)})
-                head = self._reader.read(0)[0]
-                if head.get("proof") == _proof(token, nonce, 0):
-                    self._take(head)
-                    connection.setblocking(False)
-                    stack.pop_all()
-                    return connection
+        with contextlib.suppress(OSError, EOFError, StoreError), contextlib.ExitStack() as stack:
+            connection = stack.enter_context(socket.create_connection((address, port), HELLO / 4))
+            self._reader = FrameReader(connection)
+            nonce = str(self._reader.read(0)[0].get("nonce"))
+            send_frame(connection, {"rank": self._rank, "proof": _proof(token, nonce, self._rank)})
+            head = self._reader.read(0)[0]
+            if head.get("proof") == _proof(token, nonce, 0):
+                self._take(head)
+                connection.setblocking(False)
+                stack.pop_all()
+                return connection
         return None
 
     def fileno(self) -> int | None:

@@ -8,6 +8,7 @@ communicators. Where there is no such call, or ranks do not see each other's pro
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 from collections.abc import Iterable, Mapping
@@ -23,10 +24,15 @@ _descriptors: dict[int, int] = {}  # by process; kept as long as this process li
 def process_namespace() -> str:
     """Return what tells apart the hosts, and containers of them, whose process numbers mean the same."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+        return _namespace()
     except OSError:
         return ""
+
+
+@functools.cache
+def _namespace() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def visible(everyone: Iterable[tuple[int, str]]) -> dict[int, int]:

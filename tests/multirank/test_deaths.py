@@ -227,6 +227,37 @@ def test_two_jobs_beside_each_other(mpiexec):
     assert [job.returncode for job in jobs] == [0, 0], jobs
 
 
+NEVER_COMES = """
+import os, signal, sys, time, gpucoll as gc
+from gpucoll import bootstrap
+from mpi4py import MPI
+how, folder, rank = sys.argv[1], sys.argv[2], MPI.COMM_WORLD.rank
+if how == "stop" and rank == 1:
+    bootstrap.place = lambda comm: os.kill(os.getpid(), signal.SIGSTOP)
+if how != "idle" or rank != 1:
+    began, said = time.monotonic(), "nothing"
+    try:
+        gc.init(timeout=float(sys.argv[3]))
+    except gc.CollectiveTimeout as error:
+        said = f"{error.ranks} {time.monotonic() - began < float(sys.argv[3]) + 3}"
+    with open(os.path.join(folder, f"draft {rank}"), "w") as file:
+        file.write(said)
+    os.rename(file.name, os.path.join(folder, str(rank)))
+    time.sleep(0.1 * rank)
+elif how == "idle":
+    while len([name for name in os.listdir(folder) if name.isdecimal()]) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGSTOP)  # and is not there at the end either
+"""
+
+
+@pytest.mark.parametrize("how", ["idle", "stop"])
+def test_who_does_not_come_to_init_is_named(mpiexec, tmp_path, how):
+    """Before ranks meet, and in MPI's calls without a deadline; MPI's end, in which it is missing, too, has one."""
+    job = mpiexec(3, sys.executable, "-c", NEVER_COMES, how, tmp_path, str(seconds(1)), timeout=seconds(60))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "(1,) True", "2": "(1,) True"}, job
+
+
 SHRINKS = """
 import os, signal, sys, numpy, gpucoll as gc
 comm, folder, dies = gc.init(timeout=20), sys.argv[1], len(sys.argv) > 2
