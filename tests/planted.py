@@ -50,6 +50,8 @@ PLANTED = [
      "or not hmac.compare_digest(proof, _proof(self._token, nonce, rank)):", "or not proof:"),
     ("product", "a stranger may be the ranks' watch", "gpucoll/guard/network.py",
      "if head.get(\"proof\") == _proof(token, nonce, 0):", "if head.get(\"proof\"):"),
+    ("product", "threads without the engine compare nothing", "gpucoll/communicator/backends.py",
+     "if self.fallback is not None:", "if False:"),
     ("product", "who does not come to init is not named", "gpucoll/bootstrap.py",
      "missing = roll.missing() if roll else ()", "missing = ()"),
     ("product", "who stops in init is waited for without a deadline", "gpucoll/bootstrap.py",

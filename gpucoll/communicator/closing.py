@@ -47,10 +47,12 @@ class Closing(Core):
             name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
-        compares = link.has_collectives and self.size > 1 and self.check != "off"
-        self._preflight = Preflight(link.wire, self._waits) if compares else None
+        preflight = Preflight(link, self._waits) if self.size > 1 and self.check != "off" else None
+        self._preflight = preflight if link.has_collectives else None
         by_messages = None if self._host.compares_calls else self._preflight
         self._host.observe(self._flight, self._observers, by_messages and self._by_messages("full"))
+        if preflight is not None and not link.has_collectives:
+            self._host.fallback = Deferred(preflight) if self.check == "deferred" else preflight
         _alive.add(self)
 
     def _awaited(self) -> set[int] | None:

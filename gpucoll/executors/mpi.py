@@ -23,8 +23,9 @@ from gpucoll.work import Operation
 BYTES = "B"  # MPI's unsigned char
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `shutdown`, of a device's first transport of two, of `leave`, of ranks that differ, and the first of calls
-SHUTDOWN, DEVICE_TAG, LEFT, DIFFERS, FIRST_TAG = 0, 1, 3, 4, 5
+# The tags of `shutdown`, of a device's first transport of two, of `leave`, of ranks that differ, and the first of calls;
+# of comparisons on links without collectives, which have no last tag
+SHUTDOWN, DEVICE_TAG, LEFT, DIFFERS, FIRST_TAG, COMPARED = 0, 1, 3, 4, 5, 1 << 31
 
 
 class MpiExecutor:

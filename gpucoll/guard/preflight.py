@@ -9,18 +9,28 @@ engine compares calls as they meet.
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.executors import REFUSED, call_site, disagreement, fingerprint, shortened
-from gpucoll.executors.mpi import BYTES, DIFFERS
+from gpucoll.executors.mpi import BYTES, COMPARED, DIFFERS
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 
 WORDS = 512  # bytes of a call in words, and where it is
 MOST = 256  # calls that nobody has waited for
+
+
+class Link(Protocol):
+    """What it needs of `gpucoll.links.Link`."""
+
+    place: Any
+    wire: Any
+    has_collectives: bool
 
 
 class Begun(NamedTuple):
@@ -36,17 +46,37 @@ class Begun(NamedTuple):
         return bool(self.least[0] == -self.least[1])
 
 
+class _Least:
+    """The least of all ranks' numbers, by a message to each: a request, where a link has no collectives."""
+
+    def __init__(self, wire: Any, others: list[int], mine: Array, least: Array) -> None:
+        self._rows, self._least = [mine, *(numpy.empty_like(mine) for _ in others)], least
+        self._requests = [wire.Irecv([row.view(numpy.uint8), BYTES], other, COMPARED)
+                          for other, row in zip(others, self._rows[1:], strict=True)]
+        self._requests += [wire.Isend([mine.view(numpy.uint8), BYTES], other, COMPARED) for other in others]
+
+    def Test(self) -> bool:
+        self._requests = [request for request in self._requests if not request.Test()]
+        if not self._requests:
+            self._least[...] = numpy.min(self._rows, 0)
+        return not self._requests
+
+
 class Preflight:
-    """Compares the calls of one communicator before data move; `wire` is mpi4py's, on which collectives are ours.
+    """Compares the calls of one communicator before data move, by messages of its `link` that are ours.
 
     Those that only `begin` are looked at while ranks wait, and in later calls: where they differ the communicator has
     failed, since data have moved.
     """
 
-    def __init__(self, wire: Any, waits: Waits) -> None:
-        from mpi4py import MPI
+    def __init__(self, link: Link, waits: Waits) -> None:
+        self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
+        self._others = sorted({*range(self._size)} - {self._rank})
+        self._begin: Callable[[Array, Array], Any] = functools.partial(_Least, link.wire, self._others)
+        if link.has_collectives:
+            from mpi4py import MPI
 
-        self._wire, self._waits, self._min = wire, waits, MPI.MIN
+            self._begin = functools.partial(link.wire.Iallreduce, op=MPI.MIN)
         self._calls = 0
         self.current = self.reached = (0, "")  # the number and the words of the last call, here and on all ranks
         self._begun: collections.deque[Begun] = collections.deque()
@@ -90,7 +120,7 @@ class Preflight:
         self.current = self._calls, words
         number = (fingerprint(words) >> 4) + self._calls
         mine, least = numpy.array([number, -number]), numpy.empty(2, numpy.int64)
-        return Begun(self.current, mine, least, self._wire.Iallreduce(mine, least, self._min))
+        return Begun(self.current, mine, least, self._begin(mine, least))
 
     def _differ(self, begun: Begun, *, moved: bool) -> Operation:
         """Raise what all ranks have called, unless all refuse it.
@@ -100,11 +130,10 @@ class Preflight:
         row = numpy.zeros(WORDS, numpy.uint8)
         text = shortened(f"{begun.call[1]}\n{call_site()}" if not moved else begun.call[1], WORDS).encode()
         row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
-        everyone = numpy.zeros((self._wire.size, WORDS), numpy.uint8)
-        everyone[self._wire.rank] = row
-        others = [rank for rank in range(len(everyone)) if rank != self._wire.rank]
-        requests = [self._wire.Irecv([everyone[other], BYTES], other, DIFFERS) for other in others]
-        requests += [self._wire.Isend([row, BYTES], other, DIFFERS) for other in others]
+        everyone = numpy.zeros((self._size, WORDS), numpy.uint8)
+        everyone[self._rank] = row
+        requests = [self._wire.Irecv([everyone[other], BYTES], other, DIFFERS) for other in self._others]
+        requests += [self._wire.Isend([row, BYTES], other, DIFFERS) for other in self._others]
         yield from _ended(requests, (row, everyone))
         self.is_comparing = False
         calls = [bytes(one).rstrip(b"\0").decode(errors="replace") for one in everyone]
