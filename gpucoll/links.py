@@ -13,7 +13,7 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.executors.mpi import TAGS, who_left
+from gpucoll.executors.mpi import LEFT, TAGS, came
 from gpucoll.guard.network import Watch
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank
@@ -108,7 +108,7 @@ class MpiLink:
         return link
 
     def left(self) -> Mapping[int, int]:
-        self._left.update(who_left(self.wire))
+        self._left.update(came(self.wire, LEFT))
         return self._left
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:

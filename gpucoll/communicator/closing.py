@@ -47,7 +47,7 @@ class Closing(Core):
             name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
-        preflight = Preflight(link, self._waits) if self.size > 1 and self.check != "off" else None
+        preflight = Preflight(link, self._waits, self._elsewhere) if self.size > 1 and self.check != "off" else None
         self._preflight = preflight if link.has_collectives else None
         by_messages = None if self._host.compares_calls else self._preflight
         self._host.observe(self._flight, self._observers, by_messages and self._by_messages("full"))
@@ -60,6 +60,11 @@ class Closing(Core):
         if self._preflight is not None and self._preflight.is_comparing:
             return set(range(self.size)) - {self.rank}
         return self._host.awaited()
+
+    def _elsewhere(self) -> tuple[set[int], str]:
+        """Return the ranks that the engine's call under way waits for, and the call in words."""
+        _, words = self._host.progress().get(self.rank, (0, ""))
+        return self._host.awaited() or set(), f"{words} on the host"
 
     def _progress(self) -> dict[int, tuple[int, str]]:
         """Return the number and the words of the last call of ranks, as far as they are known."""

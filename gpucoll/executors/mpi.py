@@ -23,9 +23,9 @@ from gpucoll.work import Operation
 BYTES = "B"  # MPI's unsigned char
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `shutdown`, of a device's first transport of two, of `leave`, of ranks that differ, and the first of calls;
-# of comparisons on links without collectives, which have no last tag
-SHUTDOWN, DEVICE_TAG, LEFT, DIFFERS, FIRST_TAG, COMPARED = 0, 1, 3, 4, 5, 1 << 31
+# The tags of `shutdown`, of a device's first transport of two, of `leave`, of ranks that differ, of those that wait for
+# others to compare, and the first of calls; of comparisons on links without collectives, which have no last tag
+SHUTDOWN, DEVICE_TAG, LEFT, DIFFERS, LINGERS, FIRST_TAG, COMPARED = 0, 1, 3, 4, 5, 6, 1 << 31
 
 
 class MpiExecutor:
@@ -166,15 +166,15 @@ def leave(comm: Any, others: Collection[int], why: int) -> None:
     keep_for_ever((said, [comm.Isend([said, BYTES], other, LEFT) for other in others]))
 
 
-def who_left(comm: Any) -> dict[int, int]:
-    """Return the ranks that have told so since this was asked last, and why."""
+def came(comm: Any, tag: int) -> dict[int, int]:
+    """Return the last number that each rank has told by messages of this tag since this was asked last."""
     from mpi4py import MPI
 
-    left, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
-    while comm.Iprobe(MPI.ANY_SOURCE, LEFT, status):
-        comm.Recv([said.view(numpy.uint8), BYTES], status.source, LEFT)
-        left[status.source] = int(said[0])
-    return left
+    told, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
+    while comm.Iprobe(MPI.ANY_SOURCE, tag, status):
+        comm.Recv([said.view(numpy.uint8), BYTES], status.source, tag)
+        told[status.source] = int(said[0])
+    return told
 
 
 def cancel(receives: list[Any], owner: Any) -> None:

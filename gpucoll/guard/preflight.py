@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Protocol
 
 import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.executors import REFUSED, call_site, disagreement, fingerprint, shortened
-from gpucoll.executors.mpi import BYTES, COMPARED, DIFFERS
+from gpucoll.executors.mpi import BYTES, COMPARED, DIFFERS, LINGERS, came
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 
 WORDS = 512  # bytes of a call in words, and where it is
+LOOK, LONG = 0.05, 0.5  # seconds between two looks, and of a wait after which the others are told of it
 MOST = 256  # calls that nobody has waited for
 
 
@@ -65,11 +67,14 @@ class _Least:
 class Preflight:
     """Compares the calls of one communicator before data move, by messages of its `link` that are ours.
 
+    `elsewhere` tells whom a call that is compared in another way waits for, and its words: where such a one has waited
+    for long to compare a call of its own, this rank compares the two.
+
     Those that only `begin` are looked at while ranks wait, and in later calls: where they differ the communicator has
     failed, since data have moved.
     """
 
-    def __init__(self, link: Link, waits: Waits) -> None:
+    def __init__(self, link: Link, waits: Waits, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._others = sorted({*range(self._size)} - {self._rank})
         self._begin: Callable[[Array, Array], Any] = functools.partial(_Least, link.wire, self._others)
@@ -82,7 +87,13 @@ class Preflight:
         self._begun: collections.deque[Begun] = collections.deque()
         self._telling: Operation | None = None  # everybody's words are awaited
         self.is_comparing = False  # which takes every rank
+        self._elsewhere = elsewhere
+        self._looked, self._told = 0.0, 0
+        self._lingering: dict[int, int] = {}  # the ranks that have waited for long, and the numbers of their calls
+        self._missed = set[int]()  # those of them that this rank waited for when it looked last
         waits.hooks.append(self.check)
+        if link.has_collectives:
+            waits.hooks.append(self._look)
 
     def compare(self, words: str) -> Operation:
         """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
@@ -110,6 +121,22 @@ class Preflight:
             self.reached = begun.call
         if self._telling is not None and next(self._telling, None) is None:
             self._telling = None
+
+    def _look(self) -> None:
+        """Tell the others of a comparison that takes long; take part in that of a rank that will not come otherwise."""
+        now = time.monotonic()
+        if now < self._looked + LOOK:
+            return
+        self._looked, first = now, self._calls - len(self._begun) + 1
+        if self._begun and self._told != first and now > self._waits.waits_since + LONG:
+            self._told, row = first, numpy.full(1, first, numpy.int64).view(numpy.uint8)
+            keep_for_ever((row, [self._wire.Isend([row, BYTES], other, LINGERS) for other in self._others]))
+        self._lingering.update(came(self._wire, LINGERS))
+        awaited, words = self._elsewhere() if self._lingering else ((), "")
+        missed = {rank for rank, number in self._lingering.items() if number > self._calls and rank in awaited}
+        if missed & self._missed:
+            self._begun.append(self._started(words))
+        self._missed = missed
 
     def finish(self) -> Operation:
         """Return when all that has begun is known to agree."""
