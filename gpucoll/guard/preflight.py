@@ -12,7 +12,7 @@ import collections
 import functools
 import time
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -25,14 +25,6 @@ from gpucoll.work import Operation
 WORDS = 512  # bytes of a call in words, and where it is
 LOOK, LONG = 0.05, 0.5  # seconds between two looks, and of a wait after which the others are told of it
 MOST = 256  # calls that nobody has waited for
-
-
-class Link(Protocol):
-    """What it needs of `gpucoll.links.Link`."""
-
-    place: Any
-    wire: Any
-    has_collectives: bool
 
 
 class Begun(NamedTuple):
@@ -74,7 +66,7 @@ class Preflight:
     failed, since data have moved.
     """
 
-    def __init__(self, link: Link, waits: Waits, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
+    def __init__(self, link: Any, waits: Waits, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
         self._others = sorted({*range(self._size)} - {self._rank})
         self._begin: Callable[[Array, Array], Any] = functools.partial(_Least, link.wire, self._others)
