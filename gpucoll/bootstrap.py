@@ -16,18 +16,20 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import numpy
 
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
 from gpucoll.launchers import LAUNCHERS, TOKEN, started
-from gpucoll.rendezvous import by_first_rank, wait_for_all
+from gpucoll.rendezvous import RollCall, by_first_rank, wait_for_all
 from gpucoll.version import __version__
+from gpucoll.waits import Waits
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+T = TypeVar("T")
 CHECKS = ("full", "deferred", "off")
 FORWARDING = 0.2  # seconds that launchers have to pass on what a rank wrote last: an abort overtakes it
 DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
@@ -174,9 +176,43 @@ def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
     """
     if comm.size > 1:
         end_together()
-    # The second time shows that no signal took a rank out of the first
-    if not (wait_for_all(comm, timeout) and wait_for_all(comm, timeout)):
-        raise CollectiveTimeout(f"init: waited {timeout:g} s for the other ranks to make this communicator")
+    roll = RollCall(comm) if hasattr(comm, "Iprobe") else None  # which a store's ranks do not have
+    answer = None if roll is None else roll.answer
+    for _ in range(2):  # the second time shows that no signal took a rank out of the first
+        if not wait_for_all(comm, timeout, meanwhile=answer):
+            finalize_within.append(FINALIZE)
+            missing = roll.missing() if roll else ()
+            who = f"ranks {_names(missing)}" if missing else "the other ranks"
+            raise CollectiveTimeout(f"init: waited {timeout:g} s for {who} to make this communicator", ranks=missing)
+
+
+def by_deadline(comm: Any, timeout: float, call: Callable[[], T]) -> T:
+    """Return what `call` does, by calls of MPI's on `comm` that have no deadline, once all ranks have come to it.
+
+    Raises CollectiveTimeout, which names those that have stopped. Where MPI was started for one thread only, there is
+    no deadline.
+    """
+    if not hasattr(comm, "Iprobe"):
+        return call()  # a store's ranks, whose calls have one
+    from mpi4py import MPI
+
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        return call()
+    waits, roll = Waits(timeout), RollCall(comm)
+    waits.hooks.append(roll.answer)
+
+    def blame() -> tuple[str, tuple[int, ...]]:
+        finalize_within.append(FINALIZE)
+        missing = roll.missing()
+        return f"ranks {_names(missing)}" if missing else "", missing
+
+    waits.blame = blame
+    found: T = waits.beside(call, "init")
+    return found
+
+
+FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
+finalize_within: list[float] = []  # the same, by each communicator that has failed
 
 
 def end_together() -> None:

@@ -13,7 +13,8 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.executors.mpi import TAGS, aborted_ranks
+from gpucoll.executors.mpi import ABORTED, TAGS, came
+from gpucoll.guard.network import Watch
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.tuner import Table, built_in
@@ -73,16 +74,21 @@ class MpiLink:
 
         self._timeout = timeout
         bootstrap.check_process()
-        bootstrap.gather_ranks(mpi, timeout)  # MPI's own calls below have no deadline
-        self.mpi = self.points = _made(mpi.Dup)
-        self.wire = _made(mpi.Dup)
-        self.place = _made(lambda: bootstrap.place(self.mpi))
-        self.processes = Processes(visible(self.mpi.allgather((os.getpid(), process_namespace()))))
-        self.table = table or by_first_rank(self.mpi, load)
+        bootstrap.gather_ranks(mpi, timeout)
+        bootstrap.by_deadline(mpi, timeout, lambda: self._meet(mpi, table))
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.has_ended = MPI.Is_finalized
         self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
         self._aborted: dict[int, int] = {}
+
+    def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
+        self.mpi = self.points = _made(mpi.Dup)
+        self.wire = _made(mpi.Dup)
+        self.place = _made(lambda: bootstrap.place(self.mpi))
+        everyone = self.mpi.allgather((os.getpid(), process_namespace()))
+        seen = visible(everyone)
+        self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
+        self.table = table or by_first_rank(self.mpi, load)
 
     @classmethod
     def of(cls, mpi: Any, timeout: float, table: Table | None = None) -> MpiLink:
@@ -102,7 +108,7 @@ class MpiLink:
         return link
 
     def aborted(self) -> Mapping[int, int]:
-        self._aborted.update(aborted_ranks(self.wire))
+        self._aborted.update(came(self.wire, ABORTED))
         return self._aborted
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
@@ -115,6 +121,8 @@ class MpiLink:
         return Seen(status.source, status.tag, status.count) if is_ours else None
 
     def free(self) -> None:
+        if self.processes.watch is not None:
+            self.processes.watch.close()
         self.wire.Free()
         self.mpi.Free()
 

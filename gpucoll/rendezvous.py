@@ -8,20 +8,56 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 NAP = 1e-4  # seconds between two looks
+HERE = (1 << 15) - 1  # the tag of a roll call, the last one that every MPI has
+ROLL_CALL = 1.0  # seconds that ranks have to answer one
 
 
-def wait_for_all(mpi: Any, timeout: float, nap: float = NAP) -> bool:
+class RollCall:
+    """Who of the ranks of `mpi` is there: asked at a deadline, answered by those that wait. Nothing is sent before."""
+
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._here = mpi, {mpi.rank}
+        self._sent: list[Any] = []
+
+    def answer(self) -> bool:
+        """Hear who asks, and let all know that this rank is here; return whether all are."""
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while self._mpi.Iprobe(MPI.ANY_SOURCE, HERE, status):
+            self._mpi.Recv([bytearray(1), "B"], status.source, HERE)
+            self._here.add(status.source)
+        if len(self._here) > 1:
+            self._say()
+        return len(self._here) == self._mpi.size
+
+    def missing(self) -> tuple[int, ...]:
+        """Ask; return the ranks that do not answer."""
+        self._say()
+        becomes(self.answer, ROLL_CALL)
+        return tuple(sorted({*range(self._mpi.size)} - self._here))
+
+    def _say(self) -> None:
+        if not self._sent:
+            others = {*range(self._mpi.size)} - {self._mpi.rank}
+            self._sent = [self._mpi.Isend([b"\0", "B"], other, HERE) for other in others]
+
+
+def wait_for_all(mpi: Any, timeout: float, nap: float = NAP, meanwhile: Callable[[], object] | None = None) -> bool:
     """Return whether every rank of `mpi` has come within `timeout` seconds; who waits sleeps. A collective call.
 
     MPI's own Barrier has no deadline, and keeps a core busy.
     """
-    return becomes(mpi.Ibarrier().Test, timeout, nap)
+    return becomes(mpi.Ibarrier().Test, timeout, nap, meanwhile)
 
 
-def becomes(done: Callable[[], bool], timeout: float, nap: float = NAP) -> bool:
+def becomes(done: Callable[[], bool], timeout: float, nap: float = NAP,
+            meanwhile: Callable[[], object] | None = None) -> bool:
     """Return whether `done()` within `timeout` seconds; who waits sleeps `nap` seconds between two looks."""
     deadline = time.monotonic() + timeout
     while not done():
+        if meanwhile is not None:
+            meanwhile()
         if time.monotonic() > deadline:
             return False
         time.sleep(nap)

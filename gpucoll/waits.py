@@ -71,7 +71,7 @@ class Waits:
     def __init__(self, timeout: float, *, foreign: tuple[type[Exception], ...] = (), threads: bool = True,
                  crowded: bool = False) -> None:
         self.timeout = timeout
-        self.hooks: list[Callable[[], None]] = []
+        self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
         self._owner: int | None = None  # the thread that drives an operation now
         self._foreign = foreign

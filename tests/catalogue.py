@@ -16,6 +16,10 @@ GRID = "contract/test_contract.py::test_every_algorithm"
 KILLED = "multirank/test_deaths.py::test_a_killed_rank_is_named"
 KILLED_IN = "multirank/test_deaths.py::test_whenever_a_rank_is_killed_nobody_waits"
 CRASHES = "multirank/test_deaths.py::test_a_rank_that_crashes_shows_where_and_its_file_which_call"
+ELSEWHERE = "multirank/test_deaths.py::test_who_dies_on_another_host_is_named"
+NOT_COME_ELSEWHERE = "multirank/test_deaths.py::test_who_does_not_come_on_another_host_is_named"
+NOT_COME_TO_INIT = "multirank/test_deaths.py::test_who_does_not_come_to_init_is_named"
+THREADS = "multirank/test_disagreements.py::test_threads_that_differ_are_told_without_the_engine_too"
 NOT_COME = "multirank/test_deaths.py::test_a_rank_that_does_not_come_is_named_at_the_deadline"
 UNCAUGHT = "multirank/test_guard.py::test_an_exception_that_nobody_catches_ends_the_job"
 EXITS = "multirank/test_guard.py::test_a_rank_that_exits_is_named"
@@ -39,11 +43,11 @@ ROWS = {
     3: Row("dtypes differ", (DIFFER, EIGHT)),
     4: Row("ops differ", (DIFFER, EIGHT)),
     5: Row("roots differ", (DIFFER, EIGHT)),
-    6: Row("another collective", (DIFFER, EIGHT)),
+    6: Row("another collective", (DIFFER, EIGHT, THREADS)),
     7: Row("two calls in another order", (DIFFER, EIGHT)),
     8: Row("a rank skips a call and ends", (EXITS, KILLED)),
     9: Row("a call that the others never make",
-            (NOT_COME, "contract/test_uses.py::test_a_rank_that_never_comes_is_a_timeout")),
+            (NOT_COME, NOT_COME_TO_INIT, "contract/test_uses.py::test_a_rank_that_never_comes_is_a_timeout")),
     10: Row("the order crossed over two groups", (ROWS_TEST,)),
     11: Row("counts that do not sum, or differ", (ARGUMENTS, DENIED)),
     12: Row("a rank that is not in the group calls", ("multirank/test_distributed_groups.py::test_program",)),
@@ -76,11 +80,11 @@ ROWS = {
     38: Row("the same bits on all ranks in all runs",
             ("contract/test_contract.py::test_the_same_bits_on_every_rank_and_in_every_run",)),
     39: Row("deterministic on one node and on two", ("multirank/test_guard.py::test_deterministic", ROWS_TEST)),
-    40: Row("SIGKILL before, in and after a call", (KILLED, KILLED_IN)),
+    40: Row("SIGKILL before, in and after a call", (KILLED, KILLED_IN, ELSEWHERE)),
     41: Row("SIGSEGV", (CRASHES,)),
     42: Row("a rank has no more memory",
             (UNCAUGHT, KILLED, ROWS_TEST), "nothing tells the system's SIGKILL from others"),
-    43: Row("SIGSTOP", (NOT_COME,)),
+    43: Row("SIGSTOP", (NOT_COME, NOT_COME_ELSEWHERE, NOT_COME_TO_INIT)),
     44: Row("SIGCONT after the others gave up",
             ("multirank/test_deaths.py::test_a_rank_that_goes_on_too_late_is_told",
              "multirank/test_failures.py::test_a_late_rank_writes_nowhere_and_all_end_in_order")),
@@ -112,8 +116,12 @@ ROWS = {
     62: Row("shared memory of crashed jobs",
             (KILLED, KILLED_IN, SWEPT), "none has a name; MPI's own is not ours to sweep"),
     63: Row("no memory to share, no more files", (DENIED, ROWS_TEST)),
-    64: Row("garbage on the wire", open="there is no port and no protocol but MPI's and, by torchrun, PyTorch's"),
-    65: Row("a connection breaks", (KILLED_IN,), "MPI's; what it raises is told, and who has died behind it"),
+    64: Row("garbage on the wire", ("unit/test_network.py::test_strangers_are_sent_away",
+                                    "unit/test_network.py::test_a_hub_that_does_not_know_the_token_is_no_hub",
+                                    "unit/test_rank_store.py::test_garbage_is_a_typed_error_and_the_store_goes_on"),
+            "MPI's own wire, and PyTorch's store, are theirs"),
+    65: Row("a connection breaks", (KILLED_IN, "unit/test_network.py::test_a_connection_that_breaks_off_is_a_death"),
+            "MPI's; what it raises is told, and who has died behind it"),
     66: Row("another MPI's launcher",
             ("multirank/test_bootstrap.py::test_a_lone_process_is_a_world_of_one_and_another_launcher_one_clear_error",)),
     67: Row("versions or options unlike on ranks",

@@ -6,6 +6,7 @@
 import itertools
 import json
 import sys
+import time
 import types
 from unittest.mock import patch
 
@@ -193,6 +194,25 @@ def aborted(comm):
                 assert refused("GC-REVOKED", other.barrier)
             else:
                 raise AssertionError("the rank that is missing was not missed")
+
+
+def host_against_device(comm, check):
+    """A rank that passes a GPU array where the others pass NumPy's: all are told, long before the deadline."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=30, check=check or None) as other:
+        for ones in (cupy.ones, numpy.ones):
+            assert (other.all_reduce(ones(3), algorithm="ring") == comm.size).all()
+        began, told = time.monotonic(), None
+        try:
+            if comm.rank == 1:
+                other.all_reduce(cupy.ones(3), algorithm="ring", async_op=True).synchronize()
+                other.barrier()
+            else:
+                other.all_reduce(numpy.ones(3), algorithm="ring")
+        except gc.MismatchError as error:
+            told = error
+        assert told is not None
+        assert told.ranks == (1,), told
+        assert time.monotonic() < began + 20
 
 
 def broken(comm):

@@ -39,7 +39,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "kernel": ["tests/kernels", "tests/contract"],
     "peer": ["tests/peer", "tests/contract"],
     "race": ["tests/peer", "tests/contract"],
-    "guard": ["tests/multirank/test_edges.py", "tests/multirank/test_points.py", "tests/multirank/test_wildcards.py"],
+    "guard": [*(f"tests/multirank/test_{part}.py" for part in
+                ("edges", "points", "wildcards", "deaths", "disagreements", "stand_in")), "tests/unit/test_network.py"],
     "cache": ["tests/unit/test_store.py"],
     "store": ["tests/unit/test_rank_store.py", "tests/multirank/test_standalone.py"],
     "gpu": ["tests/multirank/test_stand_in.py"],

@@ -50,7 +50,8 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         except BaseException as error:  # others may wait for this rank, as where it has no memory left
             if link.mpi is not None:
                 culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else link.place.rank
-                abort(link.wire, link.place.rank, link.place.size, FAILED_BY + culprit)
+                others = {*range(link.place.size)} - {link.place.rank, culprit, *link.processes.ended()}
+                abort(link.wire, others, FAILED_BY + culprit)
             raise
 
     @classmethod
@@ -136,7 +137,7 @@ class Cartesian(RankGrid, Communicator):
 def _link(link: Link, wanted: bootstrap.Options) -> Link:
     """Return the link once all ranks are known to want the same; UsageError."""
     try:
-        bootstrap.check_alike(link.mpi, wanted)
+        bootstrap.by_deadline(link.mpi, wanted.timeout, lambda: bootstrap.check_alike(link.mpi, wanted))
     except UsageError:
         link.free()  # as all ranks do
         raise

@@ -112,6 +112,7 @@ class HostBackend:
         self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
         self._is_observed = False
         self._preflight: Comparison | None = None
+        self.fallback: Comparison | None = None  # where there is no engine, which is known once ranks have met
 
     def observe(self, flight: Flight | None, observers: Sequence[CallObserver], preflight: Comparison | None) -> None:
         """Let every call be compared, recorded, and told of; but for records, none is the engine's alone then."""
@@ -180,6 +181,8 @@ class HostBackend:
             return self._preflight.compare(words)
         if self.shows_calls is not None:
             return self.shows_calls.compare(words)
+        if self.fallback is not None:
+            return self.fallback.compare(words)
         if words.startswith(REFUSED):
             self._messages.skip_call()
         return iter(())

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpucoll.bootstrap import FINALIZE, finalize_within
 from gpucoll.communicator.core import REFUSALS, Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
@@ -26,8 +27,6 @@ from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
 from gpucoll.store import linger_at_most
 
-FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
-
 
 class Lifecycle(Core):
     """Methods of `Communicator`."""
@@ -35,7 +34,7 @@ class Lifecycle(Core):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
-        guard = Guard(self.rank, link.processes, self._awaited, self._host.progress, link.aborted,
+        guard = Guard(self.rank, link.processes, self._awaited, self._progress, link.aborted,
                       lambda: self._waits.waits_since)
         self._waits.hooks.append(guard.check)
         self._waits.blame, self._waits.cause = guard.blame, guard.cause
@@ -48,10 +47,12 @@ class Lifecycle(Core):
             name = f"threads-{os.getpid()}" if mpi is None else mpi.bcast(secrets.token_hex(6))
             self._flight = Flight(Path(folder), name, self.rank, self.size)
         self._observers = observers_of(self.rank, os.environ)
-        compares = link.has_collectives and self.size > 1 and self.check != "off"
-        self._preflight = Preflight(link.wire, self._waits) if compares else None
+        preflight = Preflight(link, self._waits, self._elsewhere) if self.size > 1 and self.check != "off" else None
+        self._preflight = preflight if link.has_collectives else None
         by_messages = None if self._host.compares_calls else self._preflight
         self._host.observe(self._flight, self._observers, by_messages and self._by_messages("full"))
+        if preflight is not None and not link.has_collectives:
+            self._host.fallback = Deferred(preflight) if self.check == "deferred" else preflight
         _alive.add(self)
 
     def _awaited(self) -> set[int] | None:
@@ -59,6 +60,17 @@ class Lifecycle(Core):
         if self._preflight is not None and self._preflight.is_comparing:
             return set(range(self.size)) - {self.rank}
         return self._host.awaited()
+
+    def _elsewhere(self) -> tuple[set[int], str]:
+        """Return the ranks that the engine's call under way waits for, and the call in words."""
+        _, words = self._host.progress().get(self.rank, (0, ""))
+        return self._host.awaited() or set(), f"{words} on the host"
+
+    def _progress(self) -> dict[int, tuple[int, str]]:
+        """Return the number and the words of the last call of ranks, as far as they are known."""
+        if self._preflight is None or self._host.compares_calls:
+            return self._host.progress()
+        return dict.fromkeys(range(self.size), self._preflight.reached) | {self.rank: self._preflight.current}
 
     def _by_messages(self, usual: str) -> Comparison | None:
         """Return what compares calls by messages, as `check` says, or else as is `usual`."""
@@ -96,11 +108,20 @@ class Lifecycle(Core):
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 if failure is not None:
-                    _finalize_within.append(self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
+                    finalize_within.append(self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
-                abort(self._link.wire, self.rank, self.size, why)
+                abort(self._link.wire, self._living(), why)
+
+    def _living(self) -> list[int]:
+        """Return the other ranks; after a failure not those that have died, to which MPI may crash where it sends."""
+        failure = self._waits.failure
+        if failure is None:
+            return sorted({*range(self.size)} - {self.rank})
+        named = failure.ranks if isinstance(failure, RankFailedError) else ()
+        dead = {self.rank, *named, *self._link.processes.ended()}
+        return sorted({*range(self.size)} - dead)
 
     def _gpu(self, name: str) -> Gpu:
         if name in self._gpus:
@@ -159,8 +180,10 @@ class Lifecycle(Core):
         """Return whether every rank has come to close, none having failed; a failed one tells, and does not wait."""
         if self._link.has_ended():
             return False
+        if self._waits.failure is None and self._link.processes.ended():
+            self._waits.failure = self._waits.cause()
         failure = self._waits.failure
-        leaving = shutdown(self._link.wire, self.rank, self.size, failed=failure is not None)
+        leaving = shutdown(self._link.wire, self._living(), failed=failure is not None)
         if failure is not None:
             self._host.fail(failure)
             self._abort()
@@ -186,16 +209,17 @@ class Lifecycle(Core):
 
 
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
-_finalize_within: list[float] = []  # seconds for MPI's end, by each communicator that has failed
 
 
 def _after_fork() -> None:
     """In a fork's child: no call, no wait at exit, no shutdown of the parent's communicators."""
-    _finalize_within.clear()
+    finalize_within.clear()
     for comm in _alive:
         comm._is_forked = True
         comm._forget_calls()
         comm._waits.forget()
+        if comm._link.processes.watch is not None:
+            comm._link.processes.watch.drop()  # the parent's connection would outlive it
         comm._waits.hooks.append(comm._check_usable)  # who waits for a `Work` of the parent's waits for ever
 
 
@@ -212,14 +236,14 @@ def _at_exit() -> None:
             except comm._link.foreign:  # as MPI raises where it knows of a rank that has died
                 is_lost = True
             if is_lost:
-                _finalize_within.append(FINALIZE)
+                finalize_within.append(FINALIZE)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._abort()
-    if _finalize_within:
-        linger_at_most(max(_finalize_within))
+    if finalize_within:
+        linger_at_most(max(finalize_within))
         MPI = sys.modules.get("mpi4py.MPI")  # ranks that a store joins do without
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-            faulthandler.dump_traceback_later(max(_finalize_within), exit=True, file=2)
+            faulthandler.dump_traceback_later(max(finalize_within), exit=True, file=2)
             MPI.Finalize()
             faulthandler.cancel_dump_traceback_later()
 

@@ -64,8 +64,9 @@ class Task:
         by = self.algorithm
         if self.plan is not None and self.plan.digest:
             by += f" #{self.plan.digest}"  # a user's, of which ranks may have unlike ones
+        where = "" if self.device == "cpu" else " on devices"
         return (f"{self.collective} by {by}, {self.nbytes} bytes of {self.dtype.name} in {self.shape}{op}, "
-                f"root {self.root}{self.detail}")
+                f"root {self.root}{where}{self.detail}")
 
 
 class Executor(Protocol):

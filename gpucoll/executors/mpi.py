@@ -8,7 +8,7 @@ so that one segment is combined while the next is on its way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import numpy
@@ -23,8 +23,9 @@ from gpucoll.work import Operation
 BYTES = "B"  # MPI's unsigned char
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `shutdown`, of a device's first transport of two, of `abort`, of ranks that differ, and the first of calls
-SHUTDOWN, DEVICE_TAG, ABORTED, DIFFERS, FIRST_TAG = 0, 1, 3, 4, 5
+# The tags of `shutdown`, of a device's first transport of two, of `abort`, of ranks that differ, of those that wait for
+# others to compare, and the first of calls; of comparisons on links without collectives, which have no last tag
+SHUTDOWN, DEVICE_TAG, ABORTED, DIFFERS, LINGERS, FIRST_TAG, COMPARED = 0, 1, 3, 4, 5, 6, 1 << 31
 
 
 class MpiExecutor:
@@ -134,13 +135,12 @@ class _Run:
         return self._rows[span.buffer][span.start:span.stop]
 
 
-def shutdown(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
-    """Tell every rank that this one leaves; unless it has failed, wait to hear the same of all of them.
+def shutdown(comm: Any, others: Collection[int], *, failed: bool) -> Operation:
+    """Tell `others` that this one leaves; unless it has failed, wait to hear the same of all of them.
 
     Raises RankFailedError as soon as one says that it has failed.
     """
-    said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(size, numpy.uint8)
-    others = [other for other in range(size) if other != rank]
+    said, heard = numpy.full(1, failed, numpy.uint8), numpy.zeros(1 + max(others, default=0), numpy.uint8)
     receives = [] if failed else [comm.Irecv([heard[other:other + 1], BYTES], other, SHUTDOWN) for other in others]
     sends = [comm.Isend([said, BYTES], other, SHUTDOWN) for other in others]
 
@@ -160,21 +160,21 @@ def shutdown(comm: Any, rank: int, size: int, *, failed: bool) -> Operation:
         keep_for_ever((said, sends))
 
 
-def abort(comm: Any, rank: int, size: int, why: int) -> None:
-    """Tell every rank that this one goes no further, and why, in a number of the guard's; waits for nobody."""
+def abort(comm: Any, others: Collection[int], why: int) -> None:
+    """Tell `others` that this one goes no further, and why, in a number of the guard's; waits for nobody."""
     said = numpy.full(1, why, numpy.int64).view(numpy.uint8)
-    keep_for_ever((said, [comm.Isend([said, BYTES], other, ABORTED) for other in range(size) if other != rank]))
+    keep_for_ever((said, [comm.Isend([said, BYTES], other, ABORTED) for other in others]))
 
 
-def aborted_ranks(comm: Any) -> dict[int, int]:
-    """Return the ranks that have told so since this was asked last, and why."""
+def came(comm: Any, tag: int) -> dict[int, int]:
+    """Return the last number that each rank has told by messages of this tag since this was asked last."""
     from mpi4py import MPI
 
-    aborted, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
-    while comm.Iprobe(MPI.ANY_SOURCE, ABORTED, status):
-        comm.Recv([said.view(numpy.uint8), BYTES], status.source, ABORTED)
-        aborted[status.source] = int(said[0])
-    return aborted
+    told, status, said = dict[int, int](), MPI.Status(), numpy.zeros(1, numpy.int64)
+    while comm.Iprobe(MPI.ANY_SOURCE, tag, status):
+        comm.Recv([said.view(numpy.uint8), BYTES], status.source, tag)
+        told[status.source] = int(said[0])
+    return told
 
 
 def cancel(receives: list[Any], owner: Any) -> None:

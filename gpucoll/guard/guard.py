@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from gpucoll.errors import CollectiveTimeout, RankFailedError
+from gpucoll.guard.network import TELL
 from gpucoll.guard.processes import WAITS, Processes
 
 ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has aborted; FAILED_BY and the rank for another one's failure
@@ -47,6 +48,9 @@ class Guard:
         if began != self._began:  # another wait
             self._missed.clear()
             self._began = self._warned = began
+        watch = self._processes.watch
+        if watch is not None and now > began + TELL:
+            watch.tell(self._mine())
         ended = self._processes.ended()
         self._gone.update(self._aborted())
         if not ended and not self._gone:
@@ -83,6 +87,10 @@ class Guard:
             words, _ = self.blame()
             log.warning("rank %d has waited for %.0f s%s", self._rank, now - self._began, f": {words}" if words else "")
 
+    def _mine(self) -> int:
+        """Return the number of this rank's last call."""
+        return self._progress().get(self._rank, (0, ""))[0]
+
     def describe(self, rank: int) -> str:
         """Return in words what is known of a rank."""
         state, last = self._processes.state(rank), self._progress().get(rank)
@@ -90,7 +98,8 @@ class Guard:
         parts = [f"rank {rank}"]
         if process is not None:
             parts.append(f"(process {process})")
-        parts.append({"dead": "has ended", "": "has left" if rank in self._gone else "runs"}.get(state, f"is {state}"))
+        unknown = "has left" if rank in self._gone else "is silent" if process is None else "runs"
+        parts.append({"dead": "has ended", "": unknown}.get(state, f"is {state}"))
         if last is not None:
             number, words = last
             parts.append(f"in its call {number}, {words}" if number else "before its first call")
@@ -98,9 +107,10 @@ class Guard:
 
     def blame(self) -> tuple[str, tuple[int, ...]]:
         """Return in words who is waited for, and their ranks: those that have come less far, or else are waited for."""
-        progress = self._progress()
-        mine, _ = progress.get(self._rank, (0, ""))
-        behind = {rank for rank, (number, _) in progress.items() if number < mine}
+        mine, watch = self._mine(), self._processes.watch
+        behind = None if watch is None else watch.silent(mine)
+        if behind is None:
+            behind = {rank for rank, (number, _) in self._progress().items() if number < mine}
         ranks = behind or set(self._awaited() or ()) - {self._rank}
         ranks |= {rank for rank in self._processes.numbers
                   if rank != self._rank and self._processes.state(rank) not in ("", WAITS)}

@@ -9,24 +9,28 @@ engine compares calls as they meet.
 from __future__ import annotations
 
 import collections
+import functools
+import time
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.executors import REFUSED, call_site, disagreement, fingerprint, shortened
-from gpucoll.executors.mpi import BYTES, DIFFERS
+from gpucoll.executors.mpi import BYTES, COMPARED, DIFFERS, LINGERS, came
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 
 WORDS = 512  # bytes of a call in words, and where it is
+LOOK, LONG = 0.05, 0.5  # seconds between two looks, and of a wait after which the others are told of it
 MOST = 256  # calls that nobody has waited for
 
 
 class Begun(NamedTuple):
-    """A comparison that has begun: the call in words, and, once `request` has ended, the `least` of all ranks'."""
+    """A comparison that has begun: number and words of the call, and, once `request` has ended, the `least` of all."""
 
-    words: str
+    call: tuple[int, str]
     mine: Array
     least: Array
     request: Any
@@ -36,22 +40,52 @@ class Begun(NamedTuple):
         return bool(self.least[0] == -self.least[1])
 
 
+class _Least:
+    """The least of all ranks' numbers, by a message to each: a request, where a link has no collectives."""
+
+    def __init__(self, wire: Any, others: list[int], mine: Array, least: Array) -> None:
+        self._rows, self._least = [mine, *(numpy.empty_like(mine) for _ in others)], least
+        self._requests = [wire.Irecv([row.view(numpy.uint8), BYTES], other, COMPARED)
+                          for other, row in zip(others, self._rows[1:], strict=True)]
+        self._requests += [wire.Isend([mine.view(numpy.uint8), BYTES], other, COMPARED) for other in others]
+
+    def Test(self) -> bool:
+        self._requests = [request for request in self._requests if not request.Test()]
+        if not self._requests:
+            self._least[...] = numpy.min(self._rows, 0)
+        return not self._requests
+
+
 class Preflight:
-    """Compares the calls of one communicator before data move; `wire` is mpi4py's, on which collectives are ours.
+    """Compares the calls of one communicator before data move, by messages of its `link` that are ours.
+
+    `elsewhere` tells whom a call that is compared in another way waits for, and its words: where such a one has waited
+    for long to compare a call of its own, this rank compares the two.
 
     Those that only `begin` are looked at while ranks wait, and in later calls: where they differ the communicator has
     failed, since data have moved.
     """
 
-    def __init__(self, wire: Any, waits: Waits) -> None:
-        from mpi4py import MPI
+    def __init__(self, link: Any, waits: Waits, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
+        self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
+        self._others = sorted({*range(self._size)} - {self._rank})
+        self._begin: Callable[[Array, Array], Any] = functools.partial(_Least, link.wire, self._others)
+        if link.has_collectives:
+            from mpi4py import MPI
 
-        self._wire, self._waits, self._min = wire, waits, MPI.MIN
+            self._begin = functools.partial(link.wire.Iallreduce, op=MPI.MIN)
         self._calls = 0
+        self.current = self.reached = (0, "")  # the number and the words of the last call, here and on all ranks
         self._begun: collections.deque[Begun] = collections.deque()
         self._telling: Operation | None = None  # everybody's words are awaited
         self.is_comparing = False  # which takes every rank
+        self._elsewhere = elsewhere
+        self._looked, self._told = 0.0, 0
+        self._lingering: dict[int, int] = {}  # the ranks that have waited for long, and the numbers of their calls
+        self._missed = set[int]()  # those of them that this rank waited for when it looked last
         waits.hooks.append(self.check)
+        if link.has_collectives:
+            waits.hooks.append(self._look)
 
     def compare(self, words: str) -> Operation:
         """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
@@ -61,6 +95,7 @@ class Preflight:
         if not begun.agrees:
             yield from self._differ(begun, moved=False)
         self.is_comparing = False
+        self.reached = self.current
 
     def begin(self, words: str) -> None:
         """Compare without waiting; raise where ranks are known to differ in an earlier call."""
@@ -75,8 +110,25 @@ class Preflight:
             begun = self._begun.popleft()
             if not begun.agrees:
                 self._telling = self._differ(begun, moved=True)
+            self.reached = begun.call
         if self._telling is not None and next(self._telling, None) is None:
             self._telling = None
+
+    def _look(self) -> None:
+        """Tell the others of a comparison that takes long; take part in that of a rank that will not come otherwise."""
+        now = time.monotonic()
+        if now < self._looked + LOOK:
+            return
+        self._looked, first = now, self._calls - len(self._begun) + 1
+        if self._begun and self._told != first and now > self._waits.waits_since + LONG:
+            self._told, row = first, numpy.full(1, first, numpy.int64).view(numpy.uint8)
+            keep_for_ever((row, [self._wire.Isend([row, BYTES], other, LINGERS) for other in self._others]))
+        self._lingering.update(came(self._wire, LINGERS))
+        awaited, words = self._elsewhere() if self._lingering else ((), "")
+        missed = {rank for rank, number in self._lingering.items() if number > self._calls and rank in awaited}
+        if missed & self._missed:
+            self._begun.append(self._started(words))
+        self._missed = missed
 
     def finish(self) -> Operation:
         """Return when all that has begun is known to agree."""
@@ -84,9 +136,10 @@ class Preflight:
 
     def _started(self, words: str) -> Begun:
         self._calls += 1
+        self.current = self._calls, words
         number = (fingerprint(words) >> 4) + self._calls
         mine, least = numpy.array([number, -number]), numpy.empty(2, numpy.int64)
-        return Begun(words, mine, least, self._wire.Iallreduce(mine, least, self._min))
+        return Begun(self.current, mine, least, self._begin(mine, least))
 
     def _differ(self, begun: Begun, *, moved: bool) -> Operation:
         """Raise what all ranks have called, unless all refuse it.
@@ -94,13 +147,12 @@ class Preflight:
         By messages: ranks come to it after unlike numbers of other calls.
         """
         row = numpy.zeros(WORDS, numpy.uint8)
-        text = shortened(f"{begun.words}\n{call_site()}" if not moved else begun.words, WORDS).encode()
+        text = shortened(f"{begun.call[1]}\n{call_site()}" if not moved else begun.call[1], WORDS).encode()
         row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
-        everyone = numpy.zeros((self._wire.size, WORDS), numpy.uint8)
-        everyone[self._wire.rank] = row
-        others = [rank for rank in range(len(everyone)) if rank != self._wire.rank]
-        requests = [self._wire.Irecv([everyone[other], BYTES], other, DIFFERS) for other in others]
-        requests += [self._wire.Isend([row, BYTES], other, DIFFERS) for other in others]
+        everyone = numpy.zeros((self._size, WORDS), numpy.uint8)
+        everyone[self._rank] = row
+        requests = [self._wire.Irecv([everyone[other], BYTES], other, DIFFERS) for other in self._others]
+        requests += [self._wire.Isend([row, BYTES], other, DIFFERS) for other in self._others]
         yield from _ended(requests, (row, everyone))
         self.is_comparing = False
         calls = [bytes(one).rstrip(b"\0").decode(errors="replace") for one in everyone]

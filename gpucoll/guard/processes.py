@@ -8,10 +8,13 @@ communicators. Where there is no such call, or ranks do not see each other's pro
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from gpucoll.guard.network import Watch
 
 WAITS = "waiting for a device"  # which passes
 STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}
@@ -21,10 +24,15 @@ _descriptors: dict[int, int] = {}  # by process; kept as long as this process li
 def process_namespace() -> str:
     """Return what tells apart the hosts, and containers of them, whose process numbers mean the same."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+        return _namespace()
     except OSError:
         return ""
+
+
+@functools.cache
+def _namespace() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def visible(everyone: Iterable[tuple[int, str]]) -> dict[int, int]:
@@ -34,10 +42,10 @@ def visible(everyone: Iterable[tuple[int, str]]) -> dict[int, int]:
 
 
 class Processes:
-    """The processes of some ranks; this one's own is not watched."""
+    """The processes of ranks: this host's by their `numbers`, all by a `watch`, but for this one's own."""
 
-    def __init__(self, numbers: Mapping[int, int]) -> None:
-        self.numbers = dict(numbers)
+    def __init__(self, numbers: Mapping[int, int], watch: Watch | None = None) -> None:
+        self.numbers, self.watch = dict(numbers), watch
         self._ranks: dict[int, int] = {}
         for rank, number in self.numbers.items():
             if number != os.getpid() and (descriptor := _descriptor(number)) is not None:
@@ -48,15 +56,19 @@ class Processes:
         poll = select.poll()  # one of this thread's own: another may be looking, too
         for descriptor in self._ranks:
             poll.register(descriptor, select.POLLIN)
-        found = poll.poll(1000 * patience) if self._ranks else ()
-        return tuple(sorted(self._ranks[descriptor] for descriptor, _ in found))
+        news = None if self.watch is None else self.watch.fileno()
+        if news is not None:
+            poll.register(news, select.POLLIN)
+        found = poll.poll(1000 * patience) if self._ranks or news is not None else ()
+        ranks = {self._ranks[descriptor] for descriptor, _ in found if descriptor in self._ranks}
+        return tuple(sorted(ranks if self.watch is None else ranks | self.watch.gone()))
 
     def state(self, rank: int) -> str:
         """Return in a word what the process of a rank is doing, "" where that is not known, or it runs."""
-        if rank not in self.numbers:
-            return ""
         if rank in self.ended():
             return "dead"
+        if rank not in self.numbers:
+            return ""
         try:
             with open(f"/proc/{self.numbers[rank]}/stat") as file:
                 return STOPPED.get(file.read().rpartition(")")[2].split()[0], "")

@@ -17,7 +17,8 @@ from pathlib import Path
 import numpy
 
 import gpucoll as gc
-from gpucoll import training
+from gpucoll import bootstrap, links, training
+from gpucoll.guard import processes
 
 TIMEOUT = 3.0
 PHASES = ("before", "after_send", "after")  # of GPUCOLL_FAULT, in the call that counts
@@ -83,6 +84,13 @@ def named_memory():
     return sorted(name for name in shared if name.startswith(("/dev/shm", "/tmp", tempfile.gettempdir())))
 
 
+def pretend_two_hosts():
+    """Let ranks be on two hosts in turn, which do not see each other's processes."""
+    of, mine = bootstrap.place, bootstrap.world().rank % 2
+    bootstrap.place = lambda comm: of(comm)._replace(nodes=tuple(rank % 2 for rank in range(comm.size)))
+    links.process_namespace = processes.process_namespace = lambda: f"host {mine}"
+
+
 def call(how, comm, x):
     if how == "gradient":
         trainer = training.DataParallel({"w": numpy.zeros(9)}, comm)
@@ -93,6 +101,8 @@ def call(how, comm, x):
 
 def main():
     folder, how, executor = sys.argv[1:]
+    if "TWO_HOSTS" in os.environ:
+        pretend_two_hosts()
     comm = gc.init(timeout=TIMEOUT, executor=None if executor == "auto" else executor)
     x, error = numpy.ones(100), None
     mapped = comm.zeros(100_000, "f4")

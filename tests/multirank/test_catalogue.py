@@ -186,15 +186,16 @@ def interrupted_start(mpi):
     if mpi.rank == 0:
         begun = []
 
-        def rings(comm, timeout):
+        def rings(comm, timeout, **more):
             begun.append(comm.Ibarrier())
             raise KeyboardInterrupt
 
         with mock.patch("gpucoll.bootstrap.wait_for_all", rings), pytest.raises(KeyboardInterrupt):
             gc.Communicator.from_mpi(own, timeout=seconds(60))
     else:
-        with pytest.raises(gc.CollectiveTimeout, match="to make this communicator"):
+        with pytest.raises(gc.CollectiveTimeout, match="to make this communicator") as late:
             gc.Communicator.from_mpi(own, timeout=seconds(0.5))
+        assert late.value.ranks == (0,)
 
 
 def unlike_versions(mpi):

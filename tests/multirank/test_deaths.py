@@ -83,6 +83,37 @@ def test_whenever_a_rank_is_killed_nobody_waits(mpiexec, tmp_path, executor, ran
     assert rank not in found
 
 
+TWO_HOSTS = {"TWO_HOSTS": "1"}  # of ranks in turn
+
+
+@pytest.mark.parametrize(("rank", "executor"), [
+    (1, "auto"), (0, "auto"), pytest.param(1, "mpi", marks=SLOW), pytest.param(1, "native", marks=SLOW)])
+def test_who_dies_on_another_host_is_named(mpiexec, tmp_path, rank, executor):
+    found = survivors(mpiexec, tmp_path, "", executor, 4, **fault(rank, "before", "sigkill"), **TWO_HOSTS)
+    assert found.keys() == set(range(4)) - {rank}
+    for lasted, closing, error, culprits, words in found.values():
+        assert (error, culprits) == ("RankFailedError", [rank]), words
+        assert f"rank {rank} " in words
+        assert lasted < seconds(DEATH)
+        assert closing < seconds(DEATH)
+
+
+@pytest.mark.parametrize(("rank", "executor", "do"), [
+    (1, "auto", "stop"), pytest.param(0, "auto", "stop", marks=SLOW), pytest.param(1, "mpi", "idle", marks=SLOW)])
+def test_who_does_not_come_on_another_host_is_named(mpiexec, tmp_path, rank, executor, do):
+    """By all, those of its host and the others: nobody else is, and the call that it made last is told."""
+    how, env = (do, {}) if rank == 1 else ("", fault(rank, "before", "sigstop"))
+    found = survivors(mpiexec, tmp_path, how, executor, 4, **env, **TWO_HOSTS)
+    found.pop(rank, None)  # which a launcher lets go on when it ends the job
+    assert found.keys() == set(range(4)) - {rank}
+    for lasted, closing, error, culprits, words in found.values():
+        assert (error, culprits) == ("CollectiveTimeout", [rank]), words
+        assert f"rank {rank} " in words
+        assert "all_reduce by" in words.partition(" is every")[0]
+        assert lasted < seconds(LATE)
+        assert closing < seconds(DEATH)
+
+
 GOES_ON = """
 import os, sys
 import gpucoll as gc
@@ -194,6 +225,37 @@ def test_two_jobs_beside_each_other(mpiexec):
     with ThreadPoolExecutor(2) as threads:
         jobs = list(threads.map(lambda factor: mpiexec(2, sys.executable, "-c", BESIDE, factor), ("3", "1000")))
     assert [job.returncode for job in jobs] == [0, 0], jobs
+
+
+NEVER_COMES = """
+import os, signal, sys, time, gpucoll as gc
+from gpucoll import bootstrap
+from mpi4py import MPI
+how, folder, rank = sys.argv[1], sys.argv[2], MPI.COMM_WORLD.rank
+if how == "stop" and rank == 1:
+    bootstrap.place = lambda comm: os.kill(os.getpid(), signal.SIGSTOP)
+if how != "idle" or rank != 1:
+    began, said = time.monotonic(), "nothing"
+    try:
+        gc.init(timeout=float(sys.argv[3]))
+    except gc.CollectiveTimeout as error:
+        said = f"{error.ranks} {time.monotonic() - began < float(sys.argv[3]) + 3}"
+    with open(os.path.join(folder, f"draft {rank}"), "w") as file:
+        file.write(said)
+    os.rename(file.name, os.path.join(folder, str(rank)))
+    time.sleep(0.1 * rank)
+elif how == "idle":
+    while len([name for name in os.listdir(folder) if name.isdecimal()]) < 2:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGSTOP)  # and is not there at the end either
+"""
+
+
+@pytest.mark.parametrize("how", ["idle", "stop"])
+def test_who_does_not_come_to_init_is_named(mpiexec, tmp_path, how):
+    """Before ranks meet, and in MPI's calls without a deadline; MPI's end, in which it is missing, too, has one."""
+    job = mpiexec(3, sys.executable, "-c", NEVER_COMES, how, tmp_path, str(seconds(1)), timeout=seconds(60))
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0": "(1,) True", "2": "(1,) True"}, job
 
 
 SHRINKS = """

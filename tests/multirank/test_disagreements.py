@@ -12,6 +12,7 @@ from grids import generator, sampled
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
 from pace import seconds
+from thread_ranks import on_threads
 
 EXECUTORS = (None, "shared", "mpi", "native")
 TOLD = 5.0  # seconds; 0.5 where the machine has nothing else to do
@@ -26,17 +27,21 @@ def algorithms(name, executor, size):
 
 def every_way(mpi, executor, names, share, check=None):
     """All told alike, named, in time, and the next call is right; `share` of the cases are drawn."""
-    random, slowest = generator(f"disagreements {executor} {names}"), 0.0
     with gc.Communicator.from_mpi(mpi, executor=executor, check=check, timeout=seconds(9)) as comm:
-        for name in names:
-            listed = algorithms(name, executor, comm.size)
-            for case, (length, count) in itertools.product(cases(name, listed), LENGTHS.items()):
-                if random.random() >= share:
-                    continue
-                other = next((one for one in listed[::-1] if one not in ("auto", "native", case.algorithm)), None)
-                if case.way == "algorithm" and other is None:
-                    continue
-                slowest = max(slowest, _one(comm, case, length, count, other))
+        drawn_ways(comm, executor, names, share)
+
+
+def drawn_ways(comm, executor, names, share):
+    random, slowest = generator(f"disagreements {executor} {names}"), 0.0
+    for name in names:
+        listed = algorithms(name, executor, comm.size)
+        for case, (length, count) in itertools.product(cases(name, listed), LENGTHS.items()):
+            if random.random() >= share:
+                continue
+            other = next((one for one in listed[::-1] if one not in ("auto", "native", case.algorithm)), None)
+            if case.way == "algorithm" and other is None:
+                continue
+            slowest = max(slowest, _one(comm, case, length, count, other))
     print(f"the slowest was told after {slowest:.3f} s")
 
 
@@ -49,7 +54,7 @@ def _one(comm, case, length, count, other):
     except gc.ArgumentError:
         assert native, case  # MPI has none: on all ranks
         return 0.0
-    comm.mpi.Barrier()
+    comm.mpi.Barrier() if comm.mpi else comm.barrier()
     began, told, result = time.monotonic(), None, None
     try:
         result = made(comm, case, count, other)
@@ -91,6 +96,23 @@ def test_ranks_that_differ_are_told(ranks, executor, part):  # noqa: F811 (the f
 def test_ranks_with_devices_that_differ_are_told(ranks, executor):  # noqa: F811
     names = ("all_reduce", "broadcast", "all_gather_v", "scatter", "barrier")
     ranks(every_way, 2, executor, names, 0.3, "full", env={"GPUCOLL_DEVICE": "emulated"})
+
+
+@pytest.mark.parametrize("executor", [None, "mpi"])
+def test_threads_that_differ_are_told_without_the_engine_too(executor, monkeypatch):
+    monkeypatch.setattr("gpucoll.executors.shared.library", lambda: None)
+    on_threads(3, drawn_ways, "mpi", PARTS[0], 0.1, executor=executor, timeout=seconds(9))
+
+
+def test_threads_that_do_not_wait_are_told_later():
+    def differs(comm):
+        try:
+            for number in range(300):
+                comm.all_reduce(numpy.ones(5), op="max" if (comm.rank, number) == (1, 3) else "sum")
+        except gc.MismatchError as told:
+            return told.code, told.ranks
+
+    assert on_threads(2, differs, executor="mpi", check="deferred") == [("GC-OP", (1,))] * 2
 
 
 def told_later(mpi, executor):

@@ -41,7 +41,7 @@ PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
 TOLD = (1 << ROUNDS) - 2  # the mark of one that has
 OFF, PEERS, ALL = range(3)  # with whom calls are compared, as kernels/engine.h has it
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
-TAGS, FIRST_TAG = 1 << 15, 5  # of messages to other nodes, as the `mpi` executor has them
+TAGS, FIRST_TAG = 1 << 15, 6  # of messages to other nodes, as the `mpi` executor has them
 PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
 
