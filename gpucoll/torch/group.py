@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError, ProcessGroup, Store
 
-from gpucoll.torch import meeting
-from gpucoll.torch.tensors import apart, deliver, fill, moved, op_of, reduced, room, row
+from gpucoll.torch import checks, meeting
+from gpucoll.torch.tensors import apart, combined, deliver, fill, moved, op_of, reduced, room, row
 from gpucoll.torch.work import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 
 Tensor: TypeAlias = torch.Tensor
@@ -72,6 +74,7 @@ class TorchProcessGroup(_Names):
     def __init__(self, store: Store, rank: int, size: int, timeout: datetime.timedelta) -> None:
         super().__init__(rank, size)  # with a store pybind11 makes no object that a class in Python may derive from
         self._store, self._rank, self._size = store, rank, size
+        self.options = Backend.Options("gpucoll", timeout)
         with as_torch_raises():
             self._comm, self._points = meeting.communicators(store, rank, size, timeout)
         self._caller = Caller()
@@ -110,37 +113,59 @@ class TorchProcessGroup(_Names):
     # ------------------------------------------------------------ in place
 
     def broadcast(self, tensors: Any, opts: Any = None, root: int = 0) -> TorchWork:
-        """Overwrite tensors with those of the root."""
-        tensors, root = _listed(tensors), getattr(opts, "rootRank", root)
-        rows = [moved(tensor) for tensor in tensors]
+        """Overwrite tensors with the root's, several with the one that the root names."""
+        tensors, root, named = _listed(tensors), getattr(opts, "rootRank", root), getattr(opts, "rootTensor", 0)
+        checks.root("broadcast", root, self._size, named, len(tensors))
+        checks.alike("broadcast", tensors)
+        x = moved(tensors[named])
 
         def call() -> None:
-            for one in rows:
-                self._comm.broadcast(one, root)
+            self._comm.broadcast(x, root)
+            for tensor in tensors:
+                deliver(tensor, tensors[named])
 
         return self._make(call, tensors, opts)
 
     def allreduce(self, tensors: Any, opts: Any = None) -> TorchWork:
-        """Overwrite tensors with their reductions."""
+        """Overwrite a tensor with the reduction; several count as those of several ranks, and all become it."""
         tensors, op = _listed(tensors), op_of(opts)
+        checks.alike("allreduce", tensors)
+        together = None if len(tensors) == 1 else combined(op)
         rows = [reduced(tensor) for tensor in tensors]
 
         def call() -> None:
             for one in rows:
                 self._comm.all_reduce(one, one, op)
+            if together is not None:
+                total = functools.reduce(together, [tensor.detach() for tensor in tensors])
+                for tensor in tensors:
+                    deliver(tensor, total)
 
         return self._make(call, tensors, opts)
 
-    allreduce_coalesced = allreduce
-
-    def reduce(self, tensors: Any, opts: Any) -> TorchWork:
-        """Overwrite the root's tensors with the reductions."""
+    def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> TorchWork:
+        """Overwrite each tensor with its reduction; one that is given twice is reduced once."""
         tensors, op = _listed(tensors), op_of(opts)
-        rows = [reduced(tensor) for tensor in tensors]
+        checks.alike("allreduce_coalesced", tensors, sizes=False)
+        rows = {(tensor.data_ptr(), tensor.numel()): reduced(tensor) for tensor in tensors}
 
         def call() -> None:
-            for one in rows:
-                self._comm.reduce(one, one if self._rank == opts.rootRank else None, op, opts.rootRank)
+            for one in rows.values():
+                self._comm.all_reduce(one, one, op)
+
+        return self._make(call, tensors, opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> TorchWork:
+        """Overwrite the root's tensor with the reduction."""
+        tensors, op = _listed(tensors), op_of(opts)
+        checks.root("reduce", opts.rootRank, self._size, opts.rootTensor, len(tensors))
+        if len(tensors) != 1:
+            checks.refuse("reduce", "requires a single-element tensor list")
+        checks.dense("reduce", tensors)
+        x = reduced(tensors[0])
+
+        def call() -> None:
+            self._comm.reduce(x, x if self._rank == opts.rootRank else None, op, opts.rootRank)
 
         return self._make(call, tensors, opts)
 
@@ -222,23 +247,37 @@ class TorchProcessGroup(_Names):
         """Write all ranks' tensors into lists of tensors; their lengths may differ from rank to rank."""
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
-        pairs = [(list(targets), moved(row(x))) for targets, x in zip(outputs, inputs, strict=True)]
+        checks.gathered("allgather", outputs, inputs, self._size)
+        first, alike = outputs[0], len({target.numel() for target in outputs[0]}) == 1
+        x = moved(row(inputs[0]) if len(inputs) == 1 else torch.cat([row(one) for one in inputs]))
 
         def call() -> None:
-            for targets, x in pairs:
-                alike = all(target.numel() == targets[0].numel() for target in targets)
-                fill(targets, self._comm.all_gather(x) if alike else self._comm.all_gather_v(x))
+            blocks: Any = self._comm.all_gather(x) if alike else self._comm.all_gather_v(x)
+            if len(inputs) > 1:
+                blocks = blocks.reshape(len(first), -1)
+            for targets in outputs:
+                fill(targets, blocks)
 
-        return self._make(call, [*inputs, *(one for targets, _ in pairs for one in targets)], opts, outputs)
+        results = first if len(inputs) == 1 else outputs
+        return self._make(call, [*inputs, *(one for targets in outputs for one in targets)], opts, results)
 
     def allgather_coalesced(self, outputs: Any, inputs: Tensors, opts: Any = None) -> TorchWork:
         """Do the same for several; `outputs` has a list for each rank."""
-        return self.allgather([list(targets) for targets in zip(*outputs, strict=True)], inputs, opts)
+        checks.gathered_together("allgather_coalesced", outputs, inputs, self._size)
+        pairs = [(targets, moved(row(x))) for *targets, x in zip(*outputs, inputs, strict=True)]
+
+        def call() -> None:
+            for targets, x in pairs:
+                fill(targets, self._comm.all_gather(x))
+
+        return self._make(call, [*inputs, *(one for targets in outputs for one in targets)], opts, outputs)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any) -> TorchWork:
         """Write all ranks' tensors into a list of the root's."""
-        inputs = _listed(inputs)
-        x, targets = moved(row(inputs[0])), _only(outputs)
+        outputs, inputs, at_root = _lists(outputs), _listed(inputs), self._rank == opts.rootRank
+        checks.root("gather", opts.rootRank, self._size)
+        checks.rooted("gather", "input", "output", inputs, outputs, self._size, at_root)
+        x, targets = moved(row(inputs[0])), outputs[0] if at_root else []
 
         def call() -> None:
             blocks = self._comm.gather(x, root=opts.rootRank)
@@ -249,10 +288,12 @@ class TorchProcessGroup(_Names):
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any) -> TorchWork:
         """Write a tensor of the root's list into each rank's."""
-        outputs, sources = _listed(outputs), _only(inputs)
-        out = room(outputs[0])
+        outputs, inputs, at_root = _listed(outputs), _lists(inputs), self._rank == opts.rootRank
+        checks.root("scatter", opts.rootRank, self._size)
+        checks.rooted("scatter", "output", "input", outputs, inputs, self._size, at_root)
+        out, sources = room(outputs[0]), inputs[0] if at_root else []
         block = moved(out)
-        x = moved(torch.stack([row(one) for one in sources])) if self._rank == opts.rootRank else None
+        x = moved(torch.stack([row(one) for one in sources])) if at_root else None
 
         def call() -> None:
             self._comm.scatter(x, block, opts.rootRank)
@@ -262,7 +303,7 @@ class TorchProcessGroup(_Names):
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> TorchWork:
         """Write this rank's of the reductions of a list's tensors; their lengths may differ."""
-        outputs, sources, op = _listed(outputs), _only(inputs), op_of(opts)
+        outputs, sources, op = _listed(outputs), _lists(inputs)[0], op_of(opts)
         out, counts = room(outputs[0]), [one.numel() for one in sources]
         block, x = reduced(out), torch.cat([row(one) for one in sources])
         blocks = reduced(x.view(self._size, -1)) if len({*counts}) == 1 and counts[0] else reduced(x)
@@ -367,6 +408,7 @@ class TorchProcessGroup(_Names):
 
     def set_timeout(self, timeout: datetime.timedelta) -> None:
         """Let later calls wait that long."""
+        self.options._timeout = timeout
         for comm in (self._comm, self._points):
             comm._waits.timeout = timeout.total_seconds()
 
@@ -388,9 +430,9 @@ def _listed(tensors: Any) -> list[Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _only(lists: Any) -> list[Tensor]:
-    """Return the one list in a list, which may be empty off the root."""
-    return list(lists[0]) if lists and not isinstance(lists[0], torch.Tensor) else list(lists)
+def _lists(lists: Any) -> list[Tensors]:
+    """Return lists of tensors, of which there may be none off the root; a list of tensors is one."""
+    return [lists] if lists and isinstance(lists[0], torch.Tensor) else list(lists)
 
 
 def _parts(tensor: Tensor, sizes: Sequence[int], size: int) -> Tensors:

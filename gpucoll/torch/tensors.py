@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -11,10 +11,13 @@ from torch.distributed import ReduceOp
 
 from gpucoll.arrays import Array
 from gpucoll.dtypes import numpy_dtype
+from gpucoll.errors import ArgumentError
 from gpucoll.ops import premul_sum
 
 OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max",
        ReduceOp.BAND: "band", ReduceOp.BOR: "bor", ReduceOp.BXOR: "bxor"}
+COMBINED = {"sum": torch.add, "prod": torch.mul, "min": torch.minimum, "max": torch.maximum,
+            "band": torch.bitwise_and, "bor": torch.bitwise_or, "bxor": torch.bitwise_xor}
 OWN = {torch.bfloat16: "bfloat16", torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"}
 CARRIERS = {dtype: torch.int16 if dtype.itemsize == 2 else torch.uint8
             for dtype in (*OWN, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu)}
@@ -29,6 +32,14 @@ def op_of(options: Any) -> Any:
     if kind == ReduceOp.PREMUL_SUM:
         return premul_sum(float(given.factor))
     return OPS[kind]
+
+
+def combined(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return what makes one tensor of two that a rank gives to one call."""
+    both = COMBINED.get(op) if isinstance(op, str) else None
+    if both is None:
+        raise ArgumentError(f"allreduce: {op} takes one tensor on each rank, not several")
+    return both
 
 
 def carried(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +77,10 @@ def room(tensor: torch.Tensor) -> torch.Tensor:
 def deliver(target: torch.Tensor, result: torch.Tensor) -> None:
     """Write a result into its tensor, unless it is there."""
     if result.data_ptr() != target.data_ptr() and target.numel():
-        target.detach().copy_(result.view(target.shape))
+        if target.is_cuda:
+            target.detach().copy_(result.detach().reshape(target.shape))
+        else:  # in a thread of the group's, where torch would refuse to write what belongs to an inference
+            numpy.copyto(moved(target), moved(result.reshape(target.shape)))
 
 
 def fill(targets: Sequence[torch.Tensor], arrays: Sequence[Array]) -> None:

@@ -30,7 +30,8 @@ def as_torch_raises() -> Iterator[None]:
     except (ArgumentError, DtypeError):
         raise
     except GpucollError as error:
-        raise DistBackendError(str(error)) from error
+        late = isinstance(error, CollectiveTimeout)  # of which torch's own errors have the word
+        raise DistBackendError(f"the timeout has passed: {error}" if late else str(error)) from error
 
 
 class TorchWork(Handle):

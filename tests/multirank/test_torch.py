@@ -13,6 +13,7 @@ pytestmark = [
 ]
 FOLDER = Path(__file__).parent
 METHODS, TRAINING = FOLDER / "torch_job.py", FOLDER / "torch_training_job.py"
+SCRIPT = FOLDER.parents[1] / "scripts" / "c10d.py"
 SECONDS = 240  # PyTorch's imports take long where ranks outnumber cores
 
 
@@ -30,7 +31,7 @@ def torchrun(ranks, *argv):
 
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_every_method_under_mpiexec(mpiexec, ranks):
-    names = "collectives functional objects messages groups timeouts"
+    names = "collectives several checks functional objects messages groups timeouts"
     check(mpiexec(ranks, sys.executable, METHODS, *names.split(), timeout=SECONDS), ranks, names)
 
 
@@ -66,3 +67,63 @@ def test_every_method_under_torchrun():
 @pytest.mark.slow
 def test_ddp_trains_under_torchrun():
     check(torchrun(2, TRAINING, "ddp", "fsdp"), 2, "ddp fsdp")
+
+
+CHECKOUT = """
+import unittest
+import torch
+import torch.distributed as c10d
+from torch.testing._internal.common_distributed import MultiProcessTestCase, create_device, skip_if_lt_x_gpu
+
+class ProcessGroupGlooTest(MultiProcessTestCase):
+    def setUp(self):
+        super().setUp()
+        self._spawn_processes()
+
+    def total(self):
+        options = c10d.ProcessGroupGloo._Options()
+        options._timeout, options._devices = 50.0, [create_device(interface="lo")]
+        store = c10d.FileStore(self.file_name, self.world_size)
+        group = c10d.ProcessGroupGloo(store, self.rank, self.world_size, options)
+        assert type(group).__mro__[1].__module__ == "gpucoll.torch.group"
+        return group.allreduce(torch.tensor([self.rank + 1])).get_future().wait()[0].item()
+
+    def test_right(self):
+        self.assertEqual(self.total(), 10)
+
+    def test_wrong(self):
+        self.assertEqual(self.total(), 11)
+
+    @skip_if_lt_x_gpu(8)
+    def test_gpus(self):
+        self.total()
+
+    def test_sparse_allreduce_basics(self):
+        raise AssertionError
+
+class Alone(unittest.TestCase):
+    def test_dies(self):
+        import os
+        os._exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_pytorchs_own_tests_run_and_are_counted(tmp_path):
+    pytest.importorskip("expecttest", reason="PyTorch's own tests need it: pip install expecttest")
+    sys.path.insert(0, str(SCRIPT.parent))
+    import c10d
+
+    folder = tmp_path / "test" / "distributed"
+    folder.mkdir(parents=True)
+    for name in c10d.FILES:
+        (folder / f"{name}.py").write_text(CHECKOUT if name == c10d.FILES[0] else "")
+    job = subprocess.run([sys.executable, SCRIPT, tmp_path, "--failures"], capture_output=True, text=True,
+                         timeout=SECONDS, check=False)
+    lines = job.stdout.splitlines()
+    assert (job.returncode, lines[-1]) == (1, "1 passed, 2 failed, 2 not supported"), job.stdout + job.stderr
+    ends = {line.rpartition(".")[2]: line.split()[0] for line in lines if line.startswith(("passed ", "failed "))}
+    assert ends == {"test_right": "passed", "test_wrong": "failed", "test_dies": "failed"}
+    assert "not supported:    1  needs GPUs" in lines
+    assert any(line.startswith("not supported:    1  sparse") for line in lines)
+    assert "ended with 3" in job.stdout

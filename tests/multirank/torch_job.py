@@ -168,6 +168,71 @@ def collectives():
         same(out, torch.cat(everyone((len(out) // SIZE,), torch.float32)), "coalesced all_gather")
 
 
+def several():
+    """Several tensors of a rank in one call, as Gloo takes them; a tensor twice in one call."""
+    group, what = dist.group.WORLD, [data((7,), torch.float32, RANK, salt) for salt in (0, 1)]
+    both = [sum(everyone((7,), torch.float32)), sum(data((7,), torch.float32, rank, 1) for rank in range(SIZE))]
+    xs = [x.clone() for x in what]
+    (first, second) = group.allreduce(xs).get_future().wait()
+    same(first, sum(both), "two tensors all-reduced")
+    same(second, first, "the second of two tensors")
+    twice = what[0].clone()
+    group.allreduce_coalesced([twice, twice]).wait()
+    same(twice, both[0], "a tensor given twice")
+    told = dist.BroadcastOptions()
+    told.rootRank, told.rootTensor = SIZE - 1, 1
+    xs = [x.clone() for x in what]
+    group.broadcast(xs, told).wait()
+    for x in xs:
+        same(x, data((7,), torch.float32, SIZE - 1, 1), "two tensors broadcast")
+    outs = [[torch.empty(7) for _ in range(2 * SIZE)] for _ in range(2)]
+    group.allgather(outs, what).wait()
+    for out in outs:
+        same(torch.stack(out), torch.stack([data((7,), torch.float32, rank, salt) for rank in range(SIZE)
+                                            for salt in (0, 1)]), "two tensors gathered")
+    with torch.inference_mode():
+        out = torch.empty(2 * SIZE * 7)[::2]
+        dist.all_gather_into_tensor(out, what[0], async_op=True).wait()
+    same(out.clone(), torch.cat(everyone((7,), torch.float32)), "into a tensor of inference mode")
+
+
+def checks():
+    """What is refused before data move, in the words that PyTorch's own tests look for."""
+    group, x, longer, double = dist.group.WORLD, torch.zeros(2), torch.zeros(3), torch.zeros(2, dtype=torch.float64)
+
+    def at(options, root, tensor=0):
+        options.rootRank, options.rootTensor = root, tensor
+        return options
+
+    def to(options, root):
+        options.rootRank = root
+        return options
+
+    cast, least, outer, inner = dist.BroadcastOptions, dist.ReduceOptions, dist.ScatterOptions, dist.GatherOptions
+    full, other = [x] * SIZE, (RANK + 1) % SIZE
+    for words, call in (
+            ("invalid root rank -1", lambda: group.broadcast([x], at(cast(), -1))),
+            ("invalid root tensor 1 of 1", lambda: group.broadcast([x], at(cast(), 0, 1))),
+            ("invalid tensor size at index 1", lambda: group.broadcast([x, longer], at(cast(), 0))),
+            ("requires non-empty tensor list", lambda: group.allreduce([])),
+            ("all have the same type", lambda: group.allreduce_coalesced([x, double])),
+            ("unsupported layout", lambda: dist.all_reduce(x.to_sparse())),
+            ("requires a single-element tensor list", lambda: group.reduce([x, x], at(least(), 0))),
+            ("single-element output tensor list", lambda: group.scatter([], [], to(outer(), 0))),
+            (f"Incorrect input list size {SIZE - 1}", lambda: group.scatter([x], [full[1:]], to(outer(), RANK))),
+            ("requires empty input on non-root", lambda: group.scatter([x], [full], to(outer(), other))),
+            ("invalid tensor type", lambda: group.gather([[double] * SIZE], [x], to(inner(), RANK))),
+            ("single-element output list", lambda: group.gather([], [x], to(inner(), RANK))),
+            ("same length", lambda: group.allgather([full, full], [x])),
+            ("invalid output tensor list", lambda: group.allgather([full[1:]], [x])),
+            ("equal to world size", lambda: group.allgather_coalesced([[x]] * (SIZE + 1), [x])),
+            ("size of output tensor at index 0", lambda: group.allgather_coalesced([[longer]] * SIZE, [x]))):
+        with pytest.raises(RuntimeError, match=words):
+            call()
+    assert group.options._timeout == datetime.timedelta(minutes=30)
+    dist.barrier()
+
+
 def functional():
     import torch.distributed._functional_collectives as funcol
 
