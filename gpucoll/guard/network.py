@@ -22,7 +22,7 @@ from typing import Any
 
 from gpucoll.store import FrameReader, StoreError, send_frame
 
-HELLO = 2.0  # seconds in which a connection must be made
+CONNECT, HELLO = 2.0, 10.0  # seconds in which a connection must be made, and both ends must know each other
 TELL = 0.5  # seconds of a wait after which one tells of it, and between two times
 ANSWER = 0.5  # seconds that rank 0 has to say who waits
 SILENT = 4 * TELL  # seconds after which who has told of a wait is no longer believed to
@@ -152,7 +152,7 @@ class Watch:
             with contextlib.suppress(OSError):
                 self._hub = Hub(mpi.size, token)
         where, port, token = mpi.bcast((addresses(), self._hub and self._hub.port, token))
-        deadline = time.monotonic() + HELLO
+        deadline = time.monotonic() + CONNECT
         while port and self._rank and self._connection is None and time.monotonic() < deadline:
             self._connection = next(filter(None, (self._connected(one, port, token) for one in where)), None)
         there = mpi.allgather(self._hub is not None or self._connection is not None)
@@ -162,7 +162,8 @@ class Watch:
 
     def _connected(self, address: str, port: int, token: bytes) -> socket.socket | None:
         with contextlib.suppress(OSError, EOFError, StoreError), contextlib.ExitStack() as stack:
-            connection = stack.enter_context(socket.create_connection((address, port), HELLO / 4))
+            connection = stack.enter_context(socket.create_connection((address, port), CONNECT / 4))
+            connection.settimeout(HELLO)
             self._reader = FrameReader(connection)
             nonce = str(self._reader.read(0)[0].get("nonce"))
             send_frame(connection, {"rank": self._rank, "proof": _proof(token, nonce, self._rank)})

@@ -7,8 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gpucoll.guard import network
 from gpucoll.guard.network import Hub, Watch
 from gpucoll.store import LENGTHS, FrameReader, send_frame
+from pace import seconds
 
 TOKEN = b"0123456789abcdef"
 
@@ -77,7 +79,8 @@ def test_who_leaves_in_order_has_not_died(watches):
     assert [watch.gone() for watch in watches] == [set()] * 4
 
 
-def test_who_does_not_wait_is_told(watches):
+def test_who_does_not_wait_is_told(watches, monkeypatch):
+    monkeypatch.setattr(network, "SILENT", seconds(60))
     for rank, number in ((0, 5), (2, 4), (3, 6)):
         watches[rank].tell(number)
     assert becomes({0: 5, 2: 4, 3: 6}, watches[0]._hub.heard)
