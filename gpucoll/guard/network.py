@@ -20,9 +20,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpucoll.store import FrameReader, StoreError, send_frame
+from gpucoll.store import HELLO, FrameReader, StoreError, send_frame
 
-CONNECT, HELLO = 2.0, 10.0  # seconds in which a connection must be made, and both ends must know each other
+CONNECT = 2.0  # seconds in which a connection must be made
 TELL = 0.5  # seconds of a wait after which one tells of it, and between two times
 ANSWER = 0.5  # seconds that rank 0 has to say who waits
 SILENT = 4 * TELL  # seconds after which who has told of a wait is no longer believed to
