@@ -27,8 +27,8 @@ def block(paths: Iterable[Path]) -> str:
     """Return the section, from the first marker to the last: a table for each file."""
     explained = (
         "Each pair of figures is the geometric mean, and the least, of MPI's time (its own blocking call by mpi4py, "
-        "measured in turn in the same run) over gpucoll's, each on the slowest rank, so that above 1 is faster than MPI; `share` is the busbw of "
-        "the largest size over the bound that the machine's copy bandwidth sets.")
+        "measured in turn in the same run) over gpucoll's, each on the slowest rank, so that above 1 is faster than "
+        "MPI; `share` is the busbw of the largest size over the bound that the machine's copy bandwidth sets.")
     return "\n\n".join([BEGIN, explained, *map(_table, paths), END, ""])
 
 
