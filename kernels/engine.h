@@ -34,7 +34,8 @@ static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
 static const int TEXT = 256;               // bytes that say in words what a call is
 
-enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE };  // the last is for this rank alone
+// The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be.
+enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT };
 static const uint32_t SHOWN = 3;
 
 // With whom a rank compares its call before data move: with nobody, with those that it reads from, with all.
@@ -252,13 +253,23 @@ struct Plan {
     bool refuses;                           // no call: says that this rank refuses one
     bool announced;                         // by the root alone: the others find out from it what is called
     bool read[SHOWN];                       // whether others read these buffers
-    bool writes;                            // whether it writes to other ranks' buffers
+    bool writes = false;                    // whether it writes to other ranks' buffers
     uint32_t root;
     std::vector<uint32_t> peers;            // whose memory is read, or written to
     std::vector<Reader> readers;
     std::vector<int64_t> starts;            // where this rank's blocks start, where they are not alike
     std::vector<Instruction> instructions;
     std::vector<Part> parts;
+    size_t lead = 0;             // instructions that lay out the input, before this rank shows that it is in the call
+    bool places_result = false;  // rather than have all of OUTPUT copied to the caller's array
+
+    // `one` is over all parts that have no instruction yet.
+    void add(const Instruction& one) {
+        lead += one.opcode == Instruction::FORM && one.to.buffer == INPUT && lead == instructions.size();
+        places_result |= one.to.buffer == RESULT;
+        writes |= one.copies > 0;
+        instructions.push_back(one);
+    }
 };
 
 // Where a rank's buffer is; `process` where only the system reaches it.
@@ -344,6 +355,7 @@ struct Walker {
                 for (; at < plan->peers.size(); at++)
                     if (!find(node, plan->peers[at])) return UNKNOWN;
                 enter(WALKING);
+                at = plan->lead;
                 [[fallthrough]];
             case WALKING:
                 for (; at < plan->instructions.size(); at++) {
@@ -446,8 +458,10 @@ struct Walker {
         lay(node, board, SCRATCH, nullptr, plan->scratch);
         Base* mine = bases.data() + node.rank * SHOWN;
         staged = plan->given > 0 && mine[INPUT].start != from ? mine[INPUT].start : nullptr;
-        result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output ? mine[OUTPUT].start : nullptr;
-        if (staged != nullptr) copy(staged, from, plan->given);
+        result = plan->taken > 0 && mine[OUTPUT].start != to && !plan->keeps_output && !plan->places_result
+                     ? mine[OUTPUT].start : nullptr;
+        if (staged != nullptr && plan->lead == 0) copy(staged, from, plan->given);
+        for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);  // of this rank's memory: never fails
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
         if (board.kind != plan->signature) {
             std::memcpy(board.text, plan->text, TEXT);
@@ -519,6 +533,8 @@ struct Walker {
 
     Base place(const Node& node, const Part& part) const {
         if (part.buffer == ASIDE) return {const_cast<char*>(node.aside.data()) + part.offset, 0};
+        if (part.buffer == GIVEN) return {const_cast<char*>(from) + part.offset, 0};
+        if (part.buffer == RESULT) return {to + part.offset, 0};
         const Base& found = bases[part.rank * SHOWN + part.buffer];
         uint64_t offset = part.offset;
         if (!plan->starts.empty() && part.rank != node.rank) {
@@ -546,7 +562,7 @@ struct Walker {
         if (to_row == nullptr || source.start == nullptr) return EFAULT;
         if (one.count == 1 && one.copies == 0) {
             if (source.process != 0) return transfer(process_vm_readv, source.process, to_row, source.start, one.nbytes);
-            const bool is_last = one.to.buffer == OUTPUT && !plan->read[OUTPUT];  // of what moves these bytes
+            const bool is_last = one.to.buffer == RESULT || (one.to.buffer == OUTPUT && !plan->read[OUTPUT]);
             (is_last && plan->taken >= STREAMED ? stream : copy)(to_row, source.start, one.nbytes);
             return 0;
         }

@@ -54,7 +54,8 @@ struct Reading {
     }
 
     uint64_t bytes_of(uint32_t buffer) const {
-        return buffer == INPUT ? plan->given : buffer == OUTPUT ? plan->taken : buffer == SCRATCH ? plan->scratch : plan->aside;
+        const uint64_t bytes[] = {plan->given, plan->taken, plan->scratch, plan->aside, plan->given, plan->taken};
+        return bytes[buffer];
     }
 
     // Whether each of this rank's buffers has memory wherever it may have to be.
@@ -90,7 +91,7 @@ struct Reading {
         if (!PyTuple_Check(given) || !PyArg_ParseTuple(given, "KKK", &rank, &buffer, &offset)) return whole(false);
         *part = {static_cast<uint32_t>(rank), static_cast<uint32_t>(buffer), offset};
         if (rank == node->rank) {
-            if (buffer > ASIDE) return whole(false);
+            if (buffer > RESULT) return whole(false);
             const uint64_t there = bytes_of(part->buffer);
             return whole(offset <= there && nbytes <= there - offset);
         }
@@ -125,17 +126,18 @@ struct Reading {
         const bool has_place = opcode == Instruction::FORM || (opcode == Instruction::CALL && to != Py_None);
         if (has_place && !take_part(to, nbytes, &one.to)) return false;
         if (!take_parts(sources, nbytes) || !take_parts(copies, nbytes)) return false;
-        plan->instructions.push_back(one);
-        plan->writes |= one.copies > 0;
+        plan->add(one);
+        const bool is_lead = plan->lead == plan->instructions.size();
         switch (opcode) {
             case Instruction::AWAIT: return whole(is_near(peer) && is_mark(mark));
             case Instruction::SIGNAL: return whole(is_mark(mark));
             case Instruction::CALL:  // Python reads what is mapped
                 return whole(mark > 0 && mark < calls && one.to.rank == node->rank && are_own(one.first, true));
             case Instruction::FORM:
-                return whole(one.to.rank == node->rank && nbytes > 0 && nbytes % plan->itemsize == 0 && one.count > 0
-                             && one.count <= MOST_SOURCES && (one.count == 1 || plan->combine != nullptr)
-                             && are_own(one.first + one.count, false));
+                return whole(one.to.rank == node->rank && one.to.buffer != GIVEN && nbytes > 0
+                             && nbytes % plan->itemsize == 0 && one.count > 0 && one.count <= MOST_SOURCES
+                             && (one.count == 1 || plan->combine != nullptr) && are_own(one.first + one.count, false)
+                             && (!is_lead || (one.count == 1 && plan->parts[one.first].buffer == GIVEN)));
         }
         return whole(false);
     }

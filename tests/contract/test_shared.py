@@ -22,7 +22,7 @@ def way(name):
     """Whatever a call's size: `small` as it comes; `copied` by the system; `mapped` as where that copies nothing."""
     with contextlib.ExitStack() as stack:
         if name != "small":
-            for size in ("TINY", "MEDIUM", "SMALL"):
+            for size in ("TINY", "SMALL"):
                 stack.enter_context(mock.patch.object(plans, size, 0))
         if name == "mapped":
             stack.enter_context(mock.patch.object(Copier, "read", side_effect=PermissionError("not permitted")))

@@ -79,8 +79,7 @@ static void take_plan(Words& words, Plan& plan, uint32_t rank) {
         one.count = words.index();
         one.copies = words.index();
         for (uint32_t i = 0; i < one.count + one.copies; i++) take_part(words, plan.parts);
-        plan.instructions.push_back(one);
-        plan.writes |= one.copies > 0;
+        plan.add(one);
     }
 }
 

@@ -20,7 +20,7 @@ from gpucoll.ops import OPS
 from gpucoll.tuner.choice import Choice
 
 WORKSPACE = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are
-LIMITS = {"TINY": WORKSPACE // 8, "MEDIUM": WORKSPACE // 4, "SMALL": WORKSPACE, "LEAST": WORKSPACE}
+LIMITS = {"TINY": WORKSPACE // 8, "SMALL": WORKSPACE, "LEAST": WORKSPACE}
 VARIANTS = 3  # of what a call is given; more than halves of a control segment
 PAIRS = [("sum", "int64"), ("sum", "bfloat16"), ("max", "uint8"), ("avg", "float32")]
 NAMES = [(collective, name) for collective, name in registry() if name != "hierarchical"]

@@ -68,7 +68,7 @@ def test_native_collectives_on_all_ops_and_dtypes(ranks_anywhere):
 def large(*, mapped):
     """Every call as a large one, whose arrays the system copies, or where it forbids that, which are mapped."""
     with contextlib.ExitStack() as stack:
-        for size in ("TINY", "MEDIUM", "SMALL"):
+        for size in ("TINY", "SMALL"):
             stack.enter_context(mock.patch.object(plans, size, 0))
         if mapped:
             stack.enter_context(mock.patch.object(Copier, "read", side_effect=PermissionError("not permitted")))

@@ -20,8 +20,9 @@ from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
 
 TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segments
-MEDIUM = 1 << 20  # the same for arrays that are not symmetric: to copy them all is quicker than the system's copies
-SMALL = 1 << 22  # bytes of a workspace there: scratch may be several times as long as a buffer
+# Bytes of a workspace there, up to which arrays that are not symmetric are copied to it, which is quicker than the
+# system's copies; scratch may be several times as long as a buffer.
+SMALL = 1 << 22
 BUFFERS = ("input", "output", "scratch")
 MEETING_TAG = 2  # of messages that come before those of any call
 

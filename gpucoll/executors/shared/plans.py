@@ -8,6 +8,7 @@ read, and by its readers' marks when it may overwrite what they read.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from gpucoll.arrays.symmetric import Heap, Segment, at
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import REFUSED, Task, fingerprint, shortened
-from gpucoll.executors.shared.neighbours import BUFFERS, MEDIUM, SMALL, TINY, Neighbours
+from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
@@ -25,7 +26,7 @@ LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of staging: the least, and where
 LINE = 64
 ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
-ASIDE = len(BUFFERS)
+INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = range(6)
 TEXT = 256  # bytes for the words of a call
 KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
          "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")  # as combine.h has them
@@ -59,7 +60,7 @@ class Plans:
         """Return the engine's plan for calls like `task`."""
         plan, symmetric = task.plan, self._is_symmetric(task)
         assert plan is not None
-        small = task.nbytes <= TINY or (task.nbytes <= MEDIUM and not symmetric)
+        small = task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric)
         # What several ranks read is copied once to where they all map it: the system's copies take twice as long.
         copies = plan.copy_input or (plan.shares_input and not small and not symmetric)
         alias = task.in_place and not small and not copies and (self._near.copies or symmetric)
@@ -80,13 +81,14 @@ class Plans:
         assert plan.schedules is not None
         by_node = Plan(plan.schedules(near.rank), plan.layouts, in_place=alias, schedules=plan.schedules, near=near.all)
         by_engine = task.op is None or not task.op.expression
-        one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1 and by_engine
+        one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1 and by_engine \
+            and task.nbytes > SMALL  # alike on all ranks, wherever their arrays are
         sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
         sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
         for buffer, wanted in enumerate((copies or not near.copies, not near.copies, True)):
             if wanted and sizes[buffer] > (SMALL if small else 0):
                 self._stage(buffer, sizes[buffer])
-        writer = Writer(task, near.rank, by_node, self._messages)
+        writer = Writer(task, near.rank, by_node, self._messages, apart=small)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, mark) for (name, peer), mark in writer.readers.items()]
         announced = (task.detail != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
@@ -160,10 +162,13 @@ class Writer:
     """Writes one plan for the engine; results that would be empty are left out.
 
     `peers` are those whose memory is read; `readers` has, for a buffer and who reads it, the mark that is shown then.
+    Where input and output are `apart` from the caller's arrays, only what is sent or read again goes by way of them.
     """
 
-    def __init__(self, task: Task, rank: int, plan: Plan, messages: Messages) -> None:
+    def __init__(self, task: Task, rank: int, plan: Plan, messages: Messages, *, apart: bool) -> None:
         self._task, self._rank, self._plan, self._messages = task, rank, plan, messages
+        self._shown, self._used, self._places = _shown_and_used(plan) if apart else (set(), set(), False)
+        self._reads_given = apart and not task.in_place and not plan.copy_input
         self._width = task.dtype.itemsize
         # One half: a round begins when all of the one before has been formed.
         self.aside = self._kept = max(plan.workspace[half] for half in HALVES) * self._width
@@ -176,6 +181,8 @@ class Writer:
 
     def rows(self) -> Iterator[Row]:
         """Yield the instructions."""
+        if self._reads_given:
+            yield from self._moved(INPUT, GIVEN, self._shown)
         for number, steps in enumerate(self._plan.rounds):
             if number:
                 yield _marked(SIGNAL, 2 * number)
@@ -192,6 +199,17 @@ class Writer:
                 yield from self._formed(step)
         yield _marked(SIGNAL, 2 * len(self._plan.rounds))
         yield from self._end(list(self._under_way))
+        if self._places:
+            yield from self._moved(RESULT, OUTPUT, self._used)
+
+    def _moved(self, to: int, source: int, chunks: set[int]) -> Iterator[Row]:
+        """Copy those chunks between a buffer and the caller's array, neighbours at once."""
+        layout = self._plan.layouts.input if to == INPUT else self._plan.layouts.output
+        for first in sorted(one for one in chunks if one - 1 not in chunks):
+            end = next(one for one in itertools.count(first) if one not in chunks)
+            start, stop = (layout.start(one) * self._width for one in (first, end))
+            if start < stop:
+                yield FORM, 0, 0, (self._rank, to, start), stop - start, ((self._rank, source, start),), ()
 
     def fused(self) -> Iterator[Row]:
         """Yield those of a two_shot all-reduce in one pass: what is reduced goes to everybody while it is at hand.
@@ -225,7 +243,7 @@ class Writer:
 
     def _formed(self, form: Form, copies: tuple[Part, ...] = ()) -> Iterator[Row]:
         nbytes, op, where = self._bytes(form.dst), self._task.op, self._part(form.dst)
-        sources = tuple(map(self._part, form.sources))
+        sources = tuple(self._part(span, is_read=True) for span in form.sources)
         if not nbytes:
             return
         if op is None or not op.expression or len(sources) == 1:
@@ -263,14 +281,42 @@ class Writer:
     def _bytes(self, span: Span) -> int:
         return (span.stop - span.start) * self._width
 
-    def _part(self, span: Span) -> Part:
+    def _part(self, span: Span, is_read: bool = False) -> Part:
         if span.buffer in HALVES:
             return self._rank, ASIDE, span.start * self._width
+        if span.buffer == "input" and is_read and self._reads_given:
+            return self._rank, GIVEN, span.start * self._width
+        if span.buffer == "output" and self._places and self._used.isdisjoint(_chunks(span)):
+            return self._rank, RESULT, span.start * self._width
         if span.buffer != NEAR:
             return self._rank, BUFFERS.index(span.buffer), span.start * self._width
         part = span.like  # of blocks that are not alike it has the number
         first = part.first if self._task.lengths is not None else self._plan.layouts.span(part)[0] * self._width
         return span.start, BUFFERS.index(part.buffer), first
+
+
+def _chunks(span: Span) -> range:
+    return range(span.like.first, span.like.first + span.like.count)
+
+
+def _shown_and_used(plan: Plan) -> tuple[set[int], set[int], bool]:
+    """Return the chunks of input that are sent; those of output that are sent or read again, with whatever is written
+    together with one of them; and whether there are others."""
+    shown, used, together = set[int](), set[int](), list[range]()
+    for step in itertools.chain.from_iterable(plan.rounds):
+        reads = [step.span] if isinstance(step, Message) and step.sends else \
+            step.sources if isinstance(step, Form) else []
+        for span in (step.dst, *reads) if isinstance(step, Form) else [step.span]:
+            together.extend([_chunks(span)] if span.buffer == "output" else [])
+        used.update(*(_chunks(span) for span in reads if span.buffer == "output"))
+        if isinstance(step, Message):
+            shown.update(*(_chunks(span) for span in reads if span.buffer == "input"))
+    is_more = True
+    while is_more:
+        more = [span for span in together if not used.isdisjoint(span) and not used.issuperset(span)]
+        used.update(*more)
+        is_more = bool(more)
+    return shown, used, any(used.isdisjoint(span) for span in together)
 
 
 def _marked(opcode: int, mark: int, peer: int = 0) -> Row:
