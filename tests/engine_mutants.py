@@ -53,7 +53,7 @@ MUTANTS = {
     "the input is not laid out": Mutant(
         (("for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);", ""),), "movements"),
     "results are copied from where they are not": Mutant((("        places_result |= one.to.buffer == RESULT;\n", ""),),
-                                                         "movements"),
+                                                         "long_arrays", ("two_shot",)),
     "another rank's block": Mutant((("uint64_t offset = part.offset;", "uint64_t offset = 0;"),), "movements"),
     "boards are not shown": Mutant((("        board.places[buffer][1] = offset;\n", ""),), "long_arrays",
                                    ("two_shot",)),
