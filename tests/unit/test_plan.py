@@ -21,7 +21,7 @@ ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None 
 CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments, elements in
          ((1, 1, 7), (2, 1, 64), (2, 3, 64), (3, 2, 50), (4, 4, 640), (5, 3, 11), (8, 2, 0))]
 
-TASK = SimpleNamespace(dtype=DTYPES["float32"], op=None, lengths=None)
+TASK = SimpleNamespace(dtype=DTYPES["float32"], op=None, lengths=None, in_place=False)
 
 
 def plans(collective, algorithm, size, segments, elements, in_place=False, nodes=0):
@@ -138,7 +138,7 @@ def stuck(everyone):
     """The ranks that never end, by what the engine does; since nothing that is awaited goes away, in no other order."""
     marks, begun, left = [0] * len(everyone), collections.Counter(), []
     for rank, plan in enumerate(everyone):
-        writer = Writer(TASK, rank, plan, Mail(rank, begun))
+        writer = Writer(TASK, rank, plan, Mail(rank, begun), apart=rank % 2 == 0)
         left.append((collections.deque(writer.rows()), writer))
 
     def goes_on(rank):
