@@ -121,7 +121,9 @@ def main():
     more = [error.ranks, str(error)] if error else [(), ""]
     found = [lasted, time.monotonic() - began - lasted, type(error).__name__, *more]
     Path(folder, f"{comm.rank}.memory").write_text(json.dumps(named_memory()))
-    Path(folder, str(comm.rank)).write_text(json.dumps(found))
+    draft = Path(folder, f"{comm.rank}.draft")
+    draft.write_text(json.dumps(found))
+    draft.rename(Path(folder, str(comm.rank)))  # whole, or not at all: the launcher may end this rank at any time
     deadline = time.monotonic() + 3 * TIMEOUT
     if how == "late" and comm.rank == 0:
         os.kill(int(Path(folder, "process").read_text()), signal.SIGCONT)
