@@ -13,5 +13,5 @@
     regret         what `auto` chooses against the best that it could have chosen
     report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
     strategies     what each strategy of training sends and keeps, beside its formula; `steps`, a step of each
-    readme         docs/performance.md's table, made from the results of scripts/bench
+    readme         docs/performance.md's tables, made from the results of scripts/bench
 """

@@ -19,7 +19,7 @@ Result = Mapping[str, Any]
 
 def newest(folder: Path = FOLDER) -> list[Path]:
     """Return the newest file of `scripts/bench` with each MPI, by the date in its name."""
-    found = [[path for path in folder.glob(f"*-{mpi}-????-??-??.json")] for mpi in MPIS]
+    found = [list(folder.glob(f"*-{mpi}-????-??-??.json")) for mpi in MPIS]
     return [max(paths, key=lambda path: path.stem[-10:]) for paths in found if paths]
 
 

@@ -13,7 +13,8 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.executors.mpi import ABORTED, TAGS, came
+from gpucoll.executors import ABORTED, TAGS
+from gpucoll.executors.mpi import came
 from gpucoll.guard.network import Watch
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.rendezvous import by_first_rank

@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from gpucoll.errors import BackendError, CollectiveTimeout
@@ -188,6 +188,17 @@ def _user_of(connection: socket.socket) -> int:
 # ---------------------------------------------------------------- rank 0's side
 
 
+def serve_all(listener: socket.socket, serve: Callable[[socket.socket], None], name: str) -> None:
+    """Let `serve` have each connection in a thread of its own, so named, until the listener is closed."""
+    def accept() -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=serve, args=[connection], name=name, daemon=True).start()
+
+    threading.Thread(target=accept, name=name, daemon=True).start()
+
+
 class StoreServer(MemoryStore):
     """The store of `size` ranks, which rank 0 keeps and uses itself; each other rank has a thread here."""
 
@@ -204,13 +215,7 @@ class StoreServer(MemoryStore):
                              "process that says it is rank 0, has the same MASTER_ADDR and MASTER_PORT; give each job "
                              "a port of its own") from error
         self._listener.listen(size)
-        threading.Thread(target=self._accept, name="gpucoll store", daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=[connection], name="gpucoll store", daemon=True).start()
+        serve_all(self._listener, self._serve, "gpucoll store")
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer one process until it leaves; one that is no rank of this job is told why, and sent away."""

@@ -21,7 +21,7 @@ import numpy
 from gpucoll import errors
 from gpucoll.bootstrap import RankTopology
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
-from gpucoll.executors.mpi import ABORTED
+from gpucoll.executors import ABORTED
 from gpucoll.guard.processes import Processes, process_namespace, visible
 from gpucoll.store import KeyStore, MemoryStore, PrefixedStore, StoreError, open_store
 from gpucoll.tuner import built_in

@@ -19,8 +19,7 @@ from gpucoll.device.sources import Scale
 from gpucoll.device.streams import StreamOrder
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, UsageError
-from gpucoll.executors import Executor, Task
-from gpucoll.executors.mpi import DEVICE_TAG, TAGS
+from gpucoll.executors import DEVICE_TAG, TAGS, Executor, Task
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange

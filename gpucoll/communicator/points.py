@@ -18,7 +18,8 @@ from gpucoll.communicator.shapes import Probing, Receiving, shaped
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
-from gpucoll.executors.mpi import BYTES, TAGS, cancel
+from gpucoll.executors import BYTES, PIECE, TAGS
+from gpucoll.executors.mpi import cancel
 from gpucoll.links import Link
 from gpucoll.work import Operation, Pending, Seen, Work
 
@@ -361,7 +362,6 @@ def _end_of(work: Work) -> Operation:
 POINTS = ("send", "recv", "sendrecv")
 NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
                "a message from a named rank; pass src= and tag=, or receive into an array on the host")
-PIECE = 1 << 30  # bytes
 PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes that NumPy has and we have
 
 

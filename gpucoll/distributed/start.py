@@ -16,7 +16,7 @@ from gpucoll.communicator import Communicator, new_world
 from gpucoll.distributed.collectives import broadcast_object_list
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, is_whole, member
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
-from gpucoll.executors.mpi import BYTES, TAGS
+from gpucoll.executors import BYTES, TAGS
 from gpucoll.launchers import free_port, torchrun_variables
 from gpucoll.rendezvous import becomes
 

@@ -15,17 +15,10 @@ import numpy
 
 from gpucoll.arrays import Array, combiner
 from gpucoll.errors import RankFailedError
-from gpucoll.executors import Task
+from gpucoll.executors import ABORTED, BYTES, FIRST_TAG, PIECE, SHUTDOWN, TAGS, Task
 from gpucoll.plan import Form, Message, Plan, Span, Step
 from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
-
-BYTES = "B"  # MPI's unsigned char
-PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
-TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `shutdown`, of a device's first transport of two, of `abort`, of ranks that differ, of those that wait for
-# others to compare, and the first of calls; of comparisons on links without collectives, which have no last tag
-SHUTDOWN, DEVICE_TAG, ABORTED, DIFFERS, LINGERS, FIRST_TAG, COMPARED = 0, 1, 3, 4, 5, 6, 1 << 31
 
 
 class MpiExecutor:

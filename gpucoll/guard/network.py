@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpucoll.store import HELLO, FrameReader, StoreError, send_frame
+from gpucoll.store import HELLO, FrameReader, StoreError, send_frame, serve_all
 
 CONNECT = 2.0  # seconds in which a connection must be made
 TELL = 0.5  # seconds of a wait after which one tells of it, and between two times
@@ -57,13 +57,7 @@ class Hub:
         self._lock = threading.Lock()
         self._listener = socket.create_server(("", 0), backlog=size)
         self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, name="gpucoll watch", daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                connection, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=[connection], name="gpucoll watch", daemon=True).start()
+        serve_all(self._listener, self._serve, "gpucoll watch")
 
     def _serve(self, connection: socket.socket) -> None:
         """Hear one rank until it leaves; tell the others where its connection breaks off."""

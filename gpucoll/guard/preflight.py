@@ -17,13 +17,24 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.executors import REFUSED, call_site, disagreement, fingerprint, shortened
-from gpucoll.executors.mpi import BYTES, COMPARED, DIFFERS, LINGERS, came
+from gpucoll.executors import (
+    BYTES,
+    COMPARED,
+    DIFFERS,
+    LINGERS,
+    REFUSED,
+    call_site,
+    disagreement,
+    fingerprint,
+    shortened,
+)
+from gpucoll.executors.mpi import came
+from gpucoll.guard.guard import LOOK
+from gpucoll.guard.network import TELL
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 
 WORDS = 512  # bytes of a call in words, and where it is
-LOOK, LONG = 0.05, 0.5  # seconds between two looks, and of a wait after which the others are told of it
 MOST = 256  # calls that nobody has waited for
 
 
@@ -120,7 +131,7 @@ class Preflight:
         if now < self._looked + LOOK:
             return
         self._looked, first = now, self._calls - len(self._begun) + 1
-        if self._begun and self._told != first and now > self._waits.waits_since + LONG:
+        if self._begun and self._told != first and now > self._waits.waits_since + TELL:
             self._told, row = first, numpy.full(1, first, numpy.int64).view(numpy.uint8)
             keep_for_ever((row, [self._wire.Isend([row, BYTES], other, LINGERS) for other in self._others]))
         self._lingering.update(came(self._wire, LINGERS))

@@ -23,7 +23,7 @@ from typing import Any
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab, at
 from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
-from gpucoll.executors import REFUSED, Task, call_site, disagreement, shortened
+from gpucoll.executors import FIRST_TAG, PIECE, REFUSED, TAGS, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import TEXT, Messages, Plans
@@ -41,8 +41,6 @@ PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
 TOLD = (1 << ROUNDS) - 2  # the mark of one that has
 OFF, PEERS, ALL = range(3)  # with whom calls are compared, as kernels/engine.h has it
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
-TAGS, FIRST_TAG = 1 << 15, 6  # of messages to other nodes, as the `mpi` executor has them
-PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
 
 
 class SharedExecutor:

@@ -16,6 +16,7 @@ import numpy
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.symmetric import Copier, Segment, attach
 from gpucoll.errors import BackendError
+from gpucoll.executors import MEETING_TAG
 from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
 
@@ -24,7 +25,6 @@ TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segmen
 # system's copies; scratch may be several times as long as a buffer.
 SMALL = 1 << 22
 BUFFERS = ("input", "output", "scratch")
-MEETING_TAG = 2  # of messages that come before those of any call
 
 # The beginning of a control segment, as kernels/engine.h has it: its bytes, and 64-bit words of it
 _HEAD, MARK, FAILURE, _TOKEN = 704, 0, 4, 5
