@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.chunks import Layout, Ragged
+from gpucoll.collectives import COLLECTIVES
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
 HALVES = ("even", "odd")  # of what is aside: rounds take them in turn, so that one may begin before the last has ended
@@ -96,14 +97,18 @@ class Plan:
     """What a rank does by `schedule` on buffers cut by `layouts`; resolved when that is first asked for.
 
     `near` are ranks that read each other's memory: theirs are among the `schedules`, which tell that of any rank. Input
-    is output where `in_place`, unless it would read what it has overwritten: then it must `copy_input`.
+    is output where `in_place`, or this rank's block of it where only output has blocks, unless it would read what it
+    has overwritten: then it must `copy_input`.
     """
 
     def __init__(self, schedule: Schedule, layouts: Layouts, *, in_place: bool,
                  schedules: Callable[[int], Schedule] | None = None, near: Collection[int] = ()) -> None:
         self.layouts, self.schedules, self.digest = layouts, schedules, schedule.digest
-        self.copy_input = in_place and _reads_overwritten(schedule)
-        self._made_of = schedule, in_place and not self.copy_input, near
+        row = COLLECTIVES[schedule.collective]
+        is_block = row.output.blocks and not row.input.blocks
+        first = schedule.rank * (schedule.chunks // schedule.size) if is_block else 0
+        self.copy_input = in_place and _reads_overwritten(schedule, first)
+        self._made_of = schedule, first if in_place and not self.copy_input else None, near
 
     @functools.cached_property
     def shares_input(self) -> bool:
@@ -149,24 +154,26 @@ def _ends(peer: int, rank: int, theirs: Iterable[Round]) -> _Ends:
     return iter(parts), iter(reads)
 
 
-def _reads_overwritten(rounds: Iterable[Round]) -> bool:
-    """Return whether a round reads a chunk of input that an earlier one wrote in output."""
-    written: set[int] = set()
+def _reads_overwritten(rounds: Iterable[Round], offset: int) -> bool:
+    """Return whether a round reads a chunk of input that an earlier one wrote, from chunk `offset` of output on."""
+    written: set[int] = set()  # as chunks of input
     for steps in rounds:
         for step in steps:
             if isinstance(step, Send | Copy | Reduce) and step.src.buffer == "input" \
                     and not written.isdisjoint(range(step.src.first, step.src.first + step.src.count)):
                 return True
         for step in steps:
-            if not isinstance(step, Send) and step.dst.buffer == "output":
-                written.update(range(step.dst.first, step.dst.first + step.dst.count))
+            if not isinstance(step, Send) and step.dst.buffer == "output" \
+                    and not (isinstance(step, Copy) and step.src == ("input", step.dst.first - offset, step.dst.count)):
+                written.update(range(step.dst.first - offset, step.dst.first - offset + step.dst.count))
     return False
 
 
 class _Resolver:
-    """Resolves rounds one after the other; `alias`: input is output. Where some are near all receives go aside."""
+    """Resolves rounds one after the other; input is output from chunk `alias` on. Where some are near all receives go
+    aside."""
 
-    def __init__(self, layouts: Layouts, alias: bool, ends: dict[int, _Ends] | None) -> None:
+    def __init__(self, layouts: Layouts, alias: int | None, ends: dict[int, _Ends] | None) -> None:
         self._layouts, self._alias, self._is_direct, self._ends = layouts, alias, ends is None, ends or {}
         self.workspace = dict.fromkeys(("scratch", *HALVES), 0)
         self._number = self._used = 0  # of steps, and of the elements of `half`
@@ -214,7 +221,9 @@ class _Resolver:
     def _span(self, part: Slice) -> Span:
         span = self._spans.get(part)
         if span is None:
-            real = part._replace(buffer="output") if self._alias and part.buffer == "input" else part
+            real = part
+            if self._alias is not None and part.buffer == "input":
+                real = Slice("output", self._alias + part.first, part.count)
             span = self._spans[part] = Span(real.buffer, *self._layouts.span(real), real)
             if part.buffer == "scratch":
                 self.workspace["scratch"] = max(self.workspace["scratch"], span.stop)

@@ -30,12 +30,13 @@ struct Entry {
     PyObject* options[4];  // what is called, op, root, algorithm
     Look x, out;
     bool allocates;          // whether it was given no `out`
-    int memory;              // whether it is in place, and whether all arrays are in symmetric memory; ANY where no matter
+    npy_intp inside;         // from which byte of the result on `x` is, APART or ANY where no matter
+    bool symmetric;          // whether all arrays are in symmetric memory, unless `inside` is ANY
     PlanObject* plan;        // null where there is no entry
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
 };
 
-static const int IN_PLACE = 1, SYMMETRIC = 2, ANY = -1;
+static const npy_intp APART = -1, ANY = -2;
 
 struct Engine {
     PyObject_HEAD
@@ -79,19 +80,25 @@ static Entry* set_of(Engine* self, PyObject* const* options, PyObject* x) {
     return self->entries + (hash >> 32) % SETS * WAYS;
 }
 
-// Whether a call is in place, and whether all its arrays are in symmetric memory.
-static int memory_of(const Engine* self, PyObject* x, PyObject* out) {
-    const bool in_place = is_array(x) && is_array(out) && data_of(x) == data_of(out);
+// Returns from which byte of `out` on `x` is, or APART.
+static npy_intp inside_of(PyObject* x, PyObject* out) {
+    if (!is_array(x) || !is_array(out)) return APART;
+    const std::ptrdiff_t inside = data_of(x) - data_of(out);
+    return inside >= 0 && inside < PyArray_NBYTES(array_of(out)) ? inside : APART;
+}
+
+// Whether all arrays of a call are in symmetric memory.
+static bool is_symmetric(const Engine* self, PyObject* x, PyObject* out) {
     bool symmetric = !self->node.symmetric.empty();
     for (PyObject* array : {x, out})
         symmetric = symmetric && (!is_array(array) || self->node.find(data_of(array), static_cast<uint64_t>(PyArray_NBYTES(array_of(array)))));
-    return in_place * IN_PLACE + symmetric * SYMMETRIC;
+    return symmetric;
 }
 
-static bool is_of(const Entry* entry, PyObject* const* options, PyObject* x, int memory) {
+static bool is_of(const Engine* self, const Entry* entry, PyObject* const* options, PyObject* x, PyObject* out) {
     return entry->plan != nullptr && is_same(entry->options[0], options[0]) && is_same(entry->options[1], options[1])
            && is_same(entry->options[2], options[2]) && is_same(entry->options[3], options[3]) && entry->x.is_of(x)
-           && (entry->memory == ANY || entry->memory == memory);
+           && (entry->inside == ANY || (entry->inside == inside_of(x, out) && entry->symmetric == is_symmetric(self, x, out)));
 }
 
 // Whether an entry is of calls with such an `out`: results that are allocated have a shape that a given one need not have.
@@ -103,9 +110,8 @@ static bool is_to(const Entry* entry, PyObject* out) {
 // Returns the entry of a call, null where there is none.
 static Entry* find(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
     Entry* set = set_of(self, options, x);
-    const int memory = memory_of(self, x, out);
     for (Entry* entry = set; entry < set + WAYS; entry++)
-        if (is_of(entry, options, x, memory) && is_to(entry, out)) return entry;
+        if (is_of(self, entry, options, x, out) && is_to(entry, out)) return entry;
     return nullptr;
 }
 
@@ -271,13 +277,17 @@ static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject*
     return well;
 }
 
-// Whether a result may be written: arrays that share memory otherwise than as one are Python's.
-static bool may_write(const Entry* entry, PyObject* x, PyObject* out) {
+// Whether a result may be written: arrays that share memory otherwise than as was planned are Python's.
+static bool may_write(const Engine* self, const Entry* entry, PyObject* x, PyObject* out) {
     if (!entry->out.is_of(out) || !PyArray_ISWRITEABLE(array_of(out))) return false;
     if (!is_array(x)) return true;
     const char *from = data_of(x), *to = data_of(out);
     const npy_intp given = PyArray_NBYTES(array_of(x)), taken = PyArray_NBYTES(array_of(out));
-    return (from == to && given == taken) || from + given <= to || to + taken <= from;
+    if (from + given <= to || to + taken <= from) return true;
+    // All of it, or of a gathering this rank's block
+    const bool is_block = given != taken && given * self->node.ranks == taken;
+    const npy_intp allowed = entry->inside != ANY ? entry->inside : is_block ? self->node.rank * given : given == taken ? 0 : APART;
+    return allowed >= 0 && from - to == allowed;
 }
 
 // Returns the array for the result, which is given or new, null with an error set; None where the call is Python's, and
@@ -295,7 +305,7 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
         Py_INCREF(entry->out.dtype);
         return PyArray_Empty(entry->out.axes, entry->out.shape, entry->out.dtype, 0);
     }
-    return Py_NewRef(may_write(entry, x, out) ? out : Py_None);
+    return Py_NewRef(may_write(self, entry, x, out) ? out : Py_None);
 }
 
 // Notes that this thread is in a call, or is no more, where Python has a part in it; false with an error set.
@@ -458,10 +468,10 @@ static void forget_entry(Entry* entry) {
 }
 
 // Returns an entry for a call: that which it has, or another one, which is overwritten.
-static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, int memory) {
+static Entry* entry_for(Engine* self, PyObject* const* options, PyObject* x, PyObject* out) {
     Entry *set = set_of(self, options, x), *unused = nullptr;
     for (Entry* entry = set; entry < set + WAYS; entry++) {
-        if (is_of(entry, options, x, memory) && is_to(entry, out)) return entry;
+        if (is_of(self, entry, options, x, out) && is_to(entry, out)) return entry;
         if (entry->plan == nullptr && unused == nullptr) unused = entry;
     }
     return unused != nullptr ? unused : set + self->turn++ % WAYS;
@@ -473,13 +483,13 @@ static bool has_look(PyObject* x) { return x == Py_None || (is_array(x) && PyArr
 // `given` is the caller's `out`.
 static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* out, PyObject* given,
                  PlanObject* planned, PyObject* seconds) {
-    const int memory = planned->plan->in_control ? ANY : memory_of(self, x, given);
-    Entry* entry = entry_for(self, options, x, given, memory);
+    Entry* entry = entry_for(self, options, x, given);
     for (int i = 0; i < 4; i++) Py_XSETREF(entry->options[i], Py_NewRef(options[i]));
     look_at(&entry->x, x);
     look_at(&entry->out, out);
     entry->allocates = given == Py_None;
-    entry->memory = memory;
+    entry->inside = planned->plan->in_control ? ANY : inside_of(x, given);
+    entry->symmetric = is_symmetric(self, x, given);
     Py_XSETREF(entry->plan, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
     Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));
 }

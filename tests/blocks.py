@@ -83,6 +83,25 @@ def gathered_in_place(comm, collective, algorithm):
 
 
 @program
+def unlike_in_place(comm, collective, algorithm):
+    """The same of blocks of unlike lengths, some of them empty."""
+    lengths = [(3 * rank + 2) % 5 * 7 for rank in range(comm.size)]
+    starts = numpy.cumsum([0, *lengths])
+    for number in range(4):
+        wanted = (numpy.arange(2 * starts[-1]) * 3 + number).reshape(-1, 2)
+        out = numpy.full_like(wanted, -1)
+        mine = slice(starts[comm.rank], starts[comm.rank + 1])
+        out[mine] = wanted[mine]
+        root = number % comm.size
+        if collective == "all_gather_v":
+            assert comm.all_gather_v(out[mine], out, algorithm=algorithm) is out
+        else:
+            comm.gather_v(out[mine], root, out=out if comm.rank == root else None, algorithm=algorithm)
+        if collective == "all_gather_v" or comm.rank == root:
+            check(out, wanted, algorithm, number)
+
+
+@program
 def others(comm):
     """What is bound, what is under way, and what is refused, by an error that names both shapes."""
     size, rank = comm.size, comm.rank

@@ -127,8 +127,11 @@ class Prepared(NamedTuple):
 
     @property
     def in_place(self) -> bool:
-        """Whether input and result are the same memory."""
-        return self.input is not None and self.target is not None and same_memory(self.input, self.target.row)
+        """Whether the input is in the memory of the result: all of that, or this rank's block."""
+        if self.input is None or self.target is None:
+            return False
+        first, begin = address(self.target.row), address(self.input)
+        return first <= begin and begin + self.input.nbytes <= first + self.target.row.nbytes
 
 
 NOTHING = Prepared(None, None, row_of("uint8"), Cut(0), 0, None, HOST, ())
@@ -153,8 +156,8 @@ def prepare(row: Collective, x: object, out: object, who: Sizes, dtype: object =
     shape = block_shape(row.name, source, who.size) if row.input.blocks else source.shape
     kind = kind_of(row.name, source, carried_dtype(x) if dtype is None else dtype)
     formed, result = _prepare_output(row, source, out, _result_shapes(row, source.shape, shape, who.size), who, space)
-    # One's own block of `out` may be written before all have read it
-    aside = formed is not None and _is_own_block(row, source, formed.out, who)
+    # Nothing on a device knows a block of `out` that is input, too, which may be written before all have read it
+    aside = formed is not None and space is not HOST and _is_own_block(row, source, formed.out, who)
     given = space.read_as(joined([source], space) if aside else flat(source, space), kind)
     if formed is not None:
         formed = Target(formed.out, space.read_as(formed.row, kind))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy
 
 from gpucoll.arrays import (
+    HOST,
     Array,
     Sizes,
     check_blocks,
@@ -173,7 +174,9 @@ class VectorVariants(MetadataExchange):
         room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
                                                  sources, self.rank, space)
         if source is not None:
-            is_apart = isinstance(source, list) or (room is not None and room.is_input)
+            # One's own block of `out` stays where it is, as far as plans know it
+            is_known = space is HOST and row.output.blocks and not row.input.blocks
+            is_apart = isinstance(source, list) or (room is not None and room.is_input and not is_known)
             source = joined(sources, space) if is_apart else flat(source, space)
         formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
         if blocks.same and self._express(*blocks.same, source, None if formed is None else formed.row) is not None:

@@ -6,6 +6,7 @@ from unittest import mock
 import numpy
 import pytest
 
+import blocks
 import mixture
 import programs
 from gpucoll.arrays.symmetric import Copier
@@ -38,6 +39,19 @@ def test_ways_into_memory(name):
             with way(name):
                 on_threads(size, mixture.called, [(collective, algorithm, "sum", "float64", count, random.random())
                                                   for count in counts], executor="shared")
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_gatherings_in_place(name):
+    for number, collective in enumerate(("all_gather", "gather")):
+        for algorithm in programs.algorithms(collective):
+            if algorithm != "native":
+                with way(name):
+                    size, many = (3, 2, 4)[number % 3], f"{collective}_v"
+                    on_threads(size, blocks.gathered_in_place, collective, algorithm, executor="shared")
+                    if algorithm in programs.algorithms(many):
+                        on_threads(size, blocks.unlike_in_place, many, algorithm, executor="shared")
+                number += 1
 
 
 @pytest.mark.parametrize("name", WAYS)

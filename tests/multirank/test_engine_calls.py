@@ -54,9 +54,12 @@ def calls_are_resolved_once(comm):
     for count in (9, TINY // 8 + 9, SMALL // 8 + 9):
         for memory in (numpy.zeros, comm.zeros):
             x, out = memory(count, "f8"), memory(count, "f8")
+            gathered = memory((comm.size, count), "f8")
+            mine = gathered[comm.rank:comm.rank + 1]
             calls = (lambda x=x: comm.broadcast(x), lambda x=x: comm.all_reduce(x),
                      lambda x=x, out=out: comm.all_reduce(x, out), lambda x=x: comm.all_reduce(x, x),
-                     lambda x=x: comm.all_gather(x))
+                     lambda x=x: comm.all_gather(x), lambda x=mine, out=gathered: comm.all_gather(x[0], out),
+                     lambda x=mine, out=gathered: comm.all_gather_v(x, out))
             for number, call in enumerate(calls):
                 call()
                 with mock.patch.object(core.Core, "_resolve", side_effect=AssertionError((count, number))):

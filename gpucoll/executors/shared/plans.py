@@ -63,7 +63,9 @@ class Plans:
         small = task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric)
         # What several ranks read is copied once to where they all map it: the system's copies take twice as long.
         copies = plan.copy_input or (plan.shares_input and not small and not symmetric)
-        alias = task.in_place and not small and not copies and (self._near.copies or symmetric)
+        row = COLLECTIVES[task.collective]
+        is_block = row.output.blocks and not row.input.blocks  # which is as good as a copy that others read
+        alias = task.in_place and not small and (is_block or not copies) and (self._near.copies or symmetric)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
         key = (id(plan), id(task.op), task.dtype.name, task.nbytes, alias, small, copies, task.in_place, task.shape,
                task.detail)
