@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import subprocess
 import time
@@ -19,6 +18,8 @@ from mpi4py import MPI
 import gpucoll
 from gpucoll import Communicator
 from gpucoll.bootstrap import describe_gpu
+from gpucoll.tuner.table import facts as host_facts
+from gpucoll.tuner.table import processor
 
 from .cases import Case, least_traffic
 from .devices import Device
@@ -76,38 +77,31 @@ class Place(NamedTuple):
 def place(comm: Communicator, device: Device) -> Place:
     """Return where this rank runs."""
     if device.name != "cuda":
-        return Place(os.getpid(), socket.gethostname(), comm.node, -1, device.name, cpu_name())
+        return Place(os.getpid(), socket.gethostname(), comm.node, -1, device.name, processor())
     gpu = describe_gpu(comm.device or 0)
     return Place(os.getpid(), socket.gethostname(), comm.node, gpu.ordinal, gpu.pci.partition(".")[0].lower(), gpu.name)
 
 
-def cpu_name(facts: str = "/proc/cpuinfo") -> str:
-    """Return the processor's name, as Linux knows it, or its architecture."""
-    text = Path(facts).read_text() if os.path.exists(facts) else ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return model[1].strip() if model else platform.machine()
-
-
 def versions() -> dict[str, str]:
     """Return the versions of what takes part."""
-    library = MPI.Get_library_version().splitlines()[0].partition(",")[0]
-    name, _, version = " ".join(library.replace("Version:", "").split()).rpartition(" ")
-    return {"gpucoll": gpucoll.__version__, name: version, "mpi4py": mpi4py.__version__, "NumPy": numpy.__version__}
+    host = host_facts()
+    name, _, version = host["mpi"].rpartition(" ")
+    return {"gpucoll": host["gpucoll"], name: version, "mpi4py": mpi4py.__version__, "NumPy": host["numpy"]}
 
 
 def facts(device: Device, places: Sequence[Place]) -> dict[str, Any]:
     """Return what JSON says of the machine: no paths, no names of people."""
-    clock, mpi = time.get_clock_info("perf_counter"), " ".join([*versions().items()][1])
+    clock, host = time.get_clock_info("perf_counter"), host_facts()
     cupy_version, nccl_version = None, 0
     if device.name == "cuda":
         import cupy
         from cupy.cuda import nccl
 
         cupy_version, nccl_version = cupy.__version__, nccl.get_version()
-    return {"host": socket.gethostname(), "cpu": cpu_name(), "cores": len(os.sched_getaffinity(0)),
+    return {"host": host["name"], "cpu": host["processor"], "cores": host["cores"],
             "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
             "system": f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}",
-            "python": platform.python_version(), "numpy": numpy.__version__, "mpi": mpi,
+            "python": platform.python_version(), "numpy": host["numpy"], "mpi": host["mpi"],
             "mpi4py": mpi4py.__version__, "cupy": cupy_version, "nccl": nccl_version,
             "gpus": sorted({spot.info for spot in places if spot.device >= 0}),
             "clock": f"{clock.implementation}, {clock.resolution:g} s"}

@@ -35,9 +35,11 @@ def block(paths: Iterable[Path]) -> str:
 def _table(path: Path) -> str:
     records = read(str(path))
     machine, version = records[0]["gpucoll"]["machine"], records[0]["gpucoll"]["version"]
+    # Of older files those that a run's first rank was bound to: the host has no fewer than any run has seen.
+    cores = max(record["gpucoll"]["machine"]["cores"] for record in records)
     wrong = sum(int(record["out_of_bounds"]["count"]) for record in records)
     lines = [
-        f"Measured by `scripts/bench` on {path.stem[-10:]}: gpucoll {version}, {machine['cpu']}, {machine['cores']} "
+        f"Measured by `scripts/bench` on {path.stem[-10:]}: gpucoll {version}, {machine['cpu']}, {cores} "
         f"cores, {machine['mpi']}, NumPy {machine['numpy']}; all results checked, "
         f"{f'{wrong} elements' if wrong else 'none'} wrong.",
         "",
@@ -61,9 +63,9 @@ def _table(path: Path) -> str:
         most = max(overlap, key=lambda one: float(one["overlap_pct"]))
         lines += ["", f"Of {most['collective']} up to {most['overlap_pct']:.0f} % hide behind computing (`--overlap`; "
                       f"{most['size']} bytes)."]
-    crowded = sorted({key[1] for key in rows if key[1] > machine["cores"]})
+    crowded = sorted({key[1] for key in rows if key[1] > cores})
     if crowded:
-        lines += ["", f"Runs on {' and '.join(map(str, crowded))} ranks share {machine['cores']} cores."]
+        lines += ["", f"Runs on {' and '.join(map(str, crowded))} ranks share {cores} cores."]
     return "\n".join(lines)
 
 

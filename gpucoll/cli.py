@@ -254,17 +254,16 @@ def _draw(options: Any) -> int:
 
 def _convert(options: Any) -> int:
     """Write MSCCL's XML, proved, and say in a line what it is."""
-    from gpucoll.algorithms import schedule
-    from gpucoll.analysis.verify import verify
+    from gpucoll.algorithms import schedules
     from gpucoll.msccl.write import xml
+    from gpucoll.proof import prove
 
     (kind, name, ranks), path = _asked_for(options), Path(options.output)
     if path.suffix != ".xml":
         raise ArgumentError(f"{path} does not end in .xml", code="GC-FILE")
-    schedules = [schedule(kind, name, rank=rank, size=ranks, segments=options.segments)
-                 for rank in range(max(1, ranks))]
-    proof = verify(kind, name, ranks, segments=options.segments)
-    _written(path, xml(schedules))
+    everyone = schedules(kind, name, size=ranks, segments=options.segments)
+    proof = prove(kind, everyone, chunks=everyone[0].chunks)
+    _written(path, xml(everyone))
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}, {proof.messages} messages in {proof.rounds} "
           "rounds")
     return 0

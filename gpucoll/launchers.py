@@ -7,6 +7,7 @@ the package: scripts load this file by its path before anything is installed.
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -37,6 +38,16 @@ VENDORS = (
 def vendor_of(version: str) -> Vendor | None:
     """Return whose MPI describes itself so, a launcher or a library; None for an unknown one."""
     return next((vendor for vendor in VENDORS if any(mark in version for mark in vendor.marks)), None)
+
+
+def library_name(version: str) -> str:
+    """Return name and version of an MPI library: not who built it, where and with which options.
+
+    >>> library_name("Open MPI v5.0.11, package: Open MPI someone@somewhere")
+    'Open MPI 5.0.11'
+    """
+    line = version.strip("\0").strip().partition("\n")[0].partition(",")[0]
+    return " ".join(re.sub(r"\bversion\b\s*:?|\bv(?=\d)", " ", line, flags=re.IGNORECASE).split())
 
 
 # ---------------------------------------------------------------- who started this process

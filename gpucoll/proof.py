@@ -45,16 +45,25 @@ def prove(name: str, schedules: Sequence[Iterable[Round]], *, chunks: int, root:
     return SymbolicMemory(collective(name), len(schedules), root, chunks).prove(schedules)
 
 
+class Turn(NamedTuple):
+    """When something happens: after so many messages one after the other, and rounds without any since."""
+
+    message: int
+    idle: int
+
+
 def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
     """Run all ranks to their end and return how many messages met; raise ScheduleError where some wait for ever.
 
     The k-th Send from a to b meets the k-th receive of b from a; a rank's round ends when all its messages have met,
     as strict as an executor without any buffering: what ends here ends on every transport. The observer is told by
-    ``begin(rank, steps)`` that a round begins, by ``meet(sender, sent, receiver, received)`` that two ends of a message
-    meet (by their indices in their rounds), and by ``finish(rank)`` that all of a round have.
+    ``begin(rank, steps)`` that a round begins, by ``meet(turn, sender, sent, receiver, received)`` that two ends of a
+    message meet (by their indices in their rounds), and by ``finish(turn, rank)`` that all of a round have. A message's
+    turn is one after those of the rounds before it on both sides, a round's is that of its last message.
     """
     rounds = [iter(one) for one in schedules]
     steps: list[Round] = [()] * len(rounds)
+    now, ends = ([Turn(0, 0)] * len(rounds) for _ in range(2))
     number, left = [0] * len(rounds), [0] * len(rounds)  # of each rank's round, and of its messages that have not met
     waiting: dict[tuple[int, int, bool], deque[tuple[int, int]]] = defaultdict(deque)
     messages, ready = 0, deque(range(len(rounds)))
@@ -64,6 +73,7 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
         if begun is None:
             continue
         observer.begin(rank, begun)
+        ends[rank] = now[rank]._replace(idle=now[rank].idle + 1)
         steps[rank], number[rank] = begun, number[rank] + 1
         posts = [index for index, step in enumerate(begun) if not isinstance(step, LOCAL)]
         left[rank], ended = len(posts), [] if posts else [rank]
@@ -74,12 +84,15 @@ def replay(schedules: Iterable[Iterable[Round]], observer: Any) -> int:
                 waiting[*pair, sends].append(post)
                 continue
             other, messages = waiting[*pair, not sends].popleft(), messages + 1
-            observer.meet(*(post + other if sends else other + post))
+            turn = Turn(max(now[rank], now[other[0]]).message + 1, 0)
+            observer.meet(turn, *(post + other if sends else other + post))
             for end in (rank, other[0]):
+                ends[end] = max(ends[end], turn)
                 left[end] -= 1
                 ended += [end] * (not left[end])
         for done in ended:
-            observer.finish(done)
+            now[done] = ends[done]
+            observer.finish(now[done], done)
         ready += ended
     for rank, index in (post for posts in waiting.values() for post in posts):
         step = steps[rank][index]
@@ -120,14 +133,14 @@ class SymbolicMemory:
     def begin(self, rank: int, steps: Round) -> None:
         self.ranks[rank].begin(steps)
 
-    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
+    def meet(self, turn: Turn, sender: int, sent: int, receiver: int, received: int) -> None:
         source, target = self.ranks[sender], self.ranks[receiver]
         src, dst = source.steps[sent].src, target.steps[received].dst  # type: ignore[union-attr]
         if source.lengths(src) != target.lengths(dst):
             raise target.error(target.steps[received], f"its length differs from that of {src} of rank {sender}")
         target.came[received] = source.came[sent]
 
-    def finish(self, rank: int) -> None:
+    def finish(self, turn: Turn, rank: int) -> None:
         self.ranks[rank].finish()
 
 

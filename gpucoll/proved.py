@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
-from gpucoll.proof import Content, ScheduleError, SymbolicMemory, contributions, replay
+from gpucoll.proof import Content, ScheduleError, SymbolicMemory, Turn, contributions, replay
 from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send, Slice, Step
 
 MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20  # beyond, a generator is taken for one that never ends
@@ -152,19 +152,19 @@ class Ledger:
     """
 
     def __init__(self, size: int) -> None:
-        self.depth, self.length, self.beside = [0] * size, [0] * size, 0
+        self.rounds, self.beside = 0, 0
+        self.length, self._ends = [0] * size, [0] * size  # of the longest chain of messages
         self.moved = [[0, 0, 0] for _ in range(size)]  # sent, received, reduced
-        self._ends: list[tuple[int, int]] = [(0, 0)] * size
-        self._steps: Sequence[Round] = [()] * size
+        self._steps: list[Round] = [()] * size
 
     def costs(self, chunks: int) -> dict[str, Fraction]:
         """Return the fields of `Cost`; bytes are shares of the larger of input and output, cut into `chunks`."""
         sent, received, reduced = (Fraction(max(column), chunks) for column in zip(*self.moved, strict=True))
-        return {"rounds": Fraction(max(self.depth)), "path": Fraction(max(self.length), chunks), "sent": sent,
+        return {"rounds": Fraction(self.rounds), "path": Fraction(max(self.length), chunks), "sent": sent,
                 "received": received, "reduced": reduced, "beside": Fraction(self.beside)}
 
     def begin(self, rank: int, steps: Round) -> None:
-        self._steps[rank], self._ends[rank] = steps, (self.depth[rank], self.length[rank])  # type: ignore[index]
+        self._steps[rank], self._ends[rank] = steps, self.length[rank]
         for step in steps:
             self.moved[rank][0] += step.src.count if isinstance(step, Send) else 0
             self.moved[rank][1] += step.dst.count if isinstance(step, Recv | RecvReduce) else 0
@@ -173,12 +173,11 @@ class Ledger:
             for kinds in (Send, Recv | RecvReduce):
                 self.beside += max(0, len({step[1] for step in steps if isinstance(step, kinds)}) - 1)
 
-    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
+    def meet(self, turn: Turn, sender: int, sent: int, receiver: int, received: int) -> None:
         chunks = sum(step.src.count for step in self._steps[sender] if isinstance(step, Send) and step.peer == receiver)
-        depth = max(self.depth[sender], self.depth[receiver]) + 1
         length = max(self.length[sender], self.length[receiver]) + chunks
         for rank in (sender, receiver):
-            self._ends[rank] = (max(self._ends[rank][0], depth), max(self._ends[rank][1], length))
+            self._ends[rank] = max(self._ends[rank], length)
 
-    def finish(self, rank: int) -> None:
-        self.depth[rank], self.length[rank] = self._ends[rank]
+    def finish(self, turn: Turn, rank: int) -> None:
+        self.length[rank], self.rounds = self._ends[rank], max(self.rounds, turn.message)

@@ -143,6 +143,17 @@ def moved(rounds: Iterable[Round], place: Callable[[Slice], Slice] = lambda part
         yield tuple(made)
 
 
+def by_chunks(steps: Round) -> Round:
+    """Return a round in which every step is one for each of its chunks.
+
+    >>> by_chunks((Send(Slice("input", 2, 2), 1),))[1]
+    Send(src=Slice(buffer='input', first=3, count=1), peer=1)
+    """
+    return tuple(type(step)(*(Slice(part.buffer, part.first + index) if isinstance(part, Slice) else part
+                              for part in step))  # type: ignore[arg-type] # each part is of its own kind
+                 for step in steps for index in range(step[0].count))
+
+
 def within(renamed: dict[str, Buffer], offset: int = 0, scale: int = 1) -> Callable[[Slice], Slice]:
     """Return a place for `moved`: chunk i becomes the `scale` chunks from `offset` + i * `scale`, buffers renamed.
 

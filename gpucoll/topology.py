@@ -164,6 +164,12 @@ def splits(rank: int, size: int) -> Split:
     return Split(parent, count, tuple(children))
 
 
+# Formulas of costs. Whether there are ranks beyond a power of two; and of the blocks that the first numbers of the core
+# have twice, the sum of min(2^k, rest(P)) for 2^k < two(P).
+FOLDED = "(rest(P) > 0)"
+TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
+
+
 class Fold(NamedTuple):
     """A rank's place where each rank beyond a power of two hands its part to a partner.
 
@@ -178,6 +184,10 @@ class Fold(NamedTuple):
     def rank_of(self, number: int) -> int:
         """Return the rank that has `number`; pairs are neighbours, of which the odd one stays."""
         return number + self.extra - (self.extra - number - 1) * (number < self.extra)
+
+    def across(self, number: int) -> list[int]:
+        """Return the ranks at a distance of half of the core, a quarter, ..., 1: on the other side of its hypercube."""
+        return [self.rank_of(number ^ self.core >> step) for step in range(1, self.core.bit_length())]
 
     def blocks_before(self, number: int) -> int:
         """Return how many ranks stand behind the numbers below `number`."""
@@ -241,6 +251,24 @@ def doubling(position: int, partners: Sequence[int], part: Part = Slice) -> Roun
         count = 1 << len(partners) - 1 - step
         yield (Send(part("output", position & -count, count), partner),
                Recv(part("output", (position & -count) ^ count, count), partner))
+
+
+_HALVES = "2 * (two(P) - 1) * N / two(P)"
+# The costs of `halved_and_doubled`.
+HALVED_AND_DOUBLED = {
+    "chunks": "two(P)", "alike": "not rest(P)", "rounds": f"2 * lg(P) + 2 * {FOLDED}",
+    "path": f"{_HALVES} + 2 * {FOLDED} * N", "sent": f"{_HALVES} + {FOLDED} * N",
+    "reduced": f"(two(P) - 1) * N / two(P) + {FOLDED} * N"}
+
+
+def halved_and_doubled(place: Fold, partners: Callable[[int], list[int]],
+                       position: Callable[[int], int] = lambda number: number) -> Rounds:
+    """Yield an all-reduce by `halving` and `doubling`; of every number of the core its partners and its position."""
+    def core(number: int, source: Slice) -> Rounds:
+        yield from halving(position(number), partners(number), source.buffer)
+        yield from doubling(position(number), partners(number))
+
+    return folded(place, Slice("output", 0, place.core), core)
 
 
 @functools.cache

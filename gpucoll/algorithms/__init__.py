@@ -28,7 +28,7 @@ from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.ops import op_of
 from gpucoll.proved import MOST_CHUNKS, Claim, as_proved, counted, proved
-from gpucoll.schedule import Copy, Rounds, Schedule, Slice
+from gpucoll.schedule import Copy, Rounds, Schedule, Slice, by_chunks, moved
 from gpucoll.topology import hops, node_shape
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -161,7 +161,7 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
     `name`, or its own; the library's files by theirs. `chunks` is into how many the larger of input and output is cut,
     a number or a formula of P ranks and S segments. Formulas of the costs may be left out: rounds and bytes are counted
     then; `sent` is `path` and `received` is `sent` where nothing is said. ``unfit(size, nodes)`` may say why it is not
-    for so many ranks.
+    for so many ranks. One of a collective with a root that takes none is for root 0; for others all ranks are renamed.
 
     A user's is proved when it is first used for a number of ranks: ArgumentError with code GC-PROOF names rank, round
     and chunk. Raises ArgumentError, too, for a name that is taken, and for formulas that have no value.
@@ -176,8 +176,10 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
                           in_rank_order=in_rank_order == "1")
         if module != __name__:
             entry = _own(entry._replace(name=name or getattr(make, "__name__", ""), own=True))
-        options = OPTIONS & inspect.signature(make).parameters.keys()
-        _REGISTRY[collective, entry.name] = entry._replace(options=options, unfit=unfit or entry.unfit)
+        entry = entry._replace(options=OPTIONS & inspect.signature(make).parameters.keys(), unfit=unfit or entry.unfit)
+        if COLLECTIVES[collective].rooted and "root" not in entry.options:
+            entry = entry._replace(make=_for_any_root(entry), options=entry.options | {"root"})
+        _REGISTRY[collective, entry.name] = entry
         registry.cache_clear()
         return make
 
@@ -216,6 +218,31 @@ def _own(entry: Algorithm) -> Algorithm:
             raise ArgumentError(f"{entry.collective}: {entry.name}: a formula of its cost is no number",
                                 code="GC-ALGO")
     return entry
+
+
+def _for_any_root(entry: Algorithm) -> Make:
+    """Return what `entry` makes for root 0, for any root: its ranks renamed, and the blocks that are theirs.
+
+    Steps on blocks are one for each chunk then: the other side of one that wraps would not know where it is cut.
+    """
+    row = COLLECTIVES[entry.collective]
+
+    @functools.wraps(entry.make)
+    def make(rank: int, size: int, root: int = 0, **options: Any) -> Rounds:
+        if root and options.get("nodes") is not None:
+            options["nodes"] = (*options["nodes"][root:], *options["nodes"][:root])
+        rounds = entry.make((rank - root) % size, size, **options)
+        if not root:
+            return rounds
+        chunks = entry.count_chunks(size, options.get("segments", 1), options.get("nodes")) if row.blocks else 0
+
+        def place(part: Slice) -> Slice:
+            has_blocks = part.buffer != "scratch" and (row.input if part.buffer == "input" else row.output).blocks
+            return part._replace(first=(part.first + root * chunks // size) % chunks) if has_blocks else part
+
+        return moved(map(by_chunks, rounds) if row.blocks else rounds, place, lambda peer: (peer + root) % size)
+
+    return make
 
 
 def phase(kind: str) -> Callable[[Make], Make]:
@@ -322,6 +349,11 @@ def schedule(collective: str, algorithm: str, *, rank: int, size: int, root: int
     entry = find(collective, algorithm)
     _check_numbers(rank, size, root, segments)
     return _make(entry, int(rank), size, root, segments, nodes)
+
+
+def schedules(collective: str, algorithm: str, *, size: int, **options: Any) -> list[Schedule]:
+    """Return the `schedule` of every rank."""
+    return [schedule(collective, algorithm, rank=rank, size=size, **options) for rank in range(max(1, size))]
 
 
 def all_ranks(collective: str, algorithm: str, *, size: int, segments: int = 1) -> Schedule | None:

@@ -24,33 +24,33 @@ LESS, MORE = "P // 2 * N / P", "(P - 1) * N / P"  # the half of all blocks, all 
 
 
 @algorithm("broadcast", **WHOLE, sent=f"{ROUNDS} * N", received="(P > 1) * N")
-def binomial_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the root's input on every rank.
+def binomial_broadcast(rank: int, size: int) -> Rounds:
+    """Leave the input of rank 0, the root, on every rank.
 
     >>> [steps[-1].peer for steps in binomial_broadcast(rank=0, size=8)]
     [4, 2, 1]
     """
-    place, result = splits((rank - root) % size, size), Slice("output", 0)
-    source = result if rank != root else Slice("input", 0)
-    begun = [Copy(source, result)] if rank == root else []
+    place, result = splits(rank, size), Slice("output", 0)
+    source = result if rank else Slice("input", 0)
+    begun = [Copy(source, result)] if rank == 0 else []
     if place.parent is not None:
-        yield (Recv(result, (place.parent + root) % size),)
+        yield (Recv(result, place.parent),)
     for child, _ in place.children:
-        yield (*begun, Send(source, (child + root) % size))
+        yield (*begun, Send(source, child))
         begun = []
 
 
 @algorithm("reduce", **WHOLE, sent="(P > 1) * N", received=f"{ROUNDS} * N", reduced=f"{ROUNDS} * N")
-def binomial_reduce(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the reduction of all inputs on `root`; the other ranks that add up do so in scratch."""
-    place, own = splits((rank - root) % size, size), Slice("input", 0)
-    total = Slice("output" if rank == root else "scratch", 0)
+def binomial_reduce(rank: int, size: int) -> Rounds:
+    """Leave the reduction of all inputs on rank 0, the root; the other ranks that add up do so in scratch."""
+    place, own = splits(rank, size), Slice("input", 0)
+    total = Slice("scratch" if rank else "output", 0)
     begun = [Copy(own, total)]
     for child, _ in reversed(place.children):
-        yield (*begun, RecvReduce(total, (child + root) % size))
+        yield (*begun, RecvReduce(total, child))
         begun = []
     if place.parent is not None:
-        yield (Send(total if place.children else own, (place.parent + root) % size),)
+        yield (Send(total if place.children else own, place.parent),)
 
 
 @algorithm("scatter", **BLOCKS, sent=MORE, received=LESS)

@@ -10,7 +10,7 @@ The best S is sqrt((P - 2) beta N / alpha): long arrays in many segments, short 
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds, moved
+from gpucoll.schedule import Rounds
 from gpucoll.topology import chain, down, up
 
 COST = {"chunks": "S", "rounds": "(P > 1) * (P + S - 2)", "path": "(P > 1) * (P + S - 2) * N / S",
@@ -18,8 +18,8 @@ COST = {"chunks": "S", "rounds": "(P > 1) * (P + S - 2)", "path": "(P > 1) * (P 
 
 
 @algorithm("broadcast", **COST)
-def chain_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave the root's input on every rank.
+def chain_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
+    """Leave the input of rank 0, the root, on every rank.
 
     >>> for steps in chain_broadcast(rank=1, size=3, segments=2):
     ...     print(*(f"{type(step).__name__} {step.peer}" for step in steps))
@@ -27,12 +27,10 @@ def chain_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> R
     Send 2 Recv 0
     Send 2
     """
-    node = chain((rank - root) % size, size)
-    yield from moved(filter(None, down(node, segments)), peer=lambda peer: (peer + root) % size)
+    yield from filter(None, down(chain(rank, size), segments))
 
 
 @algorithm("reduce", **COST, reduced="(P > 1) * N")
-def chain_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave the reduction of all inputs on `root`; the ranks between add up in scratch."""
-    node = chain((rank - root) % size, size)
-    yield from moved(filter(None, up(node, segments)), peer=lambda peer: (peer + root) % size)
+def chain_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
+    """Leave the reduction of all inputs on rank 0, the root; the ranks between add up in scratch."""
+    yield from filter(None, up(chain(rank, size), segments))

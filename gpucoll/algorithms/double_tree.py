@@ -32,30 +32,29 @@ def double_tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     >>> [sum(step.peer == 0 for step in steps) for steps in double_tree_all_reduce(rank=1, size=2)]
     [2, 2]
     """
-    return _both(up_and_down, rank, size, 0, segments)
+    return _both(up_and_down, rank, size, segments)
 
 
 @algorithm("reduce", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
            reduced="(P > 1) * N", beside="1 * (P > 2)")
-def double_tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
-    return _both(up, rank, size, root, segments)
+def double_tree_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
+    """Leave the reduction of all inputs on rank 0, the root; inner nodes add up in scratch."""
+    return _both(up, rank, size, segments)
 
 
 @algorithm("broadcast", chunks="2 * S", rounds="(P > 1) * (lg(2 * P - 1) + S - 1)",
            path="(P > 1) * (lg(2 * P - 1) + S - 1) * N / (2 * S) * (1 + (P == 2))", sent="(P > 1) * N",
            beside="1 * (P > 2)")
-def double_tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    return _both(down, rank, size, root, segments)
+def double_tree_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
+    return _both(down, rank, size, segments)
 
 
-def _both(traffic: Traffic, rank: int, size: int, root: int, segments: int) -> Rounds:
+def _both(traffic: Traffic, rank: int, size: int, segments: int) -> Rounds:
     """Yield the rounds of both trees, at the same times."""
-    place = (rank - root) % size
-    first = moved(traffic(in_order_tree(place, size), segments), within({}), lambda peer: (peer + root) % size)
-    second = moved(traffic(in_order_tree(_other(place, size, 1), size), segments), within({}, offset=segments),
-                   lambda peer: (_other(peer, size, -1) + root) % size)
+    first = traffic(in_order_tree(rank, size), segments)
+    second = moved(traffic(in_order_tree(_other(rank, size, 1), size), segments), within({}, offset=segments),
+                   lambda peer: _other(peer, size, -1))
     return filter(None, together(first, second))
 
 

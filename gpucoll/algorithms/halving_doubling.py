@@ -12,16 +12,11 @@ beyond the power of two first hands its data to its neighbour, and gets the resu
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds, Slice
-from gpucoll.topology import doubling, fold, folded, halving
-
-HALVES = "2 * (two(P) - 1) * N / two(P)"
-FOLDED = "(rest(P) > 0) * N"
+from gpucoll.schedule import Rounds
+from gpucoll.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled
 
 
-@algorithm("all_reduce", chunks="two(P)", alike="not rest(P)", rounds="2 * lg(P) + 2 * (rest(P) > 0)",
-           path=f"{HALVES} + 2 * {FOLDED}", sent=f"{HALVES} + {FOLDED}",
-           reduced=f"(two(P) - 1) * N / two(P) + {FOLDED}")
+@algorithm("all_reduce", **HALVED_AND_DOUBLED)
 def halving_doubling_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
@@ -29,11 +24,4 @@ def halving_doubling_all_reduce(rank: int, size: int) -> Rounds:
     [(4, 4), (2, 2), (1, 1), (1, 1), (2, 2), (4, 4)]
     """
     place = fold(rank, size)
-
-    def core(number: int, source: Slice) -> Rounds:
-        distances = [place.core >> step for step in range(1, place.core.bit_length())]
-        partners = [place.rank_of(number ^ distance) for distance in distances]
-        yield from halving(number, partners, source.buffer)
-        yield from doubling(number, partners)
-
-    return folded(place, Slice("output", 0, place.core), core)
+    return halved_and_doubled(place, place.across)

@@ -143,7 +143,7 @@ def _rooted(way: Algorithm, rank: int, ranks: tuple[int, ...], onto: int,
     """Yield what goes to the first of `ranks`, or from it."""
     if len(ranks) > 1:
         place = spread(renamed, way.count_chunks(len(ranks), 1), onto)
-        yield from moved(way.make(ranks.index(rank), len(ranks), root=0), place, lambda peer: ranks[peer])
+        yield from moved(way.make(ranks.index(rank), len(ranks)), place, lambda peer: ranks[peer])
 
 
 def _in_node(make: Make, place: Grid, move: Move) -> Rounds:

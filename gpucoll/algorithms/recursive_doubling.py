@@ -12,11 +12,7 @@ see Hillis and Steele, "Data parallel algorithms" (1986): every P, no folding.
 
 from gpucoll.algorithms import algorithm, phase
 from gpucoll.schedule import Copy, Recv, Reduce, Rounds, Send, Slice, Step
-from gpucoll.topology import doubling, fold, folded
-
-FOLDED = "(rest(P) > 0)"
-# Of the blocks that the first numbers of the core have twice: the sum of min(2^k, rest(P)) for 2^k < two(P).
-TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
+from gpucoll.topology import FOLDED, TWICE, doubling, fold, folded
 
 
 @algorithm("all_reduce", chunks="1", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
@@ -65,8 +61,7 @@ def distribute(rank: int, size: int) -> Rounds:
         return
     if place.partner is not None:
         yield (Recv(Slice("output", rank - 1), rank - 1),)
-    distances = [place.core >> step for step in range(1, place.core.bit_length())]
-    yield from doubling(place.number, [place.rank_of(place.number ^ one) for one in distances], place.blocks)
+    yield from doubling(place.number, place.across(place.number), place.blocks)
     if place.partner is not None:
         yield tuple(Send(one, rank - 1) for one in _all_but(rank - 1, size))
 

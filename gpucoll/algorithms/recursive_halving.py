@@ -12,11 +12,7 @@ neighbour, which stands for two blocks, and hands the finished one back.
 
 from gpucoll.algorithms import algorithm, phase
 from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, moved, within
-from gpucoll.topology import fold, halving
-
-FOLDED = "(rest(P) > 0)"
-# Of the blocks that the first numbers of the core have twice: the sum of min(2^k, rest(P)) for 2^k < two(P).
-TWICE = "2 ** (lg(rest(P)) + 1) - 1 + (lg(P) - lg(rest(P)) - 1) * rest(P)"
+from gpucoll.topology import FOLDED, TWICE, fold, halving
 
 
 @algorithm("reduce_scatter", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
@@ -42,8 +38,7 @@ def collect(rank: int, size: int) -> Rounds:
         return
     if place.partner is not None:
         yield (Copy(Slice("input", 0, size), everything), RecvReduce(everything, rank - 1))
-    distances = [place.core >> step for step in range(1, place.core.bit_length())]
-    yield from halving(place.number, [place.rank_of(place.number ^ one) for one in distances],
-                       "input" if place.partner is None else "output", place.blocks)
+    yield from halving(place.number, place.across(place.number), "input" if place.partner is None else "output",
+                       place.blocks)
     if place.partner is not None:
         yield (Send(Slice("output", rank - 1), rank - 1),)

@@ -6,7 +6,7 @@ reduce-scatter, so that it is for every P.
     all      ──► blocks to each other, until block r is complete on rank r        4 ranks
     3 ──► block 3 to 2;   2 ──► blocks 2-3 to 0;   1 ──► block 1 to 0
 
-2 log2 P rounds, rounded up, 2 (P - 1) / P N bytes, (P - 1) / P N combined. Ranks count from the root.
+2 log2 P rounds, rounded up, 2 (P - 1) / P N bytes, (P - 1) / P N combined. Rank 0 is the root.
 """
 
 from gpucoll.algorithms import algorithm, phases
@@ -16,17 +16,16 @@ from gpucoll.topology import splits
 
 @algorithm("reduce", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
            sent="(P - 1 + P // 2) * N / P", received="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
-def reduce_scatter_gather_reduce(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the reduction of all inputs on `root`; the others form their sums in scratch.
+def reduce_scatter_gather_reduce(rank: int, size: int) -> Rounds:
+    """Leave the reduction of all inputs on rank 0; the others form their sums in scratch.
 
     >>> [type(steps[-1]).__name__ for steps in reduce_scatter_gather_reduce(rank=1, size=4)]
     ['RecvReduce', 'RecvReduce', 'Send']
     """
-    place = (rank - root) % size
-    sums = within({"output": "output" if rank == root else "scratch"})
-    yield from moved(phases("reduce_scatter")["circulant"](place, size), sums, lambda peer: (peer + root) % size)
-    split = splits(place, size)
+    sums = within({"output": "scratch"} if rank else {})
+    yield from moved(phases("reduce_scatter")["circulant"](rank, size), sums)
+    split = splits(rank, size)
     gather: list[Round] = [(Recv(Slice("output", child, count), child),) for child, count in reversed(split.children)]
     if split.parent is not None:
-        gather.append((Send(Slice("output", place, split.leads), split.parent),))
-    yield from moved(gather, sums, lambda peer: (peer + root) % size)
+        gather.append((Send(Slice("output", rank, split.leads), split.parent),))
+    yield from moved(gather, sums)

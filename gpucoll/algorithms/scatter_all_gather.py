@@ -6,27 +6,26 @@ theory, practice, and experience" (2007), with Träff's circulant all-gather.
     root 0   ──► blocks 2-3 to 2, block 1 to 1; 2 ──► block 3 to 3        4 ranks
     all      ──► their blocks to each other
 
-2 log2 P rounds, rounded up, and 2 (P - 1) / P N bytes. Ranks count from the root.
+2 log2 P rounds, rounded up, and 2 (P - 1) / P N bytes. Rank 0 is the root.
 """
 
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, Step, moved
+from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, Step
 from gpucoll.topology import splits
 
 
 @algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",
            received="(P - 1 + P // 2) * N / P")
-def scatter_all_gather_broadcast(rank: int, size: int, root: int = 0) -> Rounds:
-    """Leave the root's input on every rank.
+def scatter_all_gather_broadcast(rank: int, size: int) -> Rounds:
+    """Leave the input of rank 0 on every rank.
 
     >>> [type(steps[-1]).__name__ for steps in scatter_all_gather_broadcast(rank=1, size=4)]
     ['Recv', 'Recv', 'Recv']
     """
-    place = (rank - root) % size
-    split = splits(place, size)
+    split = splits(rank, size)
     begun: Step = Copy(Slice("input", 0, size), Slice("output", 0, size))
     if split.parent is not None:
-        begun = Recv(Slice("output", place, split.leads), split.parent)
-    scatter = [(begun,), *((Send(Slice("output", child, count), child),) for child, count in split.children)]
-    yield from moved(scatter, peer=lambda peer: (peer + root) % size)
-    yield from moved(phases("all_gather")["circulant"](place, size), peer=lambda peer: (peer + root) % size)
+        begun = Recv(Slice("output", rank, split.leads), split.parent)
+    yield (begun,)
+    yield from ((Send(Slice("output", child, count), child),) for child, count in split.children)
+    yield from phases("all_gather")["circulant"](rank, size)

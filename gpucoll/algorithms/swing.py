@@ -12,16 +12,11 @@ Rounds and bytes are those of halving_doubling; ranks beyond a power of two are 
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds, Slice
-from gpucoll.topology import doubling, fold, folded, halving
-
-HALVES = "2 * (two(P) - 1) * N / two(P)"
-FOLDED = "(rest(P) > 0) * N"
+from gpucoll.schedule import Rounds
+from gpucoll.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled
 
 
-@algorithm("all_reduce", chunks="two(P)", alike="not rest(P)", rounds="2 * lg(P) + 2 * (rest(P) > 0)",
-           path=f"{HALVES} + 2 * {FOLDED}", sent=f"{HALVES} + {FOLDED}",
-           reduced=f"(two(P) - 1) * N / two(P) + {FOLDED}")
+@algorithm("all_reduce", **HALVED_AND_DOUBLED)
 def swing_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
@@ -30,13 +25,11 @@ def swing_all_reduce(rank: int, size: int) -> Rounds:
     """
     place = fold(rank, size)
 
-    def core(number: int, source: Slice) -> Rounds:
+    def partners(number: int) -> list[int]:
         steps = range(place.core.bit_length() - 1)
-        partners = [place.rank_of((number + (1 - 2 * (number % 2)) * _reach(step)) % place.core) for step in steps]
-        yield from halving(_position(number, place.core), partners, source.buffer)
-        yield from doubling(_position(number, place.core), partners)
+        return [place.rank_of((number + (1 - 2 * (number % 2)) * _reach(step)) % place.core) for step in steps]
 
-    return folded(place, Slice("output", 0, place.core), core)
+    return halved_and_doubled(place, partners, lambda number: _position(number, place.core))
 
 
 def _reach(step: int) -> int:

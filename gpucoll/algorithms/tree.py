@@ -13,7 +13,7 @@ The clock is the same for both ends of every message, so that no order of waitin
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds, moved
+from gpucoll.schedule import Rounds
 from gpucoll.topology import binary_tree, down, up, up_and_down
 
 
@@ -35,14 +35,12 @@ def tree_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
 
 @algorithm("reduce", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
            sent="(P > 1) * N", received="min(2, P - 1) * N", reduced="min(2, P - 1) * N", beside="1 * (P > 2)")
-def tree_reduce(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    """Leave the reduction of all inputs on `root`; inner nodes add up in scratch."""
-    node = binary_tree((rank - root) % size, size)
-    yield from moved(filter(None, up(node, segments)), peer=lambda peer: (peer + root) % size)
+def tree_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
+    """Leave the reduction of all inputs on rank 0, the root; inner nodes add up in scratch."""
+    yield from filter(None, up(binary_tree(rank, size), segments))
 
 
 @algorithm("broadcast", chunks="S", rounds="(P > 1) * (lg(P) + S - 1)", path="(P > 1) * (lg(P) + S - 1) * N / S",
            sent="min(2, P - 1) * N", received="(P > 1) * N", beside="1 * (P > 2)")
-def tree_broadcast(rank: int, size: int, root: int = 0, segments: int = 1) -> Rounds:
-    node = binary_tree((rank - root) % size, size)
-    yield from moved(filter(None, down(node, segments)), peer=lambda peer: (peer + root) % size)
+def tree_broadcast(rank: int, size: int, segments: int = 1) -> Rounds:
+    yield from filter(None, down(binary_tree(rank, size), segments))

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import registry, schedule
+from gpucoll.algorithms import registry, schedules
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import GpucollError
 from gpucoll.proof import Proof, prove
@@ -24,9 +24,8 @@ def verify(name: str, algorithm: str, size: int, *, root: int = 0, segments: int
     >>> verify("all_reduce", "ring", 4)
     Proof(rounds=6, messages=24)
     """
-    schedules = [schedule(name, algorithm, rank=rank, size=size, root=root, segments=segments, nodes=nodes)
-                 for rank in range(size)]
-    return prove(name, schedules, chunks=schedules[0].chunks, root=root)
+    everyone = schedules(name, algorithm, size=size, root=root, segments=segments, nodes=nodes)
+    return prove(name, everyone, chunks=everyone[0].chunks, root=root)
 
 
 class Row(NamedTuple):

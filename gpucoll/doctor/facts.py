@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpucoll.device import nvrtc
 from gpucoll.errors import GpucollError
 from gpucoll.executors.shared import engine
-from gpucoll.launchers import find_mpiexec, started, vendor_of
+from gpucoll.launchers import find_mpiexec, library_name, started, vendor_of
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
             "ml_dtypes": "pip install 'gpucoll[dtypes]'", "mpi4py": "pip install mpi4py"}
@@ -83,7 +83,7 @@ def _cuda(ask: str) -> str:
 def mpi(environment: Mapping[str, str] = os.environ) -> Findings:
     """Find which MPI mpi4py uses, who launched this process or would, and whether the two belong together."""
     process = started(environment)
-    findings = look(library=lambda: short(mpi_module().Get_library_version()),
+    findings = look(library=lambda: library_name(mpi_module().Get_library_version()),
                     mpiexec=lambda: None if process else _mpiexec())
     library, mpiexec = findings.facts["library"], findings.facts["mpiexec"]
     own, other = family(library), process.launcher.family if process else family(mpiexec)
@@ -99,12 +99,6 @@ def family(version: str | None) -> str | None:
     """Return whose a library or a launcher is, after what it says of its version; None for an unknown one."""
     vendor = vendor_of(version or "")
     return vendor and vendor.family
-
-
-def short(library: str) -> str:
-    """Return name and version of an MPI library: not who built it, where and with which options."""
-    line = library.strip("\0").strip().partition("\n")[0].partition(",")[0]
-    return " ".join(re.sub(r"\bversion\b\s*:?|\bv(?=\d)", " ", line, flags=re.IGNORECASE).split())
 
 
 def _mpiexec() -> str:

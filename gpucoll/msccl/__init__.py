@@ -9,17 +9,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
 
 from gpucoll.algorithms import Nodes, algorithm, registry
-from gpucoll.msccl.program import XmlProgram, parsed
+from gpucoll.msccl.program import parsed
 from gpucoll.msccl.rounds import rounds_of
-from gpucoll.schedule import Copy, Reduce, Round, Rounds, Slice, Step, moved
 
 __all__ = ["register"]
 
-Ranks: TypeAlias = tuple[tuple[Round, ...], ...]
 _REGISTERED: dict[tuple[str, str], str] = {}  # the digest of what was read, by collective and name
 
 
@@ -38,40 +34,10 @@ def register(content: bytes, file: str) -> tuple[str, str]:
         if name not in taken:
             break
     ranks = rounds_of(program)
-    chunks, size = program.chunks, program.size
 
-    def unfit(ranks: int, nodes: Nodes) -> str | None:
-        return None if ranks == size else f"{file} is for {size}"
+    def unfit(size: int, nodes: Nodes) -> str | None:
+        return None if size == program.size else f"{file} is for {program.size}"
 
-    algorithm(program.row.name, name, chunks=chunks, unfit=unfit)(_generator(program, ranks))
+    algorithm(program.row.name, name, chunks=program.chunks, unfit=unfit)(lambda rank, size: iter(ranks[rank]))
     _REGISTERED[key] = digest
     return key
-
-
-def _generator(program: XmlProgram, ranks: Ranks) -> Callable[..., Rounds]:
-    """Return the generator of the rounds; those of another root are those of root 0, all ranks renamed."""
-    if not program.row.rooted:
-        return lambda rank, size: iter(ranks[rank])
-    row, per_block = program.row, program.per_block
-
-    def make(rank: int, size: int, root: int = 0) -> Rounds:
-        def place(part: Slice) -> Slice:
-            is_block = (row.input if part.buffer == "input" else row.output).blocks and part.buffer != "scratch"
-            turned = (part.first + root * per_block) % (size * per_block)
-            return part._replace(first=turned) if is_block else part
-
-        rounds = ranks[(rank - root) % size]
-        apart = ([one for step in steps for one in _chunks(step)] for steps in rounds) if row.blocks else rounds
-        return moved((tuple(steps) for steps in apart), place, lambda peer: (peer + root) % size)
-
-    return make
-
-
-def _chunks(step: Step) -> Iterator[Step]:
-    """Yield a step for each chunk of it."""
-    first = step[0]
-    for index in range(first.count):
-        if isinstance(step, Copy | Reduce):
-            yield type(step)(*(Slice(part.buffer, part.first + index) for part in step))
-        else:
-            yield type(step)(Slice(first.buffer, first.first + index), step.peer)

@@ -25,6 +25,7 @@ from gpucoll import toml
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device.store import default_folder, read_trusted
 from gpucoll.errors import ArgumentError
+from gpucoll.launchers import library_name
 from gpucoll.version import __version__
 
 CODE = "GC-TABLE"
@@ -170,13 +171,14 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def facts() -> dict[str, Any]:
-    """Return what a table belongs to: another host, MPI, or version of ours has other figures."""
+    """Return what a table belongs to: another host, MPI, or version of ours has other figures.
+
+    The cores are the host's: those that a launcher has bound this process to depend on the number of ranks.
+    """
     from mpi4py import MPI
 
-    library = MPI.Get_library_version().splitlines()[0].split(",")[0]
-    return {"name": socket.gethostname(), "processor": processor(), "cores": len(os.sched_getaffinity(0)),
-            "mpi": " ".join(library.replace("Version:", "").split()), "numpy": numpy.__version__,
-            "gpucoll": __version__}
+    return {"name": socket.gethostname(), "processor": processor(), "cores": os.cpu_count() or 1,
+            "mpi": library_name(MPI.Get_library_version()), "numpy": numpy.__version__, "gpucoll": __version__}
 
 
 def processor() -> str:

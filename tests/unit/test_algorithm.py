@@ -233,6 +233,25 @@ def test_a_file_is_loaded_once():
     assert verify("all_reduce", "own_line", 5, segments=3).messages == 8
 
 
+def test_one_that_takes_no_root_is_for_any():
+    def gather(rank, size):
+        mine = Copy(IN, OUT) if rank == 0 else Send(IN, 0)
+        yield (mine, *(Recv(Slice("output", peer), peer) for peer in range(1, size) if rank == 0))
+
+    def broadcast(rank, size, nodes=None):
+        seen.add(nodes)
+        yield (Copy(IN, OUT), *(Send(IN, peer) for peer in range(1, size))) if rank == 0 else (Recv(OUT, 0),)
+
+    seen = set()
+    for kind in ("gather", "gather_v"):
+        gc.algorithm(kind, f"rootless_{kind}", chunks="P")(gather)
+        for root in range(5):
+            assert verify(kind, f"rootless_{kind}", 5, root=root).messages == 4
+    gc.algorithm("broadcast", "rootless_nodes", chunks=1)(broadcast)
+    assert verify("broadcast", "rootless_nodes", 3, root=2, nodes=(0, 0, 1)).messages == 2
+    assert seen == {(1, 0, 0)}  # of the root and those after it
+
+
 def test_commands_take_files(capsys, tmp_path):
     assert run(capsys, "verify", "--ranks", "1..9", "--json", f"{OWN}:own_line", f"{OWN}:own_star")["faults"] == 0
     found = run(capsys, "simulate", "all_reduce", "1M", "--ranks", "4", "--algorithm", f"{OWN}:own_line,ring", "--json")

@@ -1,6 +1,7 @@
 """What bench/ prints and writes: nccl-tests' text byte for byte, its JSON, comparisons, regret, tables."""
 
 import json
+import os
 import runpy
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ pytest.importorskip("gpucoll.bench.cases", reason="gpucoll runs from a checkout 
 
 from gpucoll.bench import arguments, overlap, readme, records, regret, run, summary, table
 from gpucoll.bench.cases import Case
-from gpucoll.bench.machine import Copy, Place, bound
+from gpucoll.bench.machine import Copy, Place, bound, facts
 from gpucoll.bench.measure import Measured
 
 from gpucoll.errors import ArgumentError
@@ -185,6 +186,21 @@ def test_regret_is_the_share_by_which_the_choice_takes_longer_than_the_best():
 
 def test_the_page_on_performance_says_what_the_results_hold():
     assert readme.block(readme.newest()) in (ROOT / "docs" / "performance.md").read_text()
+
+
+def test_the_cores_are_the_hosts_however_ranks_are_bound(tmp_path):
+    may = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(may)})  # as Open MPI binds ranks where there is a core for each
+    try:
+        assert facts(SimpleNamespace(name="cpu"), PLACES)["cores"] == os.cpu_count()
+    finally:
+        os.sched_setaffinity(0, may)
+    bound_to_one, free = (json.loads(json.dumps(SAMPLE)) for _ in range(2))
+    bound_to_one["gpucoll"]["machine"]["cores"], free["gpucoll"]["machine"]["cores"] = 1, 2
+    path = tmp_path / "host-openmpi-2026-01-02.json"
+    path.write_text(json.dumps({"runs": [bound_to_one, free]}))
+    page = readme.block([path])
+    assert [words in page for words in (" 2 cores, ", "ranks share 2 cores", "1 cores")] == [True, True, False]
 
 
 def test_the_suite_runs_what_the_bench_accepts_and_writes_what_it_reads(tmp_path):

@@ -91,10 +91,10 @@ class Lengths:
     def begin(self, rank, steps):
         self.rounds[rank] = steps
 
-    def meet(self, sender, sent, receiver, received):
+    def meet(self, turn, sender, sent, receiver, received):
         assert self.rounds[sender][sent].src.count == self.rounds[receiver][received].dst.count
 
-    def finish(self, rank):
+    def finish(self, turn, rank):
         pass
 
 

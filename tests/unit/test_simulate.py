@@ -133,7 +133,7 @@ class Oracle:
     def begin(self, rank, steps):
         self.steps[rank], self.deep[rank], self.late[rank] = steps, self.depth[rank], self.time[rank]
 
-    def meet(self, sender, sent, receiver, received):
+    def meet(self, turn, sender, sent, receiver, received):
         depth = max(self.depth[sender], self.depth[receiver]) + 1
         size = self.steps[sender][sent].src.count * self.chunk
         top, links = way(self.topology, self.size, sender, receiver)
@@ -147,7 +147,7 @@ class Oracle:
         for rank in (sender, receiver):
             self.deep[rank], self.late[rank] = max(self.deep[rank], depth), max(self.late[rank], end)
 
-    def finish(self, rank):
+    def finish(self, turn, rank):
         for step in self.steps[rank]:
             if isinstance(step, Reduce | RecvReduce):
                 index = reached(self.topology, self.size, rank, step.peer) if isinstance(step, RecvReduce) else 0

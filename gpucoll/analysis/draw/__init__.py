@@ -10,7 +10,7 @@ Pure text, the same for the same call.
 
 from __future__ import annotations
 
-from gpucoll.algorithms import schedule
+from gpucoll.algorithms import schedules
 from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.page import page
 from gpucoll.analysis.draw.record import View, record
@@ -43,10 +43,9 @@ def draw(algorithm: str, collective: str = "all_reduce", *, size: int = 8, root:
 def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments: int = 1) -> View:
     """Return what is to be drawn."""
     _check("ranks", size, MOST_RANKS)
-    schedules = [schedule(collective, algorithm, rank=rank, size=size, root=root, segments=segments)
-                 for rank in range(max(1, size))]
-    _check("chunks", schedules[0].chunks, MOST_CHUNKS)
-    drawn = record(collective, schedules, chunks=schedules[0].chunks, root=root)
+    everyone = schedules(collective, algorithm, size=size, root=root, segments=segments)
+    _check("chunks", everyone[0].chunks, MOST_CHUNKS)
+    drawn = record(collective, everyone, chunks=everyone[0].chunks, root=root)
     _check("chunks of scratch", drawn.scratch, MOST_CHUNKS)
     _check("messages", len(drawn.messages), MOST_MESSAGES)
     pairs = [(message.sender, message.receiver) for message in drawn.messages]

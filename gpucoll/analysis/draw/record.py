@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from gpucoll.analysis.draw.layout import GraphLayout
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
-from gpucoll.proof import SymbolicMemory, contributions
+from gpucoll.proof import SymbolicMemory, Turn, contributions
 from gpucoll.schedule import Round, Send, Slice
 
 NOBODY = -1  # in place of a content: nothing is there, or nothing is promised
@@ -109,30 +109,21 @@ class _Recorder(SymbolicMemory):
         self.messages: list[RecordedMessage] = []
         self.changes: dict[int, Change] = defaultdict(dict)
         self.numbers: dict[Content, int] = {}
-        self._now, self._end = [0] * size, [0] * size
         if self.ranks[0].is_barrier:  # whose chunk stands for whom a rank knows to have come: itself, before all rounds
             self.changes[0] = {(rank, "output", 0): self._number_at(rank, "output", 0) for rank in range(size)}
 
-    def begin(self, rank: int, steps: Round) -> None:
-        super().begin(rank, steps)
-        self._end[rank] = self._now[rank]
-
-    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
-        super().meet(sender, sent, receiver, received)
-        turn = max(self._now[sender], self._now[receiver]) + 1
-        for rank in (sender, receiver):
-            self._end[rank] = max(self._end[rank], turn)
+    def meet(self, turn: Turn, sender: int, sent: int, receiver: int, received: int) -> None:
+        super().meet(turn, sender, sent, receiver, received)
         contents = tuple(map(self.number, self.ranks[receiver].came[received]))
         chunks = self.ranks[receiver].steps[received][0].count
-        self.messages.append(RecordedMessage(turn, sender, receiver, chunks, contents))
+        self.messages.append(RecordedMessage(turn.message, sender, receiver, chunks, contents))
 
-    def finish(self, rank: int) -> None:
-        super().finish(rank)
-        turn = self._now[rank] = self._end[rank]
+    def finish(self, turn: Turn, rank: int) -> None:
+        super().finish(turn, rank)
         written = [step.dst for step in self.ranks[rank].steps if not isinstance(step, Send)]
         for part in [Slice("output", 0)] if self.ranks[rank].is_barrier else written:
             for chunk in range(part.first, part.first + part.count):
-                self.changes[turn][rank, part.buffer, chunk] = self._number_at(rank, part.buffer, chunk)
+                self.changes[turn.message][rank, part.buffer, chunk] = self._number_at(rank, part.buffer, chunk)
 
     def _number_at(self, rank: int, buffer: str, chunk: int) -> int:
         return self.number(self.ranks[rank].content[buffer][chunk])

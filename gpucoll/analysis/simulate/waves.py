@@ -17,7 +17,7 @@ import numpy
 from gpucoll.algorithms import Algorithm, all_ranks, schedule
 from gpucoll.analysis.simulate.routes import Array
 from gpucoll.errors import ArgumentError
-from gpucoll.proof import replay
+from gpucoll.proof import Turn, replay
 from gpucoll.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Send
 
 TOGETHER = 1 << 27  # messages of all ranks made at once
@@ -130,34 +130,25 @@ def one_by_one(case: Case) -> Iterator[Wave]:
 class _Log:
     """The observer of a replay: writes down in which wave everything happens.
 
-    A round without messages ends in the wave of the one before it, after it: waves are numbered by (depth, rounds
-    without messages since).
+    A round without messages ends in the wave of the one before it, after it.
     """
 
     def __init__(self, size: int) -> None:
-        self._now = [(0, 0)] * size
-        self._ends: list[tuple[int, int]] = [(0, 0)] * size
         self._steps: list[Round] = [()] * size
         # By wave: sender, receiver and chunks of messages; rank, peer and chunks of what is combined; whose rounds end.
-        self._rows: dict[tuple[int, int], tuple[list[Any], list[Any], list[Any]]] = defaultdict(lambda: ([], [], []))
+        self._rows: dict[Turn, tuple[list[Any], list[Any], list[Any]]] = defaultdict(lambda: ([], [], []))
 
     def begin(self, rank: int, steps: Round) -> None:
         self._steps[rank] = steps
-        self._ends[rank] = (self._now[rank][0], self._now[rank][1] + 1)
 
-    def meet(self, sender: int, sent: int, receiver: int, received: int) -> None:
-        """Note a message, one deeper than both its ends."""
-        wave = (max(self._now[sender][0], self._now[receiver][0]) + 1, 0)
-        self._rows[wave][0].append((sender, receiver, self._steps[sender][sent][0].count))
-        for rank in (sender, receiver):
-            self._ends[rank] = max(self._ends[rank], wave)
+    def meet(self, turn: Turn, sender: int, sent: int, receiver: int, received: int) -> None:
+        self._rows[turn][0].append((sender, receiver, self._steps[sender][sent][0].count))
 
-    def finish(self, rank: int) -> None:
-        wave = self._now[rank] = self._ends[rank]
+    def finish(self, turn: Turn, rank: int) -> None:
         for step in self._steps[rank]:
             if isinstance(step, RecvReduce | Reduce):
-                self._rows[wave][1].append((rank, step.peer if isinstance(step, RecvReduce) else rank, step.dst.count))
-        self._rows[wave][2].append((rank,))
+                self._rows[turn][1].append((rank, step.peer if isinstance(step, RecvReduce) else rank, step.dst.count))
+        self._rows[turn][2].append((rank,))
 
     def waves(self) -> Iterator[Wave]:
         for _, (messages, reductions, closings) in sorted(self._rows.items(), key=lambda row: row[0]):
