@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 import numpy
 
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
-from gpucoll.launchers import LAUNCHERS, TOKEN, started
+from gpucoll.launchers import TOKEN, started
 from gpucoll.rendezvous import RollCall, by_first_rank, wait_for_all
 from gpucoll.version import __version__
 from gpucoll.waits import Waits
@@ -101,6 +101,17 @@ class RankTopology(NamedTuple):
     local_size: int
     nodes: tuple[int, ...]
 
+    @classmethod
+    def of(cls, rank: int, hosts: Sequence[object]) -> RankTopology:
+        """Return a rank's place, where each rank is on the node of that name.
+
+        >>> RankTopology.of(2, ["a", "b", "a"])
+        RankTopology(rank=2, size=3, local_rank=1, local_size=2, nodes=(0, 1, 0))
+        """
+        order = {host: node for node, host in enumerate(dict.fromkeys(hosts))}
+        nodes = tuple(order[host] for host in hosts)
+        return cls(rank, len(hosts), nodes[:rank].count(nodes[rank]), nodes.count(nodes[rank]), nodes)
+
 
 class StorePlace(NamedTuple):
     """Which of the ranks that meet without MPI this process is; `token` is what they know each other by."""
@@ -169,43 +180,34 @@ def world() -> MPI.Intracomm:
     return MPI.COMM_WORLD
 
 
-def gather_ranks(comm: MPI.Intracomm, timeout: float) -> None:
-    """Wait until every rank of `comm` has come, at most `timeout` seconds; raise CollectiveTimeout.
+def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
+    """Return what `call` does, by calls of MPI's on `comm` that have no deadline, once all ranks have come to it.
 
-    From here on an uncaught exception on one rank ends all of them, and one that crashes shows where it was.
+    Raises CollectiveTimeout after `timeout` seconds; it names those that have not come, or have stopped. Where MPI was
+    started for one thread only, the call itself has no deadline. From here on an uncaught exception on one rank ends
+    all of them, and one that crashes shows where it was.
     """
     if comm.size > 1:
         end_together()
-    roll = RollCall(comm) if hasattr(comm, "Iprobe") else None  # which a store's ranks do not have
-    answer = None if roll is None else roll.answer
-    for _ in range(2):  # the second time shows that no signal took a rank out of the first
-        if not wait_for_all(comm, timeout, meanwhile=answer):
-            finalize_within.append(FINALIZE)
-            missing = roll.missing() if roll else ()
-            who = f"ranks {_names(missing)}" if missing else "the other ranks"
-            raise CollectiveTimeout(f"init: waited {timeout:g} s for {who} to make this communicator", ranks=missing)
-
-
-def by_deadline(comm: Any, timeout: float, call: Callable[[], T]) -> T:
-    """Return what `call` does, by calls of MPI's on `comm` that have no deadline, once all ranks have come to it.
-
-    Raises CollectiveTimeout, which names those that have stopped. Where MPI was started for one thread only, there is
-    no deadline.
-    """
     if not hasattr(comm, "Iprobe"):
-        return call()  # a store's ranks, whose calls have one
+        return call()  # a store's ranks, whose calls have a deadline
     from mpi4py import MPI
 
-    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
-        return call()
     waits, roll = Waits(timeout), RollCall(comm)
-    waits.hooks.append(roll.answer)
 
     def blame() -> tuple[str, tuple[int, ...]]:
         finalize_within.append(FINALIZE)
         missing = roll.missing()
         return f"ranks {_names(missing)}" if missing else "", missing
 
+    for _ in range(2):  # the second time shows that no signal took a rank out of the first
+        if not wait_for_all(comm, timeout, meanwhile=roll.answer):
+            who, missing = blame()
+            raise CollectiveTimeout(f"init: waited {timeout:g} s for {who or 'the other ranks'} to make this "
+                                    "communicator", ranks=missing)
+    if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
+        return call()
+    waits.hooks.append(roll.answer)
     waits.blame = blame
     found: T = waits.beside(call, "init")
     return found
@@ -227,14 +229,11 @@ def end_together() -> None:
 
 def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
     """Raise UsageError where `size` is 1 although a launcher started more: it belongs to another MPI."""
-    for launcher in LAUNCHERS:
-        given = environment.get(launcher.size, "")
-        started = int(given) if given.isdecimal() else 1
-        if size == 1 and started > 1:
-            raise UsageError(
-                f"{launcher.name} started {started} ranks, but mpi4py uses {library.splitlines()[0].strip()}, which "
-                "sees only itself; launch with that library's own mpiexec, or install the launcher's MPI",
-                code="GC-LAUNCHER")
+    process = started(environment)
+    if size == 1 and process is not None and process.size > 1:
+        raise UsageError(f"{process.launcher.name} started {process.size} ranks, but mpi4py uses "
+                         f"{library.splitlines()[0].strip()}, which sees only itself; launch with that library's own "
+                         "mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
 
 
 def check_alike(comm: Any, wanted: Options) -> None:
@@ -306,10 +305,8 @@ def place(comm: MPI.Intracomm) -> RankTopology:
 
     local = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     firsts = comm.allgather(local.bcast(comm.rank))
-    order = {first: node for node, first in enumerate(sorted(set(firsts)))}
-    place = RankTopology(comm.rank, comm.size, local.rank, local.size, tuple(order[first] for first in firsts))
     local.Free()
-    return place
+    return RankTopology.of(comm.rank, firsts)
 
 
 class ClaimedGpu(NamedTuple):

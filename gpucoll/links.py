@@ -1,23 +1,26 @@
-"""What joins the ranks of a communicator: MPI between processes, memory between threads."""
+"""What joins the ranks of a communicator: MPI or a store between processes, memory between threads."""
 
 from __future__ import annotations
 
-import collections
+import itertools
 import os
+import socket
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
-from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import ABORTED, TAGS
 from gpucoll.executors.mpi import came
 from gpucoll.guard.network import Watch
 from gpucoll.guard.processes import Processes, process_namespace, visible
+from gpucoll.mail import Mail, StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.rendezvous import by_first_rank
+from gpucoll.store import KeyStore, MemoryStore, open_store
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
 from gpucoll.work import Seen
@@ -25,47 +28,65 @@ from gpucoll.work import Seen
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-
+PATIENCE = 300.0  # seconds that threads have to come to a split
 T = TypeVar("T")
+_worlds = itertools.count()  # links of all ranks that this process has made: each has keys of its own
 
 
-class Link(Protocol):
+class Link:
     """What a communicator needs of the world below it.
 
     `wire` and `points` send and receive as mpi4py's communicators do: `wire` is the executors', so that no message of
-    a user's can meet one of ours; `points` carries the user's. `mpi` is the mpi4py communicator, if it is one.
+    a user's can meet one of ours; `points` carries the user's. `mpi` gathers objects as mpi4py's communicators do, and
+    is one where it has collectives; None between threads.
     """
 
     place: RankTopology
-    mpi: Any
+    mpi: Any = None
     wire: Any
     points: Any
-    threads: bool  # whether several threads may call it
-    has_collectives: bool  # whether `wire` does MPI's own collectives
-    foreign: tuple[type[Exception], ...]  # what it raises
+    threads = True  # whether several threads may call it
+    has_collectives = False  # whether `wire` does MPI's own collectives
+    foreign: tuple[type[Exception], ...] = ()  # what it raises
     processes: Processes  # of the ranks of this host, this one's included
     table: Table  # what "auto" chooses by, the same on every rank
+    _ranks: StoreRanks  # by which ranks that MPI has not started split
+    _splits = 0
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
         """Return a message of `points` that could be received now, from anybody and with any tag where they are None.
 
         None where there is none. Of one sender's it is the first that was sent.
         """
+        raise NotImplementedError
 
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
+        self._splits += 1
+        everyone = self._ranks.allgather((color, key))
+        if color is None:
+            return None
+        ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in enumerate(everyone)
+                                            if shade == color)]
+        return self._part(f"split {self._splits} {color}", ranks.index(self.place.rank), len(ranks))
+
+    def _part(self, name: str, rank: int, size: int) -> Link:
+        """Return the link of this rank in a part of the ranks, which has a name of its own."""
+        raise NotImplementedError
 
     def aborted(self) -> Mapping[int, int]:
         """Return the ranks that have told that they go no further, and why (see `executors.mpi.abort`)."""
+        return {}
 
     def has_ended(self) -> bool:
         """Return whether nothing can be sent any more."""
+        return False
 
     def free(self) -> None:
         """Give back what it holds. A collective call."""
 
 
-class MpiLink:
+class MpiLink(Link):
     """Ranks are processes, joined by MPI; two duplicates of the communicator that it is made of."""
 
     has_collectives = True
@@ -75,11 +96,10 @@ class MpiLink:
 
         self._timeout = timeout
         bootstrap.check_process()
-        bootstrap.gather_ranks(mpi, timeout)
-        bootstrap.by_deadline(mpi, timeout, lambda: self._meet(mpi, table))
+        bootstrap.meet(mpi, timeout, lambda: self._meet(mpi, table))
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        self.has_ended = MPI.Is_finalized
-        self.foreign: tuple[type[Exception], ...] = (MPI.Exception, OverflowError)
+        self.has_ended = MPI.Is_finalized  # type: ignore[method-assign]
+        self.foreign = (MPI.Exception, OverflowError)
         self._aborted: dict[int, int] = {}
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
@@ -139,21 +159,55 @@ def _made(make: Callable[[], T]) -> T:
                            "drop them frees nothing", code="GC-COMM") from error
 
 
-class LocalLink:
+class StoreLink(Link):
+    """Ranks are processes, joined by the keys of a store that begin with `name`, which no other link has."""
+
+    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float) -> None:
+        self._store, self._name, self._timeout = store, name, timeout
+        self.foreign = store.foreign
+        self.mpi = self._ranks = StoreRanks(store, f"{name}/ranks", rank, size, timeout)
+        self.wire, self.points = (StoreMessages(store, f"{name}/{what}", rank) for what in ("wire", "points"))
+        everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname()))
+        self.place = RankTopology.of(rank, [namespace or host for _, namespace, host in everyone])
+        self.processes = Processes(visible((process, namespace) for process, namespace, _ in everyone))
+        self.table = built_in()  # a machine's own is measured under its MPI
+        self._aborted: dict[int, int] = {}
+
+    @classmethod
+    def world(cls, rank: int, size: int, token: str, timeout: float) -> StoreLink:
+        """Return the link of all ranks that have the same `token`. A collective call."""
+        store = open_store(rank, size, token, timeout) if size > 1 else MemoryStore()
+        return cls(store, f"world {next(_worlds)}", rank, size, timeout)
+
+    def _part(self, name: str, rank: int, size: int) -> StoreLink:
+        return StoreLink(self._store, f"{self._name}/{name}", rank, size, self._timeout)
+
+    def aborted(self) -> Mapping[int, int]:
+        others = {*range(self.place.size)} - {self.place.rank, *self._aborted} if self.wire.any_aborted() else ()
+        for other in others:
+            if self.wire.length(other, ABORTED) is not None:
+                said = numpy.zeros(1, numpy.int64)
+                self.wire.Irecv([said.view(numpy.uint8), "B"], other, ABORTED).Test()
+                self._aborted[other] = int(said[0])
+        return self._aborted
+
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        if tag is None:
+            raise UsageError("recv: ranks that a store joins name the tag of a message", code="GC-WILDCARD")
+        ranks = range(self.place.size) if source is None else [source]
+        return next((Seen(rank, tag, length) for rank in ranks
+                     if (length := self.points.length(rank, tag)) is not None), None)
+
+
+class LocalLink(Link):
     """Ranks are threads of one process; a message is copied once, from the sender's array into the receiver's."""
 
-    has_collectives = False
-
     def __init__(self, rank: int, hub: _Hub) -> None:
-        self.place = RankTopology(rank, hub.size, rank, hub.size, (0,) * hub.size)
-        self.mpi = None
-        self.wire, self.points = (_Endpoint(rank, mail) for mail in hub.mail)
-        self.threads = True
-        self.foreign: tuple[type[Exception], ...] = ()
+        self.place = RankTopology.of(rank, ["here"] * hub.size)
+        self.wire, self.points = (ThreadMessages(rank, mail) for mail in hub.mail)
         self.processes = Processes({})
         self.table = built_in()  # a machine's own is measured between processes
-        self._hub = hub
-        self._splits = 0
+        self._hub, self._ranks = hub, StoreRanks(hub.store, "splits", rank, hub.size, PATIENCE)
 
     @classmethod
     def all(cls, size: int) -> list[LocalLink]:
@@ -162,25 +216,11 @@ class LocalLink:
         return [cls(rank, hub) for rank in range(size)]
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        return self.points.seen(source, tag)
+        found: Seen | None = self.points.seen(source, tag)
+        return found
 
-    def split(self, color: int | None, key: int) -> LocalLink | None:
-        self._splits += 1
-        everyone, hubs = self._hub.gather(self._splits, self.place.rank, (color, key))
-        if color is None:
-            return None
-        ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in everyone.items()
-                                            if shade == color)]
-        return LocalLink(ranks.index(self.place.rank), hubs.setdefault(color, _Hub(len(ranks))))
-
-    def aborted(self) -> Mapping[int, int]:
-        return {}
-
-    def has_ended(self) -> bool:
-        return False
-
-    def free(self) -> None:
-        """Nothing to give back."""
+    def _part(self, name: str, rank: int, size: int) -> LocalLink:
+        return LocalLink(rank, self._hub.part(name, size))
 
     def close(self, release: Callable[[bool], None], *, failed: bool) -> None:
         """Leave without waiting; who leaves last calls every rank's `release` with whether any of them has failed."""
@@ -188,109 +228,32 @@ class LocalLink:
 
 
 class _Hub:
-    """What the threads of one `init_local` share: mail, what they pass each other in a split, and who has left."""
+    """What the threads of one `init_local` share: mail, a store, their parts, and who has left."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.mail = (_Mail(), _Mail())
-        self._changed = threading.Condition()
-        self._splits_open: dict[int, tuple[dict[int, Any], dict[int, _Hub]]] = {}  # by number of a split under way
+        self.mail = (Mail(), Mail())
+        self.store = MemoryStore()
+        self._lock = threading.Lock()
+        self._parts: dict[str, list[_Hub]] = {}  # by name: the same hub, once for each rank that has still to come
         self._releases: list[Callable[[bool], None]] = []  # of those who have left
         self._has_failed = False
 
+    def part(self, name: str, size: int) -> _Hub:
+        """Return the hub of a part, the same for all of its ranks."""
+        with self._lock:
+            left = self._parts.setdefault(name, [_Hub(size)] * size)
+            hub = left.pop()
+            if not left:
+                del self._parts[name]
+            return hub
+
     def close(self, release: Callable[[bool], None], failed: bool) -> None:
         """See `LocalLink.close`."""
-        with self._changed:
+        with self._lock:
             self._releases.append(release)
             self._has_failed |= failed
             if len(self._releases) < self.size:
                 return
         while self._releases:
             self._releases.pop(0)(self._has_failed)
-
-    def gather(self, number: int, rank: int, value: Any, timeout: float = 300.0) -> \
-            tuple[Mapping[int, Any], dict[int, _Hub]]:
-        """Return the values of all ranks for the `number`-th split, and the hubs by color that they make."""
-        with self._changed:
-            values, hubs = self._splits_open.setdefault(number, ({}, {}))
-            values[rank] = value
-            if len(values) == self.size:
-                del self._splits_open[number]  # all of them hold it
-            self._changed.notify_all()
-            if not self._changed.wait_for(lambda: len(values) == self.size, timeout):
-                raise BackendError(f"split: only ranks {sorted(values)} of {self.size} came within {timeout:g} s")
-            return values, hubs
-
-
-class _Message:
-    """One end of a message that waits for the other; also the request that its owner tests."""
-
-    def __init__(self, row: numpy.ndarray[Any, Any]) -> None:
-        self.row = row
-        self.number = 0  # counted from the first that had to wait
-        self.length: int | None = None  # of what came, once it has
-
-    def Test(self, status: Any = None) -> bool:
-        """Return whether the message has been copied; as mpi4py's requests do."""
-        return self.length is not None
-
-    def Cancel(self) -> None:
-        """Let go of the memory: what comes later goes nowhere."""
-        self.row = self.row[:0].copy()
-
-
-class _Mail:
-    """The messages under way between the threads: the k-th send from a to b with a tag meets the k-th receive."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._posted = 0
-        self._waiting: dict[Any, collections.deque[_Message]] = {}
-
-    def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
-        """Return `mine`: copied if the other end waits already, as much as both have room for; else it waits."""
-        with self._lock:
-            others = self._waiting.get((key, not sends))
-            if others is None:
-                self._posted += 1
-                mine.number = self._posted
-                self._waiting.setdefault((key, sends), collections.deque()).append(mine)
-                return mine
-            other = others.popleft()
-            if not others:
-                del self._waiting[key, not sends]
-        sent, received = (mine, other) if sends else (other, mine)
-        count = min(len(sent.row), len(received.row))
-        numpy.copyto(received.row[:count], sent.row[:count])
-        received.length = sent.length = len(sent.row)  # which tells each whether that was all
-        return mine
-
-    def seen(self, source: int | None, target: int, tag: int | None) -> Seen | None:
-        """Return the first message to `target` that waits, from anybody and with any tag where they are None."""
-        with self._lock:
-            found = [(messages[0].number, key, len(messages[0].row))
-                     for (key, sends), messages in self._waiting.items() if sends and key[1] == target
-                     and source in (None, key[0]) and tag in (None, key[2])]
-        if not found:
-            return None
-        _, (sender, _, its_tag), nbytes = min(found)
-        return Seen(sender, its_tag, nbytes)
-
-
-class _Endpoint:
-    """One rank's side of the mail, with the two calls of mpi4py's communicators that executors use."""
-
-    def __init__(self, rank: int, mail: _Mail) -> None:
-        self._rank, self._mail = rank, mail
-
-    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> _Message:
-        """Begin to send ``[bytes, "B"]`` to rank `dest`."""
-        return self._mail.post(_Message(buffer[0]), (self._rank, dest, tag), sends=True)
-
-    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> _Message:
-        """Begin to receive from rank `source` into ``[bytes, "B"]``."""
-        return self._mail.post(_Message(buffer[0]), (source, self._rank, tag), sends=False)
-
-    def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        """Return a message that could be received now; see `Link.seen`."""
-        return self._mail.seen(source, self._rank, tag)

@@ -30,8 +30,7 @@ from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.executors.mpi import abort
 from gpucoll.guard.guard import FAILED_BY
-from gpucoll.links import Link, LocalLink, MpiLink
-from gpucoll.store_link import StoreLink
+from gpucoll.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.waits import Waits
 
 T = TypeVar("T")
@@ -137,7 +136,7 @@ class Cartesian(RankGrid, Communicator):
 def _link(link: Link, wanted: bootstrap.Options) -> Link:
     """Return the link once all ranks are known to want the same; UsageError."""
     try:
-        bootstrap.by_deadline(link.mpi, wanted.timeout, lambda: bootstrap.check_alike(link.mpi, wanted))
+        bootstrap.meet(link.mpi, wanted.timeout, lambda: bootstrap.check_alike(link.mpi, wanted))
     except UsageError:
         link.free()  # as all ranks do
         raise

@@ -318,9 +318,8 @@ def _between_threads(link: Link, timeout: float, ordinal: int) -> Gpu:
 
 
 def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
-    bootstrap.gather_ranks(link.mpi, timeout)
     # Messages have a communicator of their own: NCCL runs all that is enqueued on one in order.
-    claimed, *ids = bootstrap.by_deadline(link.mpi, timeout, lambda: (
+    claimed, *ids = bootstrap.meet(link.mpi, timeout, lambda: (
         bootstrap.claim_gpu(link.mpi, ordinal), *(bootstrap.nccl_id(link.mpi) for _ in range(2))))
     lowest = min(gpu.capability for gpu in claimed)
     from gpucoll.device.cuda import CudaDevice

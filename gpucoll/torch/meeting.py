@@ -5,26 +5,26 @@ from __future__ import annotations
 import datetime
 import os
 import socket
-import time
 import zlib
-from collections.abc import Collection
 
 from torch.distributed import DistError, PrefixStore, Store
 
 from gpucoll import bootstrap
 from gpucoll.communicator import Communicator
 from gpucoll.launchers import free_port, started, torchrun_variables
-from gpucoll.store import PrefixedStore
-from gpucoll.store_link import StoreLink, StoreRanks
+from gpucoll.links import StoreLink
+from gpucoll.mail import StoreRanks
+from gpucoll.rendezvous import becomes
+from gpucoll.store import KeyStore
 
 NAMES = ("collectives", "messages")
 NAP = 1e-3
 
 
-class TorchStore:
+class TorchStore(KeyStore):
     """Torch's store as a store of ours. Its calls have a deadline of their own."""
 
-    foreign: tuple[type[Exception], ...] = (DistError,)
+    foreign = (DistError,)
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -33,22 +33,10 @@ class TorchStore:
         self._store.set(key, value)
 
     def get(self, key: str, wait: float = 0.0) -> bytes | None:
-        deadline = time.monotonic() + wait
-        while not self._store.check([key]):
-            if time.monotonic() >= deadline:
-                return None
-            time.sleep(NAP)
-        return bytes(self._store.get(key))
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._store.add(key, amount))
+        return bytes(self._store.get(key)) if becomes(lambda: self._store.check([key]), wait, NAP) else None
 
     def delete(self, key: str) -> None:
         self._store.delete_key(key)
-
-    def gone(self) -> Collection[int]:
-        """Torch's store tells of nobody."""
-        return ()
 
 
 def set_variables() -> None:
@@ -75,11 +63,11 @@ def communicators(store: Store, rank: int, size: int, timeout: datetime.timedelt
     seconds = timeout.total_seconds()
     # A store may have served a group of the same name before, whose keys are none of this one's
     ours = TorchStore(PrefixStore(f"{(store.add('came', 1) - 1) // size}", store))
-    numbers = StoreRanks(PrefixedStore("numbers", ours), rank, size, seconds).allgather(_number())
+    numbers = StoreRanks(ours, "numbers", rank, size, seconds).allgather(_number())
     if len({*numbers} - {None}) == size:
         return _by_mpi(numbers, seconds)
     options = bootstrap.options({"timeout": seconds})
-    links = [StoreLink(PrefixedStore(name, ours), rank, size, seconds) for name in NAMES]
+    links = [StoreLink(ours, name, rank, size, seconds) for name in NAMES]
     bootstrap.check_alike(links[0].mpi, options)
     return [Communicator(link, options) for link in links]
 

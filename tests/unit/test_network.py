@@ -1,5 +1,6 @@
 """The connections by which ranks of several hosts watch each other: who may make one, and what its end means."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -8,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gpucoll.guard import network
-from gpucoll.guard.network import Hub, Watch
-from gpucoll.store import LENGTHS, FrameReader, send_frame
+from gpucoll.guard.network import Watch
+from gpucoll.store import LENGTHS, Connection, Hub, StoreError, proof
 from pace import seconds
 
-TOKEN = b"0123456789abcdef"
+TOKEN = "0123456789abcdef"
 
 
 class Ranks:
@@ -61,11 +62,11 @@ def test_a_connection_that_breaks_off_is_a_death(watches):
     for rank in (0, 1, 3):
         assert becomes({2}, watches[rank].gone)
     hub = watches[0]._hub
-    with hub._lock:
+    with hub._changed:
         here = dict(hub._here)
         hub._here.clear()
     for connection in here.values():  # as if its process had ended
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.socket.shutdown(socket.SHUT_RDWR)
     for rank in (1, 3):
         assert becomes({0, 2}, watches[rank].gone)
         assert watches[rank].silent(1) is None
@@ -83,7 +84,7 @@ def test_who_does_not_wait_is_told(watches, monkeypatch):
     monkeypatch.setattr(network, "SILENT", seconds(60))
     for rank, number in ((0, 5), (2, 4), (3, 6)):
         watches[rank].tell(number)
-    assert becomes({0: 5, 2: 4, 3: 6}, watches[0]._hub.heard)
+    assert becomes({0: 5, 2: 4, 3: 6}, watches[0].heard)
     assert [watches[rank].silent(5) for rank in (0, 2, 3)] == [{1, 2}, {1}, {1, 2}]
     assert watches[1].silent(4) == set()
 
@@ -94,24 +95,50 @@ def test_who_does_not_wait_is_told(watches, monkeypatch):
     {"rank": True}])
 def test_strangers_are_sent_away(said):
     """What is no frame, too long, or does not know the token; the ranks notice nothing."""
-    hub = Hub(3, TOKEN)
-    with socket.create_connection(("127.0.0.1", hub.port), 20) as stranger:
-        reader = FrameReader(stranger)
-        assert reader.read(0)[0].keys() == {"nonce"}
-        send_frame(stranger, said) if isinstance(said, dict) else stranger.sendall(said)
+    hub, port = listening(3)
+    with socket.create_connection(("127.0.0.1", port), 20) as connected:
+        stranger = Connection(connected)
+        assert stranger.read(0)[0].keys() == {"nonce"}
+        stranger.send(said) if isinstance(said, dict) else connected.sendall(said)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.read(0)[0].keys() == {"error"}
         with pytest.raises((EOFError, ConnectionResetError)):
-            reader.read(0)
+            stranger.read(0)
     assert (hub.gone, hub._here) == (set(), {})
     hub.close()
 
 
+def listening(size):
+    """A hub that only knows the token, and its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    return Hub(listener, size, TOKEN, lambda rank, frame: None), listener.getsockname()[1]
+
+
 def test_a_hub_that_does_not_know_the_token_is_no_hub():
-    hub = Hub(2, TOKEN)
+    hub, port = listening(2)
     watch = Watch.__new__(Watch)
-    watch._rank, watch._gone = 1, set()
-    assert watch._connected("127.0.0.1", hub.port, b"another") is None
-    connection = watch._connected("127.0.0.1", hub.port, TOKEN)
-    assert connection is not None
-    assert watch._connected("127.0.0.1", hub.port, TOKEN) is None  # rank 1 is there
-    connection.close()
+    watch._rank, watch._gone, watch._connection = 1, set(), None
+    assert not watch._connects("127.0.0.1", port, 2, "another")
+    assert watch._connects("127.0.0.1", port, 2, TOKEN)
+    assert not watch._connects("127.0.0.1", port, 2, TOKEN)  # rank 1 is there
+    watch._connection.socket.close()
     hub.close()
+
+
+def test_a_stranger_in_the_place_of_rank_0_is_not_believed():
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def answers():
+        connected, _ = listener.accept()
+        with connected:
+            stranger = Connection(connected)
+            stranger.send({"nonce": "0"})
+            stranger.read()
+            stranger.send({"proof": proof("guessed", "0", 0), "gone": []})
+
+    thread = threading.Thread(target=answers)
+    thread.start()
+    with listener, socket.create_connection(listener.getsockname(), 20) as connected:
+        with pytest.raises(StoreError, match="does not know the token"):
+            Connection(connected).join(1, 2, TOKEN)
+        thread.join(20)

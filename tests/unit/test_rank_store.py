@@ -12,7 +12,8 @@ import pytest
 
 import gpucoll as gc
 from gpucoll import bootstrap, launchers, store
-from gpucoll.store_link import StoreLink, StoreRanks, decode, encode
+from gpucoll.links import StoreLink
+from gpucoll.mail import StoreRanks, decode, encode
 
 HELLO = {"rank": 1, "size": 3, "version": gc.__version__}
 numbers = itertools.count()
@@ -27,21 +28,24 @@ def token():
 def server(token):
     server = store.StoreServer(3, token)
     yield server
-    server.close(0.0)
+    server.hub.close()
 
 
 def answer_to(token, what):
-    """What the store answers to bytes, or to a frame: its JSON, None where it only closes."""
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(60)
-        connection.connect(store.socket_name(token))
+    """What the store answers to bytes, or to a hello with the proof of a token: its JSON, None where it only closes."""
+    with socket.socket(socket.AF_UNIX) as connected:
+        connected.settimeout(60)
+        connected.connect(store.socket_name(token))
+        connection = store.Connection(connected)
+        nonce = connection.read()[0]["nonce"]
         if isinstance(what, bytes):
-            connection.sendall(what)
-            connection.shutdown(socket.SHUT_WR)
+            connected.sendall(what)
+            connected.shutdown(socket.SHUT_WR)
         else:
-            store.send_frame(connection, what)
+            known = what.pop("token", token)
+            connection.send(what | ({} if known is None else {"proof": store.proof(known, nonce, what["rank"])}))
         try:
-            return store.FrameReader(connection).read()[0]
+            return connection.read()[0]
         except (EOFError, ConnectionError):
             return None
 
@@ -50,25 +54,25 @@ def test_ranks_see_what_others_have_set(server, token):
     first, second = (store.StoreClient(rank, 3, token, 60.0) for rank in (1, 2))
     first.set("key", b"\0bytes")
     assert [one.get("key", 0.1) for one in (server, first, second)] == [b"\0bytes"] * 3
-    assert [one.add("sum", 2) for one in (server, first, second)] == [2, 4, 6]
     second.delete("key")
     assert first.get("key") is None
     first.drop()  # as where a process dies
-    with server._changed:
-        assert server._changed.wait_for(lambda: server.gone(), 60)
+    with server.hub._changed:
+        assert server.hub._changed.wait_for(lambda: server.gone(), 60)
+    assert second.get("key") is None
     assert second.gone() == [1]
     second.close()
-    server.close(60.0)
+    server.hub.close(60.0)
     assert server.gone() == {1}
 
 
 @pytest.mark.parametrize(("hello", "words"), [
-    ({"token": "guessed"}, "another token"), ({"token": None}, "another token"), ({}, "another token"),
+    ({"token": "guessed"}, "another token"), ({"token": None}, "another token"), ({"proof": 1}, "another token"),
     ({"size": 2}, "start all ranks alike"), ({"version": "0.0"}, "start all ranks alike"),
     ({"rank": 0}, "not in 1..2"), ({"rank": 3}, "not in 1..2"), ({"rank": True}, "not in 1..2"),
     ({"rank": "1"}, "not in 1..2")])
 def test_strangers_are_sent_away(server, token, hello, words):
-    right = {} if hello == {} or "token" in hello else {"token": token}
+    right = {"token": None} if "proof" in hello else {}
     assert words in answer_to(token, {**HELLO, **right, **hello})["error"]
     store.StoreClient(1, 3, token, 60.0).close()  # and the store goes on
 
@@ -79,12 +83,12 @@ def test_strangers_are_sent_away(server, token, hello, words):
 def test_garbage_is_a_typed_error_and_the_store_goes_on(server, token, garbage):
     assert "no frame of gpucoll's store" in answer_to(token, garbage)["error"]
     client = store.StoreClient(1, 3, token, 60.0)
-    for wrong in ({"call": "set", "key": 3}, {"call": "eval", "key": "x"}, {"call": "add", "key": "x", "amount": "1"}):
+    for wrong in (("set", 3), ("eval", "x"), ("get", "x")):
         with pytest.raises(store.StoreError, match="no call of gpucoll's store"):
-            client._exchange(wrong, b"", 60.0)
+            client._call(*wrong)
         client.drop()
-        with server._changed:
-            assert server._changed.wait_for(lambda: 1 not in server._here, 60)
+        with server.hub._changed:
+            assert server.hub._changed.wait_for(lambda: 1 not in server.hub._here, 60)
         client = store.StoreClient(1, 3, token, 60.0)
     client.close()
 
@@ -135,15 +139,15 @@ def test_what_ranks_tell_is_json_and_no_pickle():
 
 
 def test_a_rank_that_does_not_come_is_named():
-    ranks = StoreRanks(store.MemoryStore(), 0, 3, 0.2)
+    ranks = StoreRanks(store.MemoryStore(), "x", 0, 3, 0.2)
     with pytest.raises(gc.CollectiveTimeout, match="ranks 1, 2 of 3") as late:
         ranks.allgather("here")
     assert late.value.ranks == (1, 2)
     lost = store.MemoryStore()
-    lost.lose(2)
-    lost.set("1/1", encode("here"))
+    lost.gone = lambda: {2}
+    lost.set("x/1/1", encode("here"))
     with pytest.raises(gc.RankFailedError) as gone:
-        StoreRanks(lost, 0, 3, 60.0).allgather("here")
+        StoreRanks(lost, "x", 0, 3, 60.0).allgather("here")
     assert gone.value.ranks == (2,)
     with pytest.raises(gc.CollectiveTimeout, match="rank 0 to come"):
         store.StoreClient(1, 2, secrets.token_hex(8), 0.05)

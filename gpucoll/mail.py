@@ -1,0 +1,253 @@
+"""What ranks tell each other without MPI: objects and messages by a store, messages between threads by memory.
+
+By a store go the few small messages by which ranks meet and part, as JSON and bytes. Requests are tested as mpi4py's.
+"""
+
+from __future__ import annotations
+
+import base64
+import collections
+import json
+import threading
+import time
+from typing import Any
+
+import numpy
+
+from gpucoll import errors
+from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError
+from gpucoll.executors import ABORTED
+from gpucoll.store import KeyStore, StoreError
+from gpucoll.work import Seen
+
+WAIT = 0.05  # seconds of one look for what another rank has still to tell
+
+
+def encode(value: Any) -> bytes:
+    """Return a value as JSON: numbers, strings, None, lists, and marked as such tuples, dicts, bytes and errors.
+
+    >>> decode(encode([1, ("a", b"b"), {"c": None}]))
+    [1, ('a', b'b'), {'c': None}]
+    """
+    return json.dumps(_marked(value)).encode()
+
+
+def decode(text: bytes) -> Any:
+    """Return what was encoded; StoreError for anything else."""
+    try:
+        return _unmarked(json.loads(text))
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
+        raise StoreError(f"another rank told {text[:40]!r}, which is nothing of ours: {error}") from None
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_marked(one) for one in value]
+    if isinstance(value, tuple):
+        return {"tuple": [_marked(one) for one in value]}
+    if isinstance(value, dict):
+        return {"dict": {key: _marked(one) for key, one in value.items()}}
+    if isinstance(value, bytes):
+        return {"bytes": base64.b64encode(value).decode()}
+    if isinstance(value, GpucollError):
+        public = next(kind.__name__ for kind in type(value).__mro__ if kind.__module__ == errors.__name__)
+        return {"error": [public, str(value.args[0]), value.code, [*value.ranks]]}
+    if isinstance(value, Exception):
+        return {"error": ["BackendError", repr(value), "GC-BACKEND", []]}
+    return value
+
+
+def _unmarked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_unmarked(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    (mark, inner), = value.items()
+    if mark == "dict":
+        return {key: _unmarked(one) for key, one in inner.items()}
+    if mark == "bytes":
+        return base64.b64decode(inner, validate=True)
+    if mark == "error":
+        name, message, code, ranks = inner
+        kind = getattr(errors, name)
+        if not issubclass(kind, GpucollError):
+            raise ValueError(f"{name} is no error of ours")
+        return kind(message, code=code, ranks=tuple(ranks))
+    return {"tuple": tuple}[mark](map(_unmarked, inner))
+
+
+class StoreRanks:
+    """What mpi4py's communicators have for Python objects, over the keys of a store that begin with `name`.
+
+    All its calls are collective.
+    """
+
+    def __init__(self, store: KeyStore, name: str, rank: int, size: int, timeout: float) -> None:
+        self.rank, self.size = rank, size
+        self._store, self._name, self._timeout = store, name, timeout
+        self._calls = 0
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return every rank's `value`, in rank order.
+
+        Raises CollectiveTimeout, and RankFailedError for a rank that is gone.
+        """
+        before, self._calls = self._key(self.rank), self._calls + 1
+        self._store.set(self._key(self.rank), encode(value))
+        deadline, came = time.monotonic() + self._timeout, list[Any]()
+        while (rank := len(came)) < self.size:
+            text = self._store.get(self._key(rank), WAIT)
+            if text is not None:
+                came.append(decode(text))
+            elif rank in self._store.gone():
+                raise RankFailedError(f"rank {rank} has ended before all ranks had met", ranks=(rank,))
+            elif time.monotonic() > deadline:
+                late = tuple(one for one in range(rank, self.size) if self._store.get(self._key(one)) is None)
+                raise CollectiveTimeout(f"waited {self._timeout:g} s for ranks {', '.join(map(str, late))} of "
+                                        f"{self.size} to meet the others; has each been started, with the same "
+                                        "WORLD_SIZE?", ranks=late)
+        self._store.delete(before)  # all have come here, and so have read that
+        return came
+
+    def bcast(self, value: Any, root: int = 0) -> Any:
+        """Return the root's `value`."""
+        return self.allgather(value if self.rank == root else None)[root]
+
+    def _key(self, rank: int) -> str:
+        return f"{self._name}/{self._calls}/{rank}"
+
+
+class StoreMessages:
+    """Messages as mpi4py sends them, each of which is a key of the store, with `name`, until it is received."""
+
+    def __init__(self, store: KeyStore, name: str, rank: int) -> None:
+        self._store, self._name, self._rank = store, name, rank
+        self._counts: collections.Counter[tuple[int, int, int]] = collections.Counter()
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> StoredMessage:
+        """Send ``[array, "B"]`` to rank `dest`."""
+        key = self._key(self._rank, dest, tag)
+        self._counts[self._rank, dest, tag] += 1
+        self._store.set(key, buffer[0].tobytes())
+        if tag == ABORTED:
+            self._store.set(f"{self._name}/aborted", b"")
+        return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> StoredMessage:
+        """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered."""
+        key = self._key(source, self._rank, tag)
+        self._counts[source, self._rank, tag] += 1
+        return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8))
+
+    def length(self, source: int, tag: int) -> int | None:
+        """Return the bytes of the message from `source` that could be received now, None where there is none."""
+        found = self._store.get(self._key(source, self._rank, tag))
+        return None if found is None else len(found)
+
+    def any_aborted(self) -> bool:
+        """Return whether a message has told that its rank goes no further."""
+        return self._store.get(f"{self._name}/aborted") is not None
+
+    def _key(self, source: int, dest: int, tag: int) -> str:
+        return f"{self._name}/{source} {dest} {tag} {self._counts[source, dest, tag]}"
+
+
+class StoredMessage:
+    """One message under way. `length` are the bytes that came, None until they have; without a store it was sent."""
+
+    def __init__(self, store: KeyStore | None, key: str, row: Any) -> None:
+        self._store, self._key, self._row, self._length = store, key, row, 0 if store is None else None
+
+    @property
+    def length(self) -> int | None:
+        if self._length is None and self._store is not None:
+            value = self._store.get(self._key)
+            if value is not None:
+                self._store.delete(self._key)
+                came = numpy.frombuffer(value, numpy.uint8)
+                count = min(len(came), len(self._row))
+                numpy.copyto(self._row[:count], came[:count])
+                self._length = len(came)
+        return self._length
+
+    def Test(self, status: Any = None) -> bool:
+        """Return whether it has ended."""
+        return self.length is not None
+
+    def Cancel(self) -> None:
+        """Receive it no more."""
+        self._length = 0
+
+
+class _Message:
+    """One end of a message that waits for the other; also the request that its owner tests."""
+
+    def __init__(self, row: numpy.ndarray[Any, Any]) -> None:
+        self.row = row
+        self.number = 0  # counted from the first that had to wait
+        self.length: int | None = None  # of what came, once it has
+
+    def Test(self, status: Any = None) -> bool:
+        """Return whether the message has been copied; as mpi4py's requests do."""
+        return self.length is not None
+
+    def Cancel(self) -> None:
+        """Let go of the memory: what comes later goes nowhere."""
+        self.row = self.row[:0].copy()
+
+
+class Mail:
+    """The messages under way between the threads: the k-th send from a to b with a tag meets the k-th receive."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._posted = 0
+        self._waiting: dict[Any, collections.deque[_Message]] = {}
+
+    def post(self, mine: _Message, key: tuple[int, int, int], *, sends: bool) -> _Message:
+        """Return `mine`: copied if the other end waits already, as much as both have room for; else it waits."""
+        with self._lock:
+            others = self._waiting.get((key, not sends))
+            if others is None:
+                self._posted += 1
+                mine.number = self._posted
+                self._waiting.setdefault((key, sends), collections.deque()).append(mine)
+                return mine
+            other = others.popleft()
+            if not others:
+                del self._waiting[key, not sends]
+        sent, received = (mine, other) if sends else (other, mine)
+        count = min(len(sent.row), len(received.row))
+        numpy.copyto(received.row[:count], sent.row[:count])
+        received.length = sent.length = len(sent.row)  # which tells each whether that was all
+        return mine
+
+    def seen(self, source: int | None, target: int, tag: int | None) -> Seen | None:
+        """Return the first message to `target` that waits, from anybody and with any tag where they are None."""
+        with self._lock:
+            found = [(messages[0].number, key, len(messages[0].row))
+                     for (key, sends), messages in self._waiting.items() if sends and key[1] == target
+                     and source in (None, key[0]) and tag in (None, key[2])]
+        if not found:
+            return None
+        _, (sender, _, its_tag), nbytes = min(found)
+        return Seen(sender, its_tag, nbytes)
+
+
+class ThreadMessages:
+    """One rank's side of the mail, with the two calls of mpi4py's communicators that executors use."""
+
+    def __init__(self, rank: int, mail: Mail) -> None:
+        self._rank, self._mail = rank, mail
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> _Message:
+        """Begin to send ``[bytes, "B"]`` to rank `dest`."""
+        return self._mail.post(_Message(buffer[0]), (self._rank, dest, tag), sends=True)
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> _Message:
+        """Begin to receive from rank `source` into ``[bytes, "B"]``."""
+        return self._mail.post(_Message(buffer[0]), (source, self._rank, tag), sends=False)
+
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        """Return a message that could be received now; see `gpucoll.links.Link.seen`."""
+        return self._mail.seen(source, self._rank, tag)
