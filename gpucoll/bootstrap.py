@@ -277,21 +277,19 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
     MPI = sys.modules.get("mpi4py.MPI")  # ranks that another launcher has started do without
     lives = MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized()
     rank = MPI.COMM_WORLD.rank if MPI and lives and not on_abort else os.environ.get("RANK", "0")
-    for claim in on_abort:
-        claim(error)
     stream = sys.__stderr__ or sys.stderr  # torch's own hook, around this one, keeps what goes to the latter
-    stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
-                 + "".join(traceback.format_exception(kind, error, trace)))
-    stream.flush()
-    for end in after_abort:
-        end()
+    with contextlib.ExitStack() as launcher:
+        for enter in on_abort:
+            launcher.enter_context(enter(error))
+        stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
+                     + "".join(traceback.format_exception(kind, error, trace)))
+        stream.flush()
     if MPI and lives:
         abort(MPI)
 
 
-# Where the launcher is not MPI's: who may tell of its error, as one does for all, and what ends the job after that
-on_abort: list[Callable[[BaseException], None]] = []
-after_abort: list[Callable[[], None]] = []
+# Where the launcher is not MPI's: may this rank tell of its error, as one does for all, which ends the job after that?
+on_abort: list[Callable[[BaseException], contextlib.AbstractContextManager[None]]] = []
 
 
 def _abort_by_thread(given: threading.ExceptHookArgs) -> None:

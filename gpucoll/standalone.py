@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from gpucoll import bootstrap
 from gpucoll.errors import RankFailedError, RevokedError
@@ -40,18 +40,12 @@ class Parent(NamedTuple):
     ticket: int
 
 
-class Tagged:
-    """What one stream of a rank has written, whose lines are passed on with the rank's number before them."""
-
-    def __init__(self, rank: int, target: BinaryIO) -> None:
-        self._tag, self._target, self._part = f"[{rank}] ".encode(), target, b""
-
-    def take(self, came: bytes) -> None:
-        """Pass on the lines that are whole; at the end, nothing has come and the rest is one."""
-        *lines, self._part = (self._part + came).split(b"\n") if came else [*([self._part] if self._part else []), b""]
+def _pass_on(rank: int, stream: BinaryIO, target: BinaryIO) -> None:
+    """Pass on the lines that a rank writes, with its number before them."""
+    for line in stream:
         with contextlib.suppress(OSError):  # nobody reads it any more
-            self._target.write(b"".join(self._tag + line + b"\n" for line in lines))
-            self._target.flush()
+            target.write(f"[{rank}] ".encode() + line.removesuffix(b"\n") + b"\n")
+            target.flush()
 
 
 class Job:
@@ -59,99 +53,66 @@ class Job:
 
     def __init__(self, command: Callable[[str], Sequence[str]], variables: Sequence[Mapping[str, str]], *,
                  tag: bool) -> None:
+        self._command, self._variables, self._tag = command, variables, tag
         self._status: int | None = None  # of the job, once it is known
-        self._deadline = float("inf")  # when who is left is killed
         self._culprit: int | None = None  # who has told that it ends the job, and waits for its end
-        self._events = selectors.DefaultSelector()
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}  # which have not ended
-        self._outputs = 0  # which are still open
+        self._loop: Any = None
+
+    def run(self) -> int:
+        """Return the status of the job, once all of its ranks have ended."""
+        import asyncio  # which no rank needs
+
+        self._loop = asyncio.new_event_loop()
+        with contextlib.closing(self._loop):  # which lets the signals be as before
+            for number in SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._loop.add_signal_handler(number, self._interrupted, number)
+            outputs = self._start()
+            self._loop.run_forever()
+        late = time.monotonic() + DRAIN
+        for thread in outputs:
+            thread.join(max(0.0, late - time.monotonic()))
+        return self._status or 0
+
+    def _start(self) -> list[threading.Thread]:
+        """Start all ranks; return the threads that pass on what they write."""
         told, tell = os.pipe()
-        os.set_blocking(told, False)
-        self._events.register(told, selectors.EVENT_READ, lambda: self._told(told))
+        self._loop.add_reader(told, self._told, told)
         ticket, give = os.pipe()
         os.write(give, b"1")
-        parent, outputs = f"{os.getpid()}:{tell}:{ticket}", subprocess.PIPE if tag else None
+        parent, outputs = f"{os.getpid()}:{tell}:{ticket}", subprocess.PIPE if self._tag else None
+        threads = []
         try:
-            for rank, own in enumerate(variables):
-                process = subprocess.Popen(command(parent), env={**os.environ, **own}, start_new_session=True,
+            for rank, own in enumerate(self._variables):
+                process = subprocess.Popen(self._command(parent), env={**os.environ, **own}, start_new_session=True,
                                            stdin=None if rank == 0 else subprocess.DEVNULL, stdout=outputs,
                                            stderr=outputs, pass_fds=[tell, ticket])
-                self._watch(rank, process)
+                self._ranks[rank] = process
+                handle = os.pidfd_open(process.pid)
+                self._loop.add_reader(handle, self._ended, rank, handle)
+                for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                    if stream is not None:
+                        threads.append(threading.Thread(target=_pass_on, args=[rank, stream, target.buffer],
+                                                        daemon=True))
+                        threads[-1].start()
         except BaseException:
             self._signal(signal.SIGKILL)
             raise
         finally:
             for end in (tell, ticket, give):
                 os.close(end)
+        return threads
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        self._ranks[rank] = process
-        handle = os.pidfd_open(process.pid)
-        self._events.register(handle, selectors.EVENT_READ, lambda: self._ended(rank, handle))
-        for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            if stream is not None:
-                self._outputs += 1
-                tagged = Tagged(rank, target.buffer)
-                self._events.register(stream, selectors.EVENT_READ, self._reader(stream.fileno(), stream, tagged))
-
-    def _reader(self, number: int, stream: object, tagged: Tagged) -> Callable[[], None]:
-        def read() -> None:
-            came = os.read(number, 1 << 16)
-            tagged.take(came)
-            if not came:
-                self._events.unregister(number)
-                self._outputs -= 1
-
-        return read
-
-    def run(self) -> int:
-        """Return the status of the job, once all of its ranks have ended."""
-        with self._signals():
-            while self._ranks:
-                self._look(None if self._deadline == float("inf") else max(0.01, self._deadline - time.monotonic()))
-                if self._ranks.keys() == {self._culprit} or time.monotonic() > self._deadline:
-                    self._signal(signal.SIGKILL)
-            late = time.monotonic() + DRAIN
-            while self._outputs and time.monotonic() < late:
-                self._look(late - time.monotonic())
-        return self._status or 0
-
-    def _look(self, seconds: float | None) -> None:
-        for key, _ in self._events.select(seconds):
-            key.data()
-
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Take signals in as events."""
-        here, there = os.pipe()
-        for end in (here, there):
-            os.set_blocking(end, False)
-        before = signal.set_wakeup_fd(there)
-        handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS
-                    if signal.getsignal(number) is not signal.SIG_IGN}
-        self._events.register(here, selectors.EVENT_READ, lambda: self._interrupted(os.read(here, 64)))
-        try:
-            yield
-        finally:
-            self._events.unregister(here)
-            signal.set_wakeup_fd(before)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            os.close(here)
-            os.close(there)
-
-    def _interrupted(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number not in SIGNALS:
-                continue
-            if self._deadline < float("inf"):
-                self._signal(signal.SIGKILL)
-            elif self._status is None:
-                self._end(128 + number, signal.Signals(number), SAVE if number == signal.SIGTERM else GRACE)
+    def _interrupted(self, number: int) -> None:
+        if self._status is not None:
+            self._signal(signal.SIGKILL)
+        else:
+            self._end(128 + number, signal.Signals(number), SAVE if number == signal.SIGTERM else GRACE)
 
     def _ended(self, rank: int, handle: int) -> None:
         """See to a rank's end, and that of all that it has started; its number is its own until it is waited for."""
-        self._events.unregister(handle)
+        self._loop.remove_reader(handle)
         os.close(handle)
         process = self._ranks.pop(rank)
         with contextlib.suppress(ProcessLookupError):
@@ -160,15 +121,21 @@ class Job:
         if status != 0 and self._status is None:
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             self._fail(rank, process.pid, how, 128 - status if status < 0 else status)
+        if self._ranks.keys() == {self._culprit}:
+            self._signal(signal.SIGKILL)
+        if not self._ranks:
+            self._loop.stop()
 
     def _told(self, pipe: int) -> None:
         words = os.read(pipe, 64)
         if not words:
-            self._events.unregister(pipe)  # all have ended
+            self._loop.remove_reader(pipe)  # all have ended
         elif self._status is None:
             self._culprit = int(words.split()[0])
             process = self._ranks.get(self._culprit)
             self._fail(self._culprit, process.pid if process else 0, "was ended by an exception", 1)
+            if self._ranks.keys() == {self._culprit}:
+                self._signal(signal.SIGKILL)
 
     def _fail(self, rank: int, process: int, how: str, status: int) -> None:
         others = "; the other ranks are ended" if self._ranks.keys() - {rank} else ""
@@ -177,7 +144,8 @@ class Job:
         self._end(status, signal.SIGTERM, GRACE)
 
     def _end(self, status: int, number: signal.Signals, grace: float) -> None:
-        self._status, self._deadline = status, time.monotonic() + grace
+        self._status = status
+        self._loop.call_later(grace, self._signal, signal.SIGKILL)
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -204,17 +172,16 @@ def follow(words: str, rank: int) -> None:
         os.set_inheritable(pipe, False)
     mine = os.getpid()
 
-    def claim(error: BaseException) -> None:
+    @contextlib.contextmanager
+    def alone(error: BaseException) -> Iterator[None]:
         if os.getpid() != mine:
-            return  # a fork's child is no rank
+            yield  # a fork's child is no rank
+            return
         if isinstance(error, RankFailedError | RevokedError):
             time.sleep(BLAMED)
         if not os.read(parent.ticket, 1):
             time.sleep(PATIENCE)
-
-    def abort() -> None:
-        if os.getpid() != mine:
-            return
+        yield
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
@@ -223,6 +190,5 @@ def follow(words: str, rank: int) -> None:
             time.sleep(PATIENCE)  # killed meanwhile; whoever sees this rank end would tell of it, too
         os._exit(1)
 
-    bootstrap.on_abort.append(claim)
-    bootstrap.after_abort.append(abort)
+    bootstrap.on_abort.append(alone)
     bootstrap.end_together()
