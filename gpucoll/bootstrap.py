@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 import numpy
 
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
-from gpucoll.launchers import TOKEN, started
-from gpucoll.rendezvous import RollCall, by_first_rank, wait_for_all
+from gpucoll.launchers import TOKEN, free_port, started, torchrun_variables
+from gpucoll.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
 from gpucoll.waits import Waits
 
@@ -30,10 +30,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 T = TypeVar("T")
-CHECKS = ("full", "deferred", "off")
 FORWARDING = 0.2  # seconds that launchers have to pass on what a rank wrote last: an abort overtakes it
-DEVICES = ("emulated",)  # of GPUCOLL_DEVICE
-EXECUTORS = ("mpi", "shared", "nccl", "peer", "native")
+CHOICES = {"check": ("full", "deferred", "off"), "executor": ("mpi", "shared", "nccl", "peer", "native"),
+           "device": ("emulated",)}  # the last one by GPUCOLL_DEVICE only
 
 
 class GivenOptions(TypedDict, total=False):
@@ -65,21 +64,15 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     unknown = set(given) - GivenOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
-    names = {"timeout": "GPUCOLL_TIMEOUT", "check": "GPUCOLL_CHECK", "executor": "GPUCOLL_EXECUTOR"}
-    chosen: dict[str, Any] = {name: environment.get(variable) or None for name, variable in names.items()}
-    chosen |= {name: value for name, value in given.items() if value is not None and name in names}
-    _check_choice("check", chosen["check"], CHECKS)
-    _check_choice("executor", chosen["executor"], EXECUTORS)
-    timeout = Options().timeout if chosen["timeout"] is None else _seconds(chosen["timeout"])
-    device = environment.get("GPUCOLL_DEVICE") or None
-    _check_choice("device", device, DEVICES)
-    return Options(**{**chosen, "timeout": timeout, "prefer": environment.get("GPUCOLL_ALGO", "")},
-                   emulated=device == "emulated", deterministic=bool(given.get("deterministic")))
-
-
-def _check_choice(name: str, value: object, known: Sequence[str]) -> None:
-    if value is not None and value not in known:
-        raise ArgumentError(f"{name}={value!r} is not known{nearest(value, known)}", code=f"GC-{name.upper()}")
+    said = {name: environment.get(f"GPUCOLL_{name.upper()}") or None for name in ("timeout", *CHOICES)}
+    said |= {name: value for name, value in given.items() if value is not None and name in said}
+    for name, known in CHOICES.items():
+        if said[name] not in (None, *known):
+            raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}",
+                                code=f"GC-{name.upper()}")
+    timeout = Options().timeout if said["timeout"] is None else _seconds(said["timeout"])
+    return Options(timeout, said["check"], said["executor"], environment.get("GPUCOLL_ALGO", ""),
+                   said["device"] == "emulated", bool(given.get("deterministic")))
 
 
 def _seconds(value: Any) -> float:
@@ -176,7 +169,11 @@ def world() -> MPI.Intracomm:
     """Return COMM_WORLD; raise UsageError where the launcher started ranks that MPI does not see."""
     from mpi4py import MPI
 
-    check_launcher(MPI.COMM_WORLD.size, MPI.Get_library_version(), os.environ)
+    process = started()
+    if MPI.COMM_WORLD.size == 1 and process is not None and process.size > 1:
+        raise UsageError(f"{process.launcher.name} started {process.size} ranks, but mpi4py uses "
+                         f"{MPI.Get_library_version().splitlines()[0].strip()}, which sees only itself; launch with "
+                         "that library's own mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
     return MPI.COMM_WORLD
 
 
@@ -225,15 +222,6 @@ def end_together() -> None:
         if not faulthandler.is_enabled():
             with contextlib.suppress(Exception):  # where standard error is no file
                 faulthandler.enable()
-
-
-def check_launcher(size: int, library: str, environment: Mapping[str, str]) -> None:
-    """Raise UsageError where `size` is 1 although a launcher started more: it belongs to another MPI."""
-    process = started(environment)
-    if size == 1 and process is not None and process.size > 1:
-        raise UsageError(f"{process.launcher.name} started {process.size} ranks, but mpi4py uses "
-                         f"{library.splitlines()[0].strip()}, which sees only itself; launch with that library's own "
-                         "mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
 
 
 def check_alike(comm: Any, wanted: Options) -> None:
@@ -307,6 +295,16 @@ def place(comm: MPI.Intracomm) -> RankTopology:
     return RankTopology.of(comm.rank, firsts)
 
 
+def set_variables(place: RankTopology, bcast: Callable[[Any], Any]) -> list[str]:
+    """Add torchrun's variables to the environment where they are missing; return their names. A collective call."""
+    address = "127.0.0.1" if max(place.nodes) == 0 else socket.gethostname()
+    first = bcast({"MASTER_ADDR": address, "MASTER_PORT": str(free_port())})
+    missing = {name: value for name, value in {**torchrun_variables(*place[:4]), **first}.items()
+               if name not in os.environ}
+    os.environ.update(missing)
+    return [*missing]
+
+
 class ClaimedGpu(NamedTuple):
     """A rank's device: its CUDA ordinal in this process, PCI id, name, what no other one is called, what it can do."""
 
@@ -347,7 +345,7 @@ def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,
     Raises, on every rank, BackendError where a rank has none, and UsageError naming the
     ranks that share one, unless GPUCOLL_SHARE_GPU=1.
     """
-    gpu = None if ordinal is None else describe_gpu(ordinal)
+    gpu = None if ordinal is None else tuple(describe_gpu(ordinal))
     everyone = [(host, one and ClaimedGpu(*one)) for host, one in comm.allgather((socket.gethostname(), gpu))]
     check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
     return tuple(gpu for _, gpu in everyone if gpu is not None)  # check_gpus has refused the ranks without one
@@ -401,13 +399,16 @@ def nccl_id(comm: MPI.Intracomm) -> Any:
 
     It is passed on as CuPy gives it.
     """
-    def make() -> Any:
+    found, fault = None, ""
+    if comm.rank == 0:
         try:
             from cupy.cuda import nccl
 
-            return nccl.get_unique_id()
+            found = nccl.get_unique_id()
         # KeyError: CuPy's for codes that it does not know; AttributeError: its module where the library is missing
         except (ImportError, RuntimeError, KeyError, AttributeError) as error:
-            raise BackendError(f"NCCL gives no id on rank 0: {error}", code="GC-NCCL", ranks=(0,)) from None
-
-    return by_first_rank(comm, make)
+            fault = f"NCCL gives no id on rank 0: {error}"
+    found, fault = comm.bcast((found, fault))
+    if fault:
+        raise BackendError(fault, code="GC-NCCL", ranks=(0,))
+    return found

@@ -12,7 +12,6 @@ meet by a store.
 from __future__ import annotations
 
 import argparse
-import functools
 import importlib.util
 import os
 import runpy
@@ -32,8 +31,8 @@ def main(arguments: Sequence[str]) -> int:
     job = _parsed(arguments)
     sys.stdout.flush()
     if job.standalone:
-        return standalone.Job(functools.partial(_standalone_rank, job), launchers.rank_variables(job.nproc_per_node),
-                              tag=job.tag_output).run()
+        return standalone.Job(lambda parent: _rank_command(job, f"--parent={parent}", ""),
+                              launchers.rank_variables(job.nproc_per_node), tag=job.tag_output).run()
     mpiexec = launchers.find_mpiexec()
     if mpiexec is None:
         sys.stderr.write(f"{PROGRAM}: no mpiexec beside this Python or on the PATH: pip install 'gpucoll[mpich]', or "
@@ -127,10 +126,6 @@ def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
     """
     how = [*(["--module"] if job.module else []), *([f"--redirect={job.redirect}"] if job.redirect else [])]
     return [sys.executable, "-m", "gpucoll.launch", *how, *place, job.script, *job.arguments]
-
-
-def _standalone_rank(job: argparse.Namespace, parent: str) -> list[str]:
-    return _rank_command(job, f"--parent={parent}", "")
 
 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:

@@ -91,7 +91,9 @@ class MpiLink(Link):
 
     has_collectives = True
 
-    def __init__(self, mpi: MPI.Intracomm, timeout: float, table: Table | None = None) -> None:
+    def __init__(self, mpi: Any, timeout: float, table: Table | None = None) -> None:
+        if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
+            raise ArgumentError(f"from_mpi: {mpi!r} is no mpi4py intracommunicator", code="GC-COMM")
         from mpi4py import MPI
 
         self._timeout = timeout
@@ -111,20 +113,13 @@ class MpiLink(Link):
         self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
         self.table = table or by_first_rank(self.mpi, load)
 
-    @classmethod
-    def of(cls, mpi: Any, timeout: float, table: Table | None = None) -> MpiLink:
-        """Return the link of an mpi4py intracommunicator; ArgumentError for anything else."""
-        if not hasattr(mpi, "Is_inter") or not mpi or mpi.Is_inter():
-            raise ArgumentError(f"from_mpi: {mpi!r} is no mpi4py intracommunicator", code="GC-COMM")
-        return cls(mpi, timeout, table)
-
     def split(self, color: int | None, key: int) -> MpiLink | None:
         from mpi4py import MPI
 
         part = _made(lambda: self.mpi.Split(MPI.UNDEFINED if color is None else color, key))
         if color is None:
             return None
-        link = MpiLink.of(part, self._timeout, self.table)
+        link = MpiLink(part, self._timeout, self.table)
         part.Free()
         return link
 
@@ -216,8 +211,7 @@ class LocalLink(Link):
         return [cls(rank, hub) for rank in range(size)]
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        found: Seen | None = self.points.seen(source, tag)
-        return found
+        return self._hub.mail[1].seen(source, self.place.rank, tag)
 
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
         return LocalLink(rank, self._hub.part(name, size))

@@ -83,7 +83,7 @@ def _say(comm: Communicator, line: str) -> None:
 def executors(comm: Communicator, device: str) -> Iterator[dict[str, Communicator]]:
     """Yield a communicator of the same ranks for each executor that serves here, be it one that we alone choose."""
     with contextlib.ExitStack() as stack:
-        made = {name: stack.enter_context(Communicator(MpiLink.of(comm.mpi, comm.timeout),
+        made = {name: stack.enter_context(Communicator(MpiLink(comm.mpi, comm.timeout),
                                                        comm.options._replace(executor=name)))
                 for name in EXECUTORS[device]}
         yield {name: one for name, one in made.items() if serves(one, device)}

@@ -60,7 +60,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         A collective call. Options as in `gpucoll.init`. Raises ArgumentError for anything else.
         """
         wanted = bootstrap.options(options)
-        return cls(_link(MpiLink.of(mpi, wanted.timeout), wanted), wanted)
+        return cls(_link(MpiLink(mpi, wanted.timeout), wanted), wanted)
 
     def cart(self, dims: Sequence[int], periods: Any = None, reorder: bool = False) -> Cartesian | None:
         """Return a communicator of the first ranks as a grid of these lengths; None on ranks that it has no place for.
@@ -108,7 +108,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
                              f"--with-ft ulfm ({error!r})", code="GC-SHRINK") from error
         self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
         self.close()
-        link = MpiLink.of(rest, self.timeout)  # which is not freed: Open MPI would not come to its end then
+        link = MpiLink(rest, self.timeout)  # which is not freed: Open MPI would not come to its end then
         return self._over(_link(link, self.options))
 
 

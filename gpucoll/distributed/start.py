@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,11 +12,9 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.communicator import Communicator, new_world
-from gpucoll.distributed.collectives import broadcast_object_list
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, is_whole, member
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
 from gpucoll.executors import BYTES, TAGS
-from gpucoll.launchers import free_port, torchrun_variables
 from gpucoll.rendezvous import becomes
 
 BACKENDS = ("nccl", "mpi", "gloo")
@@ -57,7 +54,7 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
 def _init_from(communicator: Communicator) -> None:
     groups.append(ProcessGroup(communicator, range(communicator.size)))
     try:
-        set_variables(communicator)
+        variables.extend(bootstrap.set_variables(communicator._link.place, communicator.broadcast_object))
     except BaseException:
         destroy_process_group()
         raise
@@ -96,19 +93,6 @@ def _check_place(rank: int, size: int, given: Mapping[str, Any], where: str) -> 
         if str(given[what]) not in ("-1", str(own)):
             raise UsageError(f"init_process_group: {where} says {what} {given[what]!r}, MPI says {own}; launch with "
                              f"mpiexec or `gpucoll run`, and let {where} say nothing", code="GC-INIT")
-
-
-def set_variables(communicator: Communicator) -> None:
-    """Add torchrun's variables to the environment where they are missing; a collective call."""
-    address = "127.0.0.1" if communicator.nodes == 1 else socket.gethostname()
-    master = [{"MASTER_ADDR": address, "MASTER_PORT": str(free_port())}]  # rank 0's
-    if communicator.size > 1:
-        broadcast_object_list(master, src=0)
-    own = torchrun_variables(communicator.rank, communicator.size, communicator.local_rank, communicator.local_size)
-    for name, value in {**own, **master[0]}.items():
-        if name not in os.environ:
-            os.environ[name] = value
-            variables.append(name)
 
 
 def new_group(ranks: Iterable[int] | None = None, timeout: Any = None, backend: str | None = None,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 import zlib
 
 from torch.distributed import DistError, PrefixStore, Store
 
 from gpucoll import bootstrap
 from gpucoll.communicator import Communicator
-from gpucoll.launchers import free_port, started, torchrun_variables
+from gpucoll.launchers import started
 from gpucoll.links import StoreLink
 from gpucoll.mail import StoreRanks
 from gpucoll.rendezvous import becomes
@@ -48,11 +47,7 @@ def set_variables() -> None:
     if process is None or process.size == 1 or {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= {*os.environ}:
         return
     world = bootstrap.world()
-    place = bootstrap.place(world)
-    address = "127.0.0.1" if max(place.nodes) == 0 else socket.gethostname()
-    first = world.bcast({"MASTER_ADDR": address, "MASTER_PORT": str(free_port())})
-    for name, value in {**torchrun_variables(*place[:4]), **first}.items():
-        os.environ.setdefault(name, value)
+    bootstrap.set_variables(bootstrap.place(world), world.bcast)
 
 
 def communicators(store: Store, rank: int, size: int, timeout: datetime.timedelta) -> list[Communicator]:
