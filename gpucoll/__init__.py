@@ -7,7 +7,7 @@
     torch                       a backend of torch.distributed
     training                    data parallel, ZeRO, parameter servers, compression, arrays over a mesh of ranks
     communicator                one method per collective
-    links                       what joins ranks: MPI between processes, memory between threads
+    links, mail                 what joins ranks: MPI or a store between processes, memory between threads
     bootstrap, tuner            who am I; which algorithm
     executors                   run a schedule: MPI messages, NCCL and our kernels; MPI's and NCCL's own collectives
     device                      a GPU, or what stands for it: kernels compiled and launched, streams, NCCL
@@ -20,6 +20,7 @@
     collectives, topology       what each collective promises; shapes of rings and trees
     schedule, chunks, ops, dtypes     the vocabulary
     errors, arguments           typed errors; command lines under mpiexec
+    store                       connections to rank 0, and the store by which ranks meet without MPI
     launchers, rendezvous       who started this process, whose MPI; waiting for all ranks, rank 0 for all
 """
 

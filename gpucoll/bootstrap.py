@@ -143,26 +143,24 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
     return StorePlace(int(rank), int(size), token or " ".join([meeting, *run]))
 
 
-def has_mpi(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether there is an MPI; raise UsageError where there is none for several ranks that were started."""
+def job(environment: Mapping[str, str] = os.environ) -> StorePlace | MPI.Intracomm:
+    """Return where the ranks meet, as `gpucoll.init` has it: by a store, also a lone one without MPI, or COMM_WORLD.
+
+    Raises UsageError where several ranks were started that have no way to meet.
+    """
+    place = store_place(environment)
+    if place is not None:
+        return place
     try:
         from mpi4py import MPI  # noqa: F401
     except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library of MPI's
         process = started(environment)
-        if process is not None and process.size > 1:
-            raise UsageError(f"{process.launcher.name} started {process.size} ranks, which meet by MPI, but here is "
-                             f"none ({error}): pip install mpi4py 'gpucoll[mpich]', or on one host without MPI gpucoll "
-                             f"run --standalone -n {process.size}", code="GC-LAUNCHER") from None
-        return False
-    return True
-
-
-def rank_and_size() -> tuple[int, int]:
-    """Return which of how many ranks this is, as `gpucoll.init` has it."""
-    meets = store_place()
-    if meets is None and has_mpi():
-        return world().rank, world().size
-    return meets[:2] if meets else (0, 1)
+        if process is None or process.size == 1:
+            return StorePlace(0, 1, "")
+        raise UsageError(f"{process.launcher.name} started {process.size} ranks, which meet by MPI, but here is "
+                         f"none ({error}): pip install mpi4py 'gpucoll[mpich]', or on one host without MPI gpucoll "
+                         f"run --standalone -n {process.size}", code="GC-LAUNCHER") from None
+    return world()
 
 
 def world() -> MPI.Intracomm:

@@ -70,9 +70,9 @@ class Job:
                     self._loop.add_signal_handler(number, self._interrupted, number)
             outputs = self._start()
             self._loop.run_forever()
-        late = time.monotonic() + DRAIN
-        for thread in outputs:
-            thread.join(max(0.0, late - time.monotonic()))
+            late = time.monotonic() + DRAIN
+            for thread in outputs:
+                thread.join(max(0.0, late - time.monotonic()))
         return self._status or 0
 
     def _start(self) -> list[threading.Thread]:

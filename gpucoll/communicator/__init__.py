@@ -148,15 +148,15 @@ _world: Communicator | None = None
 
 def new_world(wanted: bootstrap.Options) -> Communicator:
     """Return another communicator of all ranks. A collective call; `init` says how they meet."""
-    meets = bootstrap.store_place()
-    if meets is None and bootstrap.has_mpi():
-        return Communicator(_link(MpiLink(bootstrap.world(), wanted.timeout), wanted), wanted)
+    job = bootstrap.job()
+    if not isinstance(job, bootstrap.StorePlace):
+        return Communicator(_link(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":
         raise ArgumentError("init: without MPI there is no native executor on the host; leave executor= open, or "
                             "launch with mpiexec", code="GC-EXECUTOR")
-    if meets is not None:
+    if job.size > 1:
         bootstrap.end_together()
-    return Communicator(_link(StoreLink.world(*(meets or (0, 1, "")), wanted.timeout), wanted), wanted)
+    return Communicator(_link(StoreLink.world(*job, wanted.timeout), wanted), wanted)
 
 
 def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:

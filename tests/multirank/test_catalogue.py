@@ -214,7 +214,7 @@ def same_on_two_nodes(mpi):
     with gc.Communicator.from_mpi(mpi, **options) as one:
         link = MpiLink(mpi, seconds(60))
         link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
-        with mock.patch.object(MpiLink, "of", return_value=link):
+        with mock.patch("gpucoll.communicator.MpiLink", return_value=link):
             two = gc.Communicator.from_mpi(mpi, **options)
         with two:
             assert (one.nodes, two.nodes) == (1, 2)

@@ -98,7 +98,7 @@ def on_two_nodes(mpi, executor):
     """A communicator whose ranks are told that they are on two nodes in turn."""
     link = MpiLink(mpi, 30.0)
     link.place = link.place._replace(nodes=tuple(rank % 2 for rank in range(mpi.size)))
-    with mock.patch.object(MpiLink, "of", return_value=link):
+    with mock.patch("gpucoll.communicator.MpiLink", return_value=link):
         return gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor=executor)
 
 
