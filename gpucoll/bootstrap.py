@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 FORWARDING = 0.2  # seconds that launchers have to pass on what a rank wrote last: an abort overtakes it
-CHOICES = {"check": ("full", "deferred", "off"), "executor": ("mpi", "shared", "nccl", "peer", "native"),
-           "device": ("emulated",)}  # the last one by GPUCOLL_DEVICE only
+CHOICES = {"check": ("GC-CHECK", ("full", "deferred", "off")),
+           "executor": ("GC-EXECUTOR", ("mpi", "shared", "nccl", "peer", "native")),
+           "device": ("GC-DEVICE", ("emulated",))}  # the last one by GPUCOLL_DEVICE only
 
 
 class GivenOptions(TypedDict, total=False):
@@ -66,10 +67,9 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
     said = {name: environment.get(f"GPUCOLL_{name.upper()}") or None for name in ("timeout", *CHOICES)}
     said |= {name: value for name, value in given.items() if value is not None and name in said}
-    for name, known in CHOICES.items():
+    for name, (code, known) in CHOICES.items():
         if said[name] not in (None, *known):
-            raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}",
-                                code=f"GC-{name.upper()}")
+            raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}", code=code)
     timeout = Options().timeout if said["timeout"] is None else _seconds(said["timeout"])
     return Options(timeout, said["check"], said["executor"], environment.get("GPUCOLL_ALGO", ""),
                    said["device"] == "emulated", bool(given.get("deterministic")))

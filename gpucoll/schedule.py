@@ -183,6 +183,11 @@ def spread(renamed: dict[str, Buffer], chunks: int, onto: int, offset: int = 0,
     return place
 
 
+def following(*parts: Iterable[Round]) -> Rounds:
+    """Yield all `parts`, each a round after the one before, those that meet in a round as one."""
+    return together(*(itertools.chain([()] * number, part) for number, part in enumerate(parts)))
+
+
 def together(*parts: Iterable[Round]) -> Rounds:
     """Yield the k-th rounds of all `parts` as one round, the shorter ones ending before."""
     for rounds in itertools.zip_longest(*parts, fillvalue=()):

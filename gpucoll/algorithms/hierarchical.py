@@ -2,7 +2,8 @@
 
 Any two algorithms make one: ``hierarchical(ring,tree)`` is a ring inside a node and a tree
 across nodes. In an all-reduce a node's ranks first reduce-scatter; then number k of every node
-all-reduces share k with its like on the other nodes; last, the ranks of a node all-gather.
+all-reduces share k with its like on the other nodes; last, the ranks of a node all-gather. `segments` of the data
+follow each other a round apart, so that the links between nodes are busy while a node reduces.
 
     node 0   0 ◄─► 1      inside: shares        0 and 2, 1 and 3 across: all links at once
              │     │
@@ -12,7 +13,8 @@ Where the inner algorithm has no such halves (a tree), or the nodes have differe
 all-reduce goes through the first rank of each node; the other collectives cut such nodes into
 groups of the greatest common divisor of their sizes. Without nodes these are groups of the
 largest divisor of P not above its square root. The most bytes of a rank are at most those of
-both algorithms together, which not always are the same rank's.
+both algorithms together, which not always are the same rank's, and those on the path of several
+segments, which share rounds, at most those of one.
 """
 
 import functools
@@ -20,9 +22,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from gpucoll.algorithms import Algorithm, Cost, Make, Nodes, algorithm, algorithms, find, names_of, own_names, phases
+from gpucoll.algorithms import (
+    Algorithm,
+    Cost,
+    Make,
+    Nodes,
+    algorithm,
+    algorithms,
+    evaluate,
+    find,
+    names_of,
+    own_names,
+    phases,
+)
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Buffer, Copy, Rounds, Slice, moved, spread, within
+from gpucoll.schedule import Buffer, Copy, Rounds, Slice, following, moved, spread, within
 from gpucoll.topology import Grid, grid, group, members_of, node_shape
 
 Move: TypeAlias = Callable[[Slice], Slice]
@@ -38,6 +52,7 @@ ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")  # in place of halve
 
 SHARE = "(P - 1) * N / P"
 ROUNDS = "lg(2 * G - 1) + lg(2 * M - 1)"
+FOLLOWING = "(P > 1) * (S - 1)"  # rounds after the first segment's
 ONCE = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE}
 EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
@@ -57,9 +72,11 @@ def _bind(entry: Algorithm, text: str) -> Algorithm:
     parts = [*((one, "G", "N") for one in inside), (across, "M", "(N / G)" if shares else "N")]
     costs = [[_named(formula, ranks, nbytes) for formula in part.cost] for part, ranks, nbytes in parts]
     whole = entry.collective == "all_reduce"
+    if whole:
+        costs.append([FOLLOWING, *["0"] * (len(Cost._fields) - 1)])
     return entry._replace(
         make=functools.partial(entry.make, inner=names[0], outer=names[1]), unfit=unfit,
-        chunks=f"G * ({_named(across.chunks, 'M', 'N')})" if whole else "P",
+        chunks=f"G * ({_named(across.chunks, 'M', 'N')}) * S" if whole else "P",
         alike=" and ".join([*(_named(one.alike, "G", "N") for one in inside), _named(across.alike, "M", "N")]),
         cost=Cost(*(" + ".join(f"({one})" for one in column) for column in zip(*costs, strict=True))))
 
@@ -97,13 +114,14 @@ def _check(name: str, known: Iterable[str]) -> None:
 
 
 def _named(formula: str, ranks: str, nbytes: str) -> str:
-    """Return `formula` for other numbers of ranks and bytes."""
-    return re.sub(r"\bN\b", nbytes, re.sub(r"\bP\b", ranks, formula))
+    """Return `formula` for other numbers of ranks and bytes, and one segment."""
+    return re.sub(r"\bN\b", nbytes, re.sub(r"\bP\b", ranks, re.sub(r"\bS\b", "1", formula)))
 
 
-@algorithm("all_reduce", chunks="G * M", alike="1", bind=_bind, variants=_variants, rounds=f"2 * ({ROUNDS})",
+@algorithm("all_reduce", chunks="G * M * S", alike="1", bind=_bind, variants=_variants,
+           rounds=f"2 * ({ROUNDS}) + {FOLLOWING}",
            path=f"2 * {SHARE}", reduced=SHARE)
-def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, inner: str = "circulant",
+def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, segments: int = 1, inner: str = "circulant",
                             outer: str = "circulant") -> Rounds:
     """Leave the reduction of all inputs on every rank.
 
@@ -111,26 +129,34 @@ def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, inner: st
     [1, 2, 2, 1]
     """
     even = nodes is None or len(set(map(len, members_of(nodes)))) == 1
-    return (_by_shares if even and inner in HALVES else _by_first_ranks)(rank, size, nodes, inner, outer)
+    return (_by_shares if even and inner in HALVES else _by_first_ranks)(rank, size, nodes, segments, inner, outer)
 
 
-def _by_shares(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Rounds:
+def _by_shares(rank: int, size: int, nodes: Nodes, segments: int, inner: str, outer: str) -> Rounds:
     place, across = grid(rank, size, nodes), find("all_reduce", outer)
-    share = across.count_chunks(place.nodes, 1)
+    begun = across.count_chunks(place.nodes, 1)
+    ranks = [(one, place.each) for one in _inside("all_reduce", inner)] + [(across, place.nodes)]
+    # Ranks that do not have as many rounds would take one segment's messages for another's.
+    apart = segments if all(evaluate(one.alike, P=count) for one, count in ranks) else 1
+    share = begun * segments // apart
     scatter, gather = (phases(kind)[one] for kind, one in zip(PHASES, HALVES[inner], strict=True))
-    yield from _in_node(scatter, place, within({}, 0, share))
-    yield from _across_nodes(across.make, place, spread({"input": "output"} if place.each > 1 else {}, share, share,
-                                                        place.local * share, place.each * share))
-    yield from _in_node(gather, place, within({}, 0, share))
+
+    def segment(first: int) -> Rounds:
+        yield from _in_node(scatter, place, within({}, first, share))
+        yield from _across_nodes(across.make, place, spread({"input": "output"} if place.each > 1 else {}, begun, share,
+                                                            first + place.local * share, apart * place.each * share))
+        yield from _in_node(gather, place, within({}, first, share))
+
+    return following(*(segment(number * place.each * share) for number in range(apart)))
 
 
-def _by_first_ranks(rank: int, size: int, nodes: Nodes, inner: str, outer: str) -> Rounds:
+def _by_first_ranks(rank: int, size: int, nodes: Nodes, segments: int, inner: str, outer: str) -> Rounds:
     """Yield an all-reduce that reduces to the first rank of each node, and broadcasts from it."""
     ranks = members_of(nodes or [one // group(size) for one in range(size)])
     node, mine = next((number, one) for number, one in enumerate(ranks) if rank in one)
     across, (up, down) = find("all_reduce", outer), WAYS.get(inner, ANY_SIZES)
     share = across.count_chunks(len(ranks), 1)
-    chunks = share * max(map(len, ranks))
+    chunks = share * max(map(len, ranks)) * segments
     summed: dict[str, Buffer] = {"input": "output"} if len(mine) > 1 else {}
     yield from _rooted(find("reduce", up), rank, mine, chunks, {})
     if rank == mine[0] and len(ranks) > 1:

@@ -13,14 +13,16 @@ from gpucoll.schedule import Copy, Reduce, Send
 from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
 
 SEGMENT = 1 << 22  # bytes of a ring's message
+LINK_SEGMENT = 1 << 20  # of one that a hierarchical algorithm sends across nodes, while these reduce the next
 PIPELINE = 1 << 16  # bytes of a tree's message
 MOST_SEGMENTS = 64
 
 
 def segments(algorithm: str, nbytes: int, size: int) -> int:
     """Return into how many messages a rank's part of `nbytes` is cut."""
-    in_parts = algorithm in ("ring", "bidirectional_ring")
-    part, message = (nbytes // size, SEGMENT) if in_parts else (nbytes, PIPELINE)
+    in_parts = {"ring": SEGMENT, "bidirectional_ring": SEGMENT, "hierarchical": LINK_SEGMENT}
+    message = in_parts.get(algorithm.partition("(")[0])
+    part, message = (nbytes, PIPELINE) if message is None else (nbytes // size, message)
     return max(1, min(MOST_SEGMENTS, -(-part // message)))
 
 

@@ -16,6 +16,7 @@ import programs
 from gpucoll.arrays.symmetric import Copier
 from gpucoll.executors.shared import plans
 from gpucoll.links import MpiLink
+from gpucoll.tuner import model
 from grids import generator
 from pace import seconds
 from programs import MOVEMENTS, REDUCTIONS, program
@@ -108,8 +109,8 @@ def several_nodes(mpi):
         comm.all_reduce(numpy.ones(3), algorithm="ring")
     assert refused.value.code == "GC-EXECUTOR"
     for size in (plans.TINY, 0):
-        with mock.patch.object(plans, "TINY", size), on_two_nodes(mpi, None) as here, \
-                on_two_nodes(mpi, "mpi") as there:
+        with mock.patch.object(plans, "TINY", size), mock.patch.object(model, "LINK_SEGMENT", size // 128 + 1999), \
+                on_two_nodes(mpi, None) as here, on_two_nodes(mpi, "mpi") as there:
             for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "scan", "broadcast"):
                 for algorithm in gc.algorithms(collective, size=mpi.size):
                     shape = (mpi.size, 703) if collective in ("reduce_scatter", "all_to_all") else (2111,)

@@ -127,8 +127,8 @@ ACROSS = ["ring", "tree", "double_tree", "recursive_doubling", "swing", "one_sho
 
 @pytest.mark.parametrize("nodes", sampled([(nodes,) for nodes in NODES], keep=2, seed=7), ids=str)
 def test_hierarchical_on_any_nodes(nodes):
-    for inner, outer in itertools.product(INSIDE, ACROSS):
-        verify("all_reduce", f"hierarchical({inner},{outer})", 6, nodes=nodes)
+    for number, (inner, outer) in enumerate(itertools.product(INSIDE, ACROSS)):
+        verify("all_reduce", f"hierarchical({inner},{outer})", 6, nodes=nodes, segments=1 + number % 3)
     for collective, gives in (("reduce_scatter", "recursive_halving"), ("all_gather", "recursive_doubling")):
         for inner, outer in itertools.product(("ring", "circulant", "direct", gives), repeat=2):
             verify(collective, f"hierarchical({inner},{outer})", 6, nodes=nodes)
@@ -142,7 +142,8 @@ def test_hierarchical_carries_every_byte_once():
     """Between two nodes of an all-reduce: N bytes each way, however many ranks they have."""
     names = ("hierarchical", "hierarchical(ring,ring)", "hierarchical(tree,halving_doubling)")
     for nodes, name in itertools.product(([0, 0, 1, 1], [0, 1] * 4, [0, 0, 0, 1, 1]), names):
-        everyone = [schedule("all_reduce", name, rank=rank, size=len(nodes), nodes=nodes) for rank in range(len(nodes))]
+        everyone = [schedule("all_reduce", name, rank=rank, size=len(nodes), nodes=nodes, segments=3)
+                    for rank in range(len(nodes))]
         for node in (0, 1):
             out = [step.src.count for rank, made in enumerate(everyone) if nodes[rank] == node
                    for steps in made for step in steps if isinstance(step, Send) and nodes[step.peer] != node]
