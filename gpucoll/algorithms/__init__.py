@@ -284,13 +284,15 @@ def algorithms(collective: str, *, size: int | None = None, op: object = None, d
 
     `size` is the number of ranks, `op` and `dtype` as in the collectives, `device` "cpu", "cuda"
     or "emulated". Any name that it returns works; an `op` is ignored where nothing is reduced. Raises
-    ArgumentError for an unknown collective, op or device.
+    ArgumentError for an unknown collective, op or device, and for a `size` that is no number of ranks.
 
     >>> algorithms("gather")
     ('binomial', 'linear')
     """
     if device not in DEVICES:
         raise ArgumentError(f"no device is named {device!r}{nearest(device, DEVICES)}", code="GC-DEVICE")
+    if size is not None:
+        _check_numbers(0, size, 0, 1)
     kind = None if dtype is None else row_of(dtype).kind
     if collective_row(collective).reduces and op is not None and kind not in (None, *op_of(op).kinds):
         return ()

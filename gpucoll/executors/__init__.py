@@ -8,6 +8,7 @@ executor enqueues on the task's stream and yields nothing.
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import hashlib
 import os
@@ -32,7 +33,8 @@ TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call befo
 SHUTDOWN, DEVICE_TAG, MEETING_TAG, ABORTED, DIFFERS, LINGERS, FIRST_TAG = range(7)
 COMPARED = 1 << 31  # of comparisons on links without collectives, which have no last tag
 REFUSED = "refused: "
-INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__]  # not the user's
+# Not the user's. contextlib runs the end of `with comm.group():`
+INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, contextlib.__file__]
 
 
 @dataclass

@@ -112,7 +112,7 @@ def written(folder: Path, trace: Path | None, as_json: bool) -> str:
     """Return the report of a folder, and write the timeline where `trace` says; ArgumentError where there is none."""
     groups, damaged = stories(folder)
     if not groups:
-        raise ArgumentError(f"report: {folder} has no file of the flight recorder{': ' if damaged else ''}"
+        raise ArgumentError(f"{folder} has no file of the flight recorder{': ' if damaged else ''}"
                             f"{'; '.join(damaged)}; GPUCOLL_DUMP_DIR names the folder where ranks write them",
                             code="GC-DUMP")
     found = [summary(group, ranks) for group, ranks in groups.items()]

@@ -1,5 +1,6 @@
 """Ranks that differ in what they call are all told, at once, in what and where; those that only seem to are not."""
 
+import contextlib
 import itertools
 import time
 
@@ -8,6 +9,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.collectives import COLLECTIVES
+from gpucoll.executors import call_site
 from grids import generator, sampled
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
@@ -102,6 +104,17 @@ def test_ranks_with_devices_that_differ_are_told(ranks, executor):  # noqa: F811
 def test_threads_that_differ_are_told_without_the_engine_too(executor, monkeypatch):
     monkeypatch.setattr("gpucoll.executors.shared.library", lambda: None)
     on_threads(3, drawn_ways, "mpi", PARTS[0], 0.1, executor=executor, timeout=seconds(9))
+
+
+def test_the_file_that_is_named_is_the_users_at_the_end_of_a_context_too():
+    class Context(contextlib.ContextDecorator):
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *raised):
+            return None
+
+    assert Context()(call_site)().startswith(f"{__file__}:")  # its caller is contextlib
 
 
 def test_threads_that_do_not_wait_are_told_later():

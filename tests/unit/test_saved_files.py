@@ -1,5 +1,6 @@
 """Whatever is in a file that was saved, its reader returns, or raises a typed error; nothing in it is ever executed."""
 
+import argparse
 import functools
 import hashlib
 import io
@@ -237,3 +238,9 @@ def test_kernels(tmp_path, count):
         assert Store(tmp_path).path("source", ".so", lambda: whole).read_bytes() == whole
 
     holds(any_content(whole), body, count)
+
+
+def test_a_folder_without_records_is_told_in_one_line(tmp_path, capsys):
+    assert report.main(argparse.Namespace(folder=str(tmp_path), trace=None, json=False)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"gpucoll report: {tmp_path} has no file")

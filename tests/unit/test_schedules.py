@@ -182,6 +182,9 @@ def test_names_that_are_returned_work_and_others_are_refused():
             assert list(schedule(collective, name, rank=0, size=4))
     assert algorithms("all_reduce", op="avg", dtype="int32") == ()
     assert algorithms("broadcast", op="avg", dtype="int32") == algorithms("broadcast")
+    for size in (0, -1, 2.5, True):
+        with pytest.raises(ArgumentError, match="size"):
+            algorithms("all_reduce", size=size)
     for wrong in ({"algorithm": "rng"}, {"rank": 4}, {"size": 0}, {"segments": 0}, {"root": 9}):
         arguments = {"collective": "all_reduce", "algorithm": "ring", "rank": 0, "size": 4} | wrong
         with pytest.raises(ArgumentError) as refused:
