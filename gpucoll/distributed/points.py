@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.arrays import on_gpu
-from gpucoll.communicator.points import check_tag
+from gpucoll.communicator.points import NO_WILDCARD, check_tag
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
 from gpucoll.distributed.work import Work
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
@@ -41,8 +41,8 @@ def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src
     if src is None and group_src is None:
         if isinstance(pg.communicator._link, LocalLink):
             raise UsageError("recv: between threads a source must be named", code="GC-USAGE")
-        if on_gpu(tensor):
-            raise UsageError("recv: into a GPU array a source must be named, NCCL knows no other", code="GC-USAGE")
+        if pg.communicator.options.emulated or on_gpu(tensor):
+            raise UsageError(f"recv: {NO_WILDCARD}", code="GC-WILDCARD")
         return _Receive(pg, tensor, None, None, tag)
     number = pg.number_of("recv", "src", src, group_src)
     return _Receive(pg, tensor, pg.communicator.recv(tensor, number, check_tag("recv", tag), async_op=True), number)

@@ -141,6 +141,19 @@ def test_on_the_emulated_device(ranks, emulated_kernels, program, arguments):
     ranks(program, 3, *arguments, env={"GPUCOLL_DEVICE": "emulated"})
 
 
+def from_anybody_on_a_device(mpi):
+    with world(mpi):
+        for receive in (dist.recv, dist.irecv):
+            with pytest.raises(gc.UsageError, match="NCCL has no tags") as refused:
+                receive(numpy.zeros(3))
+            assert refused.value.code == "GC-WILDCARD"
+
+
+@pytest.mark.emulated
+def test_on_a_device_nothing_is_received_from_anybody(ranks):
+    ranks(from_anybody_on_a_device, 2, env={"GPUCOLL_DEVICE": "emulated"})
+
+
 class Stubborn:
     def __reduce__(self):
         raise ValueError("not me")
