@@ -77,7 +77,7 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
 
 def _seconds(value: Any) -> float:
     try:
-        seconds = float(value)
+        seconds = 0.0 if isinstance(value, bool) else float(value)
     except (TypeError, ValueError):
         seconds = 0.0
     if not seconds > 0:

@@ -54,6 +54,8 @@ PLANTED = [
      "not _same(head.get(\"proof\"), proof(self._token, nonce, rank)):", "not head.get(\"proof\"):"),
     ("guard", "a stranger may be the ranks' watch", "gpucoll/store.py",
      "if not _same(welcome.get(\"proof\"), proof(token, nonce, 0)):", "if not welcome.get(\"proof\"):"),
+    ("guard", "who waits in the same call is a culprit", "gpucoll/guard/guard.py",
+     "ranks = ranks - self._waiting() or ranks", "pass"),
     ("guard", "threads without the engine compare nothing", "gpucoll/communicator/backends.py",
      "if self.fallback is not None:", "if False:"),
     ("guard", "a host's call against a device's ends by the deadline", "gpucoll/guard/preflight.py",

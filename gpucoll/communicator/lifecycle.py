@@ -35,7 +35,8 @@ class Lifecycle(Core):
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
         guard = Guard(self.rank, link.processes, self._awaited, self._progress, link.aborted,
-                      lambda: self._waits.waits_since)
+                      lambda: self._waits.waits_since,
+                      lambda: set() if self._preflight is None else self._preflight.waiting())
         self._waits.hooks.append(guard.check)
         self._waits.blame, self._waits.cause = guard.blame, guard.cause
         if mpi is not None:

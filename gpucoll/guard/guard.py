@@ -26,14 +26,15 @@ class Guard:
     `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
     each rank that shows its calls called last; `aborted` which go no further, not having closed, and why: they
     END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines (LATE). `since` tells when
-    the wait began.
+    the wait began, `waiting` who is known to wait in the same call.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
                  progress: Callable[[], Mapping[int, tuple[int, str]]], aborted: Callable[[], Mapping[int, int]],
-                 since: Callable[[], float]) -> None:
+                 since: Callable[[], float], waiting: Callable[[], set[int]] = set) -> None:
         self._rank, self._processes = rank, processes
         self._awaited, self._progress, self._aborted, self._since = awaited, progress, aborted, since
+        self._waiting = waiting
         self._gone: dict[int, int] = {}
         self._missed: dict[int, float] = {}  # since when ranks that are gone are waited for
         self._last = self._began = self._warned = 0.0
@@ -112,6 +113,7 @@ class Guard:
         if behind is None:
             behind = {rank for rank, (number, _) in self._progress().items() if number < mine}
         ranks = behind or set(self._awaited() or ()) - {self._rank}
+        ranks = ranks - self._waiting() or ranks
         ranks |= {rank for rank in self._processes.numbers
                   if rank != self._rank and self._processes.state(rank) not in ("", WAITS)}
         return "; ".join(map(self.describe, sorted(ranks))), tuple(sorted(ranks))

@@ -130,8 +130,10 @@ class Preflight:
         now = time.monotonic()
         if now < self._looked + LOOK:
             return
-        self._looked, first = now, self._calls - len(self._begun) + 1
-        if self._begun and self._told != first and now > self._waits.waits_since + TELL:
+        self._looked = now
+        # Below 0 where all take part in it
+        first = -self._calls if self.is_comparing else self._calls - len(self._begun) + 1
+        if (self._begun or self.is_comparing) and self._told != first and now > self._waits.waits_since + TELL:
             self._told, row = first, numpy.full(1, first, numpy.int64).view(numpy.uint8)
             keep_for_ever((row, [self._wire.Isend([row, BYTES], other, LINGERS) for other in self._others]))
         self._lingering.update(came(self._wire, LINGERS))
@@ -140,6 +142,10 @@ class Preflight:
         if missed & self._missed:
             self._begun.append(self._started(words))
         self._missed = missed
+
+    def waiting(self) -> set[int]:
+        """Return the ranks that are known to wait in this call, as this one does."""
+        return {rank for rank, number in self._lingering.items() if abs(number) >= self._calls}
 
     def finish(self) -> Operation:
         """Return when all that has begun is known to agree."""

@@ -198,6 +198,19 @@ def interrupted_start(mpi):
         assert late.value.ranks == (0,)
 
 
+def late_alone(mpi):
+    """Who waits in the same call is no culprit, whatever carries it."""
+    for executor in (None, "mpi", "native"):
+        comm = gc.Communicator.from_mpi(mpi, timeout=seconds(2), executor=executor)
+        comm.all_reduce(numpy.ones(3))
+        if mpi.rank != 2:
+            with pytest.raises(gc.CollectiveTimeout) as late:
+                comm.all_reduce(numpy.ones(3))
+            assert late.value.ranks == (2,), (executor, late.value)
+        mpi.Barrier()
+        comm.close()
+
+
 def unlike_versions(mpi):
     for name in ("gpucoll.bootstrap.__version__", "numpy.__version__"):
         other = mock.patch(name, "0.0.other") if mpi.rank == 1 else mock.MagicMock()
@@ -227,7 +240,8 @@ def same_on_two_nodes(mpi):
 @pytest.mark.parametrize(("body", "size", "arguments"), [
     (nothing_on_one, 8, ()), (crossed, 2, ()), (crosswise, 2, ()), (waited_for, 3, ()), (denied, 3, ("init",)),
     (denied, 3, ("split",)),
-    (taken_out, 3, ()), (interrupted_start, 2, ()), (unlike_versions, 3, ()), (same_on_two_nodes, 4, ())])
+    (taken_out, 3, ()), (interrupted_start, 2, ()), (late_alone, 4, ()), (unlike_versions, 3, ()),
+    (same_on_two_nodes, 4, ())])
 def test_rows(ranks, body, size, arguments):
     ranks(body, size, *arguments)
 

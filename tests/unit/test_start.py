@@ -19,7 +19,7 @@ def test_arguments_win_over_the_environment():
     assert bootstrap.options({"timeout": 1, "check": "full", "executor": "native"}, environment)[:3] == \
         (1.0, "full", "native")
     assert bootstrap.options({"timeout": None}, {}).timeout == 300
-    for wrong in ({"timeout": -1}, {"timeout": "x"}, {"check": "fast"}, {"executor": "mpy"}):
+    for wrong in ({"timeout": -1}, {"timeout": "x"}, {"timeout": True}, {"check": "fast"}, {"executor": "mpy"}):
         with pytest.raises(ArgumentError):
             bootstrap.options(wrong, {})
     with pytest.raises(ArgumentError, match="did you mean native"):
