@@ -40,7 +40,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "peer": ["tests/peer", "tests/contract"],
     "race": ["tests/peer", "tests/contract"],
     "guard": [*(f"tests/multirank/test_{part}.py" for part in
-                ("edges", "points", "wildcards", "deaths", "disagreements", "stand_in", "catalogue")), "tests/unit/test_network.py"],
+                ("edges", "points", "wildcards", "deaths", "disagreements", "stand_in", "catalogue")),
+              "tests/unit/test_network.py"],
     "cache": ["tests/unit/test_store.py"],
     "store": ["tests/unit/test_rank_store.py", "tests/multirank/test_standalone.py"],
     "gpu": ["tests/multirank/test_stand_in.py"],
