@@ -15,7 +15,7 @@ from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
 SEGMENT = 1 << 22  # bytes of a ring's message
 LINK_SEGMENT = 1 << 20  # of one that a hierarchical algorithm sends across nodes, while these reduce the next
 PIPELINE = 1 << 16  # bytes of a tree's message
-MOST_SEGMENTS = 64
+MOST_SEGMENTS = 32
 
 
 def segments(algorithm: str, nbytes: int, size: int) -> int:
