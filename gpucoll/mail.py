@@ -1,15 +1,16 @@
 """What ranks tell each other without MPI: objects and messages by a store, messages between threads by memory.
 
-By a store go the few small messages by which ranks meet and part, as literals and bytes. Requests are tested as
+By a store go the few small messages by which ranks meet and part, as JSON and bytes. Requests are tested as
 mpi4py's are.
 """
 
 from __future__ import annotations
 
-import ast
 import collections
+import json
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -20,23 +21,42 @@ from gpucoll.store import KeyStore, StoreError
 from gpucoll.work import Seen
 
 WAIT = 0.05  # seconds of one look for what another rank has still to tell
+MARKS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "tuple": tuple, "dict": dict}  # of what JSON has not
 
 
 def encode(value: Any) -> bytes:
-    """Return a value as Python writes it: numbers, strings, bytes, None, and tuples, lists and dicts of such.
+    """Return a value as JSON: numbers, strings, None and lists, and marked as such bytes, tuples and dicts.
 
     >>> decode(encode([1, ("a", b"b"), {"c": None}]))
     [1, ('a', b'b'), {'c': None}]
     """
-    return repr(value).encode()
+    return json.dumps(_marked(value)).encode()
 
 
 def decode(text: bytes) -> Any:
     """Return what was encoded; StoreError for anything else, of which nothing is run."""
-    try:
-        return ast.literal_eval(text.decode())
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError) as error:
+    try:  # not Python's literals, which CPython 3.11 parses in one state for all threads
+        return json.loads(text, object_hook=_unmarked)
+    except (ValueError, TypeError, RecursionError) as error:
         raise StoreError(f"another rank told {text[:40]!r}, which is nothing of ours: {error}") from None
+
+
+def _marked(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, dict):
+        return {"dict": [[_marked(one) for one in item] for item in value.items()]}
+    if isinstance(value, list | tuple):
+        items = [_marked(one) for one in value]
+        return items if isinstance(value, list) else {"tuple": items}
+    return value
+
+
+def _unmarked(given: dict[str, Any]) -> Any:
+    (mark, value), = given.items()
+    if mark not in MARKS:
+        raise ValueError(f"{mark!r} is no mark")
+    return MARKS[mark](value)
 
 
 class StoreRanks:
