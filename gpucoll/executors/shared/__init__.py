@@ -38,6 +38,7 @@ CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets anoth
 LATE, ASTRAY, FAILED = -1, -2, -3
 # Seconds that ranks which differ wait for the others to tell what they call; the same where not all of them come to it
 PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
+TOLD_BY_MESSAGES = 2.0  # seconds that words of ranks which differ elsewhere have to come
 TOLD = (1 << ROUNDS) - 2  # the mark of one that has
 OFF, PEERS, ALL = range(3)  # with whom calls are compared, as kernels/engine.h has it
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
@@ -64,6 +65,7 @@ class SharedExecutor:
         self.engine: Any = None
         self._plans: Any = None
         self._flight: Any = None
+        self._astray: dict[int, float] = {}  # since when others are known to be in another call than this one's
         self._requests: dict[int, list[Any]] = {}  # of the call under way: for the pieces of each message
 
     def serves(self, task: Task) -> str | None:
@@ -138,7 +140,7 @@ class SharedExecutor:
 
         Where all compare before data move, all come here: once each has told where it is, and read where the others
         are, the call is as if it had not been. Where ranks compare only with those that they read from, or where they
-        do not `meet`, they have failed.
+        do not `meet`, they have failed; where all that is shown is alike, messages that tell more have time to come.
         """
         number, near, words = self.engine.walks, sorted(self._near.all), self._near.words
         settles = meet and self._check == ALL
@@ -159,6 +161,11 @@ class SharedExecutor:
                      if number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:
                 break
+        if not meet and len(set(shown.values())) < 2:  # it was told by messages, which are on their way here too
+            since = self._astray.setdefault(number, time.monotonic())
+            if time.monotonic() < since + TOLD_BY_MESSAGES:
+                words[self._near.rank][FAILURE] = 0
+                return
         raise disagreement([*shown], [*shown.values()], moved=True)
 
     def compare(self, words: str) -> Operation:
