@@ -69,10 +69,10 @@ OPERATORS: dict[type[ast.AST], str] = {
 
 
 class ReduceOp(enum.Enum):
-    """The ops by name, for those who like an enumeration; a string does as well."""
+    """The ops by name, torch's names among them, for those who like an enumeration; a string does as well."""
 
     SUM = "sum"
-    PROD = "prod"
+    PROD = PRODUCT = "prod"
     MIN = "min"
     MAX = "max"
     AVG = "avg"
@@ -82,6 +82,11 @@ class ReduceOp(enum.Enum):
     LAND = "land"
     LOR = "lor"
     LXOR = "lxor"
+
+    @staticmethod
+    def PREMUL_SUM(factor: Any) -> Op:
+        """Return `premul_sum` of the factor."""
+        return premul_sum(factor)
 
 
 def op_of(op: object) -> Op:

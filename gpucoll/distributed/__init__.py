@@ -19,7 +19,6 @@ ArgumentError and DtypeError before data moves. Source: PyTorch 2.13, ``torch/di
 
 from gpucoll.distributed import groups as distributed_c10d  # programs ask it for `_get_default_group`
 from gpucoll.distributed.collectives import (
-    ReduceOp,
     all_gather,
     all_gather_into_tensor,
     all_gather_object,
@@ -53,6 +52,7 @@ from gpucoll.distributed.groups import (
 from gpucoll.distributed.points import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from gpucoll.distributed.start import destroy_process_group, init_process_group, monitored_barrier, new_group
 from gpucoll.distributed.work import Work
+from gpucoll.ops import ReduceOp
 
 __all__ = [
     "GroupMember", "P2POp", "ProcessGroup", "ReduceOp", "Work", "all_gather", "all_gather_into_tensor",

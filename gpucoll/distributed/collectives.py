@@ -9,31 +9,14 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gpucoll import ops
 from gpucoll.arrays import Array, module_of
 from gpucoll.distributed import shapes
 from gpucoll.distributed.groups import member
 from gpucoll.distributed.work import conclude
 from gpucoll.errors import ArgumentError
+from gpucoll.ops import ReduceOp
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-class ReduceOp:
-    """How data are combined. ``PREMUL_SUM(factor)`` multiplies this rank's data before they are added up.
-
-    AVG is for floats and complex, BAND, BOR and BXOR are for integers and bool.
-    """
-
-    SUM = ops.ReduceOp.SUM
-    AVG = ops.ReduceOp.AVG
-    PRODUCT = ops.ReduceOp.PROD
-    MIN = ops.ReduceOp.MIN
-    MAX = ops.ReduceOp.MAX
-    BAND = ops.ReduceOp.BAND
-    BOR = ops.ReduceOp.BOR
-    BXOR = ops.ReduceOp.BXOR
-    PREMUL_SUM = staticmethod(ops.premul_sum)
 
 
 def _also_named(**others: str) -> Callable[[Function], Function]:
