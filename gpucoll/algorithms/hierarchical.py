@@ -119,8 +119,7 @@ def _named(formula: str, ranks: str, nbytes: str) -> str:
 
 
 @algorithm("all_reduce", chunks="G * M * S", alike="1", bind=_bind, variants=_variants,
-           rounds=f"2 * ({ROUNDS}) + {FOLLOWING}",
-           path=f"2 * {SHARE}", reduced=SHARE)
+           rounds=f"2 * ({ROUNDS}) + {FOLLOWING}", path=f"2 * {SHARE}", reduced=SHARE)
 def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, segments: int = 1, inner: str = "circulant",
                             outer: str = "circulant") -> Rounds:
     """Leave the reduction of all inputs on every rank.
