@@ -94,8 +94,7 @@ class Connection:
         """Return whether this user's process is at the other end, as the kernel has it; of TCP it does not know."""
         if self.socket.family != socket.AF_UNIX:
             return True
-        form = struct.Struct("3i")
-        _, user, _ = form.unpack(self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size))
+        _, user, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         return int(user) == os.geteuid()
 
     def join(self, rank: int, size: int, token: str) -> dict[str, Any]:
@@ -122,7 +121,7 @@ def _same(given: object, right: str) -> bool:
 
 
 class Hub:
-    """Rank 0's end of all connections; each has a thread. `gone` are the ranks whose connections broke off.
+    """Rank 0's end of all connections; each has a thread, from `serve` on. `gone` are the ranks that broke off.
 
     `hear` is told what a rank says, in frames with at most so many bytes, and returns what it is answered, or None.
     `lost` is called when a rank is gone.
@@ -136,6 +135,9 @@ class Hub:
         self._here: dict[int, Connection] = {}
         self._changed = threading.Condition()
         listener.listen(size)
+
+    def serve(self) -> None:
+        """Let ranks in: `hear` and `lost`, of who has made this hub, may be called from now on, by other threads."""
         threading.Thread(target=self._accept, name="gpucoll hub", daemon=True).start()
 
     def _accept(self) -> None:
@@ -287,6 +289,7 @@ class StoreServer(MemoryStore):
                              "a port of its own") from error
         self.hub = Hub(listener, size, token, self._answer, most=MOST_BYTES)
         self.drop = self.hub.drop
+        self.hub.serve()
 
     def _answer(self, rank: int, frame: Frame) -> Frame:
         """Do what a rank has asked for; StoreError for what is nothing of ours."""

@@ -63,6 +63,7 @@ class Watch:
                 listener = socket.create_server(("", 0), backlog=mpi.size)
                 port = listener.getsockname()[1]
                 self._hub = Hub(listener, mpi.size, token, self._hear, self._tell_gone)
+                self._hub.serve()
         where, port, token = mpi.bcast((addresses(), port, token))
         if self._rank and port:
             becomes(lambda: any(self._connects(one, port, mpi.size, token) for one in where), CONNECT, nap=1e-2)

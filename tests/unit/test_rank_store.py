@@ -66,6 +66,15 @@ def test_ranks_see_what_others_have_set(server, token):
     assert server.gone() == {1}
 
 
+def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
+    heard = []
+    call = {"call": "delete", "key": ""}, b""
+    monkeypatch.setattr(store.Hub, "serve", lambda hub: heard.append(hub._hear(1, call)))
+    server = store.StoreServer(3, token)
+    server.drop()
+    assert heard == [({"number": None, "gone": []}, b"")]
+
+
 @pytest.mark.parametrize(("hello", "words"), [
     ({"token": "guessed"}, "another token"), ({"token": None}, "another token"), ({"proof": 1}, "another token"),
     ({"size": 2}, "start all ranks alike"), ({"version": "0.0"}, "start all ranks alike"),
