@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import numbers
 import os
 import socket
 import sys
@@ -71,14 +72,17 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
         if said[name] not in (None, *known):
             raise ArgumentError(f"{name}={said[name]!r} is not known{nearest(said[name], known)}", code=code)
     timeout = Options().timeout if said["timeout"] is None else _seconds(said["timeout"])
+    deterministic = given.get("deterministic", False)
+    if not isinstance(deterministic, bool | numpy.bool_):
+        raise UsageError(f"deterministic={deterministic!r} is neither True nor False", code="GC-OPTION")
     return Options(timeout, said["check"], said["executor"], environment.get("GPUCOLL_ALGO", ""),
-                   said["device"] == "emulated", bool(given.get("deterministic")))
+                   said["device"] == "emulated", bool(deterministic))
 
 
 def _seconds(value: Any) -> float:
     try:
-        seconds = 0.0 if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        seconds = float(value) if isinstance(value, numbers.Real | str) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
         seconds = 0.0
     if not seconds > 0:
         raise ArgumentError(f"timeout={value!r} is not a positive number of seconds", code="GC-TIMEOUT")

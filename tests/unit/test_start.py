@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import numpy
 import pytest
 
 from gpucoll import arguments, bootstrap
@@ -19,9 +20,13 @@ def test_arguments_win_over_the_environment():
     assert bootstrap.options({"timeout": 1, "check": "full", "executor": "native"}, environment)[:3] == \
         (1.0, "full", "native")
     assert bootstrap.options({"timeout": None}, {}).timeout == 300
-    for wrong in ({"timeout": -1}, {"timeout": "x"}, {"timeout": True}, {"check": "fast"}, {"executor": "mpy"}):
+    timeouts = ({"timeout": wrong} for wrong in (-1, "x", True, numpy.True_, b"3", 10 ** 400))
+    for wrong in (*timeouts, {"check": "fast"}, {"executor": "mpy"}):
         with pytest.raises(ArgumentError):
             bootstrap.options(wrong, {})
+    for wrong in ("x", 1, 0, None):
+        with pytest.raises(UsageError, match="neither True nor False"):
+            bootstrap.options({"deterministic": wrong}, {})
     with pytest.raises(ArgumentError, match="did you mean native"):
         bootstrap.options({}, {"GPUCOLL_EXECUTOR": "natve"})
 
