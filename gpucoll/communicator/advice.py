@@ -58,7 +58,9 @@ class Advice(MetadataExchange):
 
         It names the first such rank, the index there, and the value. A collective call; `name` is what to call it.
         """
-        array = check_input("check_numerics", x)
+        self._check_usable()
+        with self._refusing():
+            array = check_input("check_numerics", x)
         with self._current(None, [array]):
             wrong = ~module_of(array).isfinite(array.reshape(-1))
             first = int(wrong.argmax()) if wrong.any() else None

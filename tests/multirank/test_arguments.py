@@ -138,7 +138,8 @@ def a_refusal_is_told(comm):
     good, bad = [numpy.ones(2)] * comm.size, [numpy.ones(2)]
     for name, right, wrong in (("scatter", numpy.zeros(comm.size), numpy.zeros(7)), ("scatter_v", good, bad),
                                ("all_to_all_v", good, bad), ("all_gather_v", numpy.ones(2), 3),
-                               ("gather_v", numpy.ones(2), numpy.array(1.0))):
+                               ("gather_v", numpy.ones(2), numpy.array(1.0)),
+                               ("check_numerics", numpy.ones(2), [1.0])):
         with naming(name), pytest.raises(gc.ArgumentError if comm.rank == 1 else gc.PeerError) as refused:
             getattr(comm, name)(wrong if comm.rank == 1 else right, **{"root": 1} if name in ROOTED else {})
         assert comm.rank == 1 or refused.value.ranks == (1,)
