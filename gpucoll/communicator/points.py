@@ -54,7 +54,7 @@ class Points(MetadataExchange):
 
         To ``gpucoll.PROC_NULL``, or mpi4py's, nothing is sent, and from there nothing comes: `out` stays as it is.
         """
-        if not async_op and self._group is None:
+        if not async_op and self._group is None and x is not None:
             begun = self._exchange_here(x, dst, None, -1, tag)
             if begun is not None:
                 return self._rest("send", begun, x, None, -1)
@@ -71,7 +71,7 @@ class Points(MetadataExchange):
         order in which they were sent; another receive, from a named rank, that begins before one is there comes first.
         `status`, a `Status` or mpi4py's, is told who has sent it, with which tag, and how many bytes.
         """
-        if status is None and not async_op and self._group is None:
+        if status is None and not async_op and self._group is None and out is not None:
             begun = self._exchange_here(None, -1, out, src, tag)
             if begun is not None:
                 return self._rest("recv", begun, None, out, src)
@@ -136,7 +136,7 @@ class Points(MetadataExchange):
 
     def sendrecv(self, x: Any, out: Any, dst: int, src: int, tag: int = 0, *, async_op: bool = False) -> Any:
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
-        if not async_op and self._group is None:
+        if not async_op and self._group is None and x is not None and out is not None:
             begun = self._exchange_here(x, dst, out, src, tag)
             if begun is not None:
                 return self._rest("sendrecv", begun, x, out, src)

@@ -148,7 +148,9 @@ def refused(comm):
     """Arguments that no message can have, and a communicator that is closed, also where all else is plain."""
     x, other = numpy.zeros(3), comm.split(comm.rank)
     for call in (lambda: comm.send(x, comm.size), lambda: comm.recv(x, -7), lambda: comm.send(x, 0, tag=-1),
-                 lambda: comm.sendrecv(x, x, 0, 0), lambda: comm.sendrecv(x[:2], x[1:], 0, 0)):
+                 lambda: comm.send(None, 0), lambda: comm.recv(None, 0), lambda: comm.sendrecv(None, x, 0, 0),
+                 lambda: comm.sendrecv(x, None, 0, 0), lambda: comm.sendrecv(x, x, 0, 0),
+                 lambda: comm.sendrecv(x[:2], x[1:], 0, 0)):
         with pytest.raises(gc.ArgumentError):
             call()
     with pytest.raises(gc.DtypeError, match="byte order"):
