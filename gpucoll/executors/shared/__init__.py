@@ -186,7 +186,7 @@ class SharedExecutor:
         if self.engine is None:
             return {}
         numbers = {rank: self._near.words[rank][MARK] >> ROUNDS for rank in self._near.all}
-        return {rank: (number, self.engine.words(rank, number % 2)[0] if number else "")
+        return {rank: (number, self.engine.words(rank, number % 2).partition("\n")[0] if number else "")
                 for rank, number in numbers.items()}
 
     def next_call(self, rank: int) -> str | None:
