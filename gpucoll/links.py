@@ -28,7 +28,6 @@ from gpucoll.work import Seen
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-PATIENCE = 300.0  # seconds that threads have to come to a split
 T = TypeVar("T")
 _worlds = itertools.count()  # links of all ranks that this process has made: each has keys of its own
 
@@ -197,24 +196,25 @@ class StoreLink(Link):
 class LocalLink(Link):
     """Ranks are threads of one process; a message is copied once, from the sender's array into the receiver's."""
 
-    def __init__(self, rank: int, hub: _Hub) -> None:
+    def __init__(self, rank: int, hub: _Hub, timeout: float) -> None:
         self.place = RankTopology.of(rank, ["here"] * hub.size)
         self.wire, self.points = (ThreadMessages(rank, mail) for mail in hub.mail)
         self.processes = Processes({})
         self.table = built_in()  # a machine's own is measured between processes
-        self._hub, self._ranks = hub, StoreRanks(hub.store, "splits", rank, hub.size, PATIENCE)
+        self._hub, self._ranks = hub, StoreRanks(hub.store, "splits", rank, hub.size, timeout)
+        self._timeout = timeout
 
     @classmethod
-    def all(cls, size: int) -> list[LocalLink]:
+    def all(cls, size: int, timeout: float) -> list[LocalLink]:
         """Return the links of `size` ranks."""
         hub = _Hub(size)
-        return [cls(rank, hub) for rank in range(size)]
+        return [cls(rank, hub, timeout) for rank in range(size)]
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
         return self._hub.mail[1].seen(source, self.place.rank, tag)
 
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
-        return LocalLink(rank, self._hub.part(name, size))
+        return LocalLink(rank, self._hub.part(name, size), self._timeout)
 
     def close(self, release: Callable[[bool], None], *, failed: bool) -> None:
         """Leave without waiting; who leaves last calls every rank's `release` with whether any of them has failed."""

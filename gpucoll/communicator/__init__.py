@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, Unpack
 
+import numpy
+
 from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.cartesian import RankGrid, checked_grid
@@ -220,13 +222,13 @@ def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Commun
     waits for nobody else, so that one thread may close all of them, one after another; their memory is freed when the
     last one is closed. Raises ArgumentError.
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+    if isinstance(n, bool) or not isinstance(n, int | numpy.integer) or n < 1:
         raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-COMM")
     wanted = bootstrap.options(options)
     if wanted.executor == "native":
         raise ArgumentError("init_local: threads have no native executor; executor='mpi' runs the same schedules "
                             "over memory", code="GC-EXECUTOR")
-    comms = [Communicator(link, wanted) for link in LocalLink.all(n)]
+    comms = [Communicator(link, wanted) for link in LocalLink.all(n, wanted.timeout)]
     meetings = [comm._host.meeting() for comm in comms]  # here, as one thread may make all ranks' first calls
     while meetings:
         meetings = [one for one in meetings if next(one, None) is not None]
