@@ -24,7 +24,7 @@ from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype, row_of
-from gpucoll.errors import ArgumentError, DtypeError, GpucollError, UsageError
+from gpucoll.errors import ArgumentError, DtypeError, GpucollError
 from gpucoll.executors import REFUSED, Executor, Task
 from gpucoll.executors.shared.plans import TEXT
 from gpucoll.work import Operation
@@ -239,9 +239,7 @@ class Collectives(MetadataExchange):
 
     @counted
     def _located(self, name: str, op: str, x: Any, index: Any) -> tuple[Any, Any]:
-        if self._group is not None:
-            raise UsageError(f"{name}: its second call needs the result of its first, which a group has at its end; "
-                             "call it outside of the group", code="GC-GROUP")
+        self._check_apart(name)
         with self._current(None, [x]):
             source = check_input(name, x)
             indices = module_of(source).full(source.shape, self.rank, "int64") if index is None \

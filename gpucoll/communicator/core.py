@@ -339,6 +339,11 @@ class Core:
         check_op(name, row, call.dtype)
         return row
 
+    def _check_apart(self, name: str) -> None:
+        if self._group is not None:
+            raise UsageError(f"{name}: its second step needs the result of its first, which a group has at its end; "
+                             "call it outside of the group", code="GC-GROUP")
+
     def _check_usable(self) -> None:
         if self._is_forked:
             raise UsageError("this communicator is the parent process'; a forked child cannot take part in its calls: "

@@ -1,6 +1,7 @@
 """Collectives of Python objects: pickled, they travel as bytes. Unpickling runs code: trust every rank.
 
-A rank that refuses its arguments, or whose object cannot be pickled, tells the others: they raise PeerError.
+A rank that refuses its arguments, or whose object cannot be pickled, tells the others: they raise PeerError. None is
+for a group of calls, whose results are not there before its end: UsageError.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class Objects(VectorVariants, Collectives):
 
     def broadcast_object(self, obj: Any = None, root: int = 0) -> Any:
         """Return the root's object, which is itself there; elsewhere `obj` is ignored."""
+        self._check_apart("broadcast_object")
         root, row = self._checked_sizes("broadcast_object", root).root, numpy.empty(0, numpy.uint8)
         if self.rank == root:
             row = self._pickled("broadcast_object", obj)
@@ -40,6 +42,7 @@ class Objects(VectorVariants, Collectives):
 
     def scatter_object(self, objs: Any = None, root: int = 0) -> Any:
         """Return object `rank` of the root's list, which has one for each rank; elsewhere `objs` is ignored."""
+        self._check_apart("scatter_object")
         root = self._checked_sizes("scatter_object", root).root
         return _unpickled(self.scatter_v(self._rows(objs) if self.rank == root else None, root))
 
@@ -51,6 +54,7 @@ class Objects(VectorVariants, Collectives):
             return [_row("scatter_object", obj) for obj in objs]
 
     def _pickled(self, name: str, obj: Any) -> Array:
+        self._check_apart(name)
         with self._refusing():
             return _row(name, obj)
 

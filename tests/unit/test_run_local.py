@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.links import LocalLink
 
 
 def test_results_are_in_the_order_of_ranks():
@@ -30,6 +31,22 @@ def test_the_first_error_is_raised_and_ends_the_others_waits(executor):
 def test_what_is_no_number_of_ranks_is_refused():
     with pytest.raises(gc.ArgumentError):
         gc.run_local(lambda comm: None, 0)
+    assert gc.run_local(lambda comm: comm.size, numpy.int64(2)) == [2, 2]
+
+
+def test_who_waits_is_told_what_the_late_one_has_called_last():
+    def one_stays_behind(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            with pytest.raises(gc.CollectiveTimeout, match="in its call 1, barrier by"):
+                comm.barrier()
+
+    gc.run_local(one_stays_behind, 2, timeout=0.2)
+
+
+def test_threads_wait_for_a_split_until_the_deadline_of_their_own():
+    with pytest.raises(gc.CollectiveTimeout, match="waited 0.1 s for ranks 1 of 2"):
+        LocalLink.all(2, 0.1)[0].split(0, 0)
 
 
 class Stubborn:
@@ -45,6 +62,10 @@ def objects(comm):
     assert comm.gather_object(mine, root) == (everyone if comm.rank == root else None)
     assert comm.broadcast_object(mine if comm.rank == root else None, root) == everyone[root]
     assert comm.scatter_object(everyone if comm.rank == root else None, root) == mine
+    with comm.group():
+        for call in (comm.all_gather_object, comm.gather_object, comm.broadcast_object, comm.scatter_object):
+            with pytest.raises(gc.UsageError, match="outside of the group"):
+                call(everyone)
     if comm.size == 1:
         return
     wrong = Stubborn() if comm.rank == 1 else 1
