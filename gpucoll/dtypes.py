@@ -6,7 +6,7 @@ Names are strings, resolved by those who use them: reading the table imports not
 from __future__ import annotations
 
 import functools
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy
 
@@ -98,3 +98,12 @@ def numpy_dtype(name: str) -> numpy.dtype[Any]:
     except ImportError:
         raise DtypeError(f"dtype {name} needs ml_dtypes: pip install 'gpucoll[dtypes]'") from None
     return numpy.dtype(getattr(ml_dtypes, name))
+
+
+def is_whole(number: object) -> TypeGuard[int]:
+    """Return whether `number` is an integer, Python's or NumPy's; True and False are not.
+
+    >>> is_whole(numpy.int8(3)), is_whole(True), is_whole(3.0)
+    (True, False, False)
+    """
+    return isinstance(number, int | numpy.integer) and not isinstance(number, bool)

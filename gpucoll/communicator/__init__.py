@@ -20,8 +20,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, Unpack
 
-import numpy
-
 from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.cartesian import RankGrid, checked_grid
@@ -29,6 +27,7 @@ from gpucoll.communicator.metadata import check_alike
 from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.symmetric import Symmetric
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
 from gpucoll.executors.mpi import abort
 from gpucoll.guard.guard import FAILED_BY
@@ -222,7 +221,7 @@ def init_local(n: int, **options: Unpack[bootstrap.GivenOptions]) -> list[Commun
     waits for nobody else, so that one thread may close all of them, one after another; their memory is freed when the
     last one is closed. Raises ArgumentError.
     """
-    if isinstance(n, bool) or not isinstance(n, int | numpy.integer) or n < 1:
+    if not is_whole(n) or n < 1:
         raise ArgumentError(f"init_local: n={n!r} is not a positive number of ranks", code="GC-COMM")
     wanted = bootstrap.options(options)
     if wanted.executor == "native":

@@ -12,7 +12,7 @@ from gpucoll.arrays import check_input, module_of
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import able
 from gpucoll.communicator.metadata import MetadataExchange
-from gpucoll.dtypes import row_of
+from gpucoll.dtypes import is_whole, row_of
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Task
 from gpucoll.ops import op_of
@@ -36,10 +36,11 @@ class Advice(MetadataExchange):
         """
         row = collective_row(collective)
         where = ("emulated" if self.options.emulated else "cpu") if device is None else device
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes < 0:
+        if not is_whole(nbytes) or nbytes < 0:
             raise ArgumentError(f"explain: nbytes={nbytes!r} is no number of bytes", code="GC-SIZE")
         if where not in DEVICES:
             raise ArgumentError(f"explain: device {device!r} is none of {', '.join(DEVICES)}", code="GC-DEVICE")
+        nbytes = int(nbytes)  # of which JSON tells
         task = Task(row.name, "auto", None, None, None, row_of(dtype),
                     op_of("sum") if row.reduces else None, nbytes=nbytes, device=where)
         executors = self._able(task, where)

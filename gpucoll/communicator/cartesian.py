@@ -13,6 +13,7 @@ from gpucoll.arrays import Array, check_input, check_output, overlap
 from gpucoll.communicator.messages import PROC_NULL
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.shapes import Neighbouring, shaped
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError
 
 
@@ -34,8 +35,8 @@ class RankGrid(Points):
 
     def rank_of(self, coords: Sequence[int]) -> int:
         """Return the rank at `coords`, which wrap in periodic dimensions; ArgumentError where they lie outside."""
-        if len(coords) != len(self.dims):
-            raise ArgumentError(f"rank_of: {len(coords)} coordinates for {len(self.dims)} dimensions", code="GC-CART")
+        if not _are_whole(coords) or len(coords) != len(self.dims):
+            raise ArgumentError(f"rank_of: {coords!r} are not {len(self.dims)} coordinates", code="GC-CART")
         rank = self._at(coords)
         if rank is PROC_NULL:
             raise ArgumentError(f"rank_of: {tuple(coords)} is outside of the grid {self.dims}", code="GC-CART")
@@ -43,8 +44,10 @@ class RankGrid(Points):
 
     def shift(self, direction: int, displacement: int = 1) -> tuple[int, int]:
         """Return the ranks (src, dst) so far below and above this one in a dimension; ``PROC_NULL`` beyond an edge."""
-        if not isinstance(direction, int) or not 0 <= direction < len(self.dims):
+        if not is_whole(direction) or not 0 <= direction < len(self.dims):
             raise ArgumentError(f"shift: direction {direction!r} is not in 0..{len(self.dims) - 1}", code="GC-CART")
+        if not is_whole(displacement):
+            raise ArgumentError(f"shift: displacement {displacement!r} is not a whole number", code="GC-CART")
         places = []
         for step in (-displacement, displacement):
             there = list(self.coords)
@@ -114,17 +117,21 @@ class RankGrid(Points):
 
 def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Return the lengths of a grid for at most `size` ranks, and which of its dimensions are rings; ArgumentError."""
-    is_list = isinstance(dims, Sequence | numpy.ndarray) and not isinstance(dims, str)
-    if not is_list or not all(isinstance(one, int | numpy.integer) and not isinstance(one, bool) and one > 0
-                              for one in dims):
+    if not _are_whole(dims) or any(one < 1 for one in dims):
         raise ArgumentError(f"cart: dims {dims!r} is not a list of positive numbers; gpucoll.dims_create makes one",
                             code="GC-CART")
     if math.prod(dims) > size:
         raise ArgumentError(f"cart: a grid {tuple(dims)} has {math.prod(dims)} places for {size} ranks", code="GC-CART")
-    wraps = [bool(periods)] * len(dims) if periods is None or isinstance(periods, bool) else list(periods)
+    wraps = [bool(periods)] * len(dims) if periods is None or isinstance(periods, bool) else periods
+    if not isinstance(wraps, Sequence | numpy.ndarray) or not all(one in (False, True) for one in wraps):
+        raise ArgumentError(f"cart: periods {periods!r} are neither True or False nor a list of these", code="GC-CART")
     if len(wraps) != len(dims):
         raise ArgumentError(f"cart: {len(wraps)} periods for {len(dims)} dimensions", code="GC-CART")
     return tuple(map(int, dims)), tuple(map(bool, wraps))
+
+
+def _are_whole(numbers: Any) -> bool:
+    return isinstance(numbers, Sequence | numpy.ndarray) and all(map(is_whole, numbers))
 
 
 def dims_create(size: int, ndims: int) -> tuple[int, ...]:
@@ -133,7 +140,7 @@ def dims_create(size: int, ndims: int) -> tuple[int, ...]:
     Raises ArgumentError.
     """
     for what, value in (("size", size), ("ndims", ndims)):
-        if isinstance(value, bool) or not isinstance(value, int | numpy.integer) or value < 1:
+        if not is_whole(value) or value < 1:
             raise ArgumentError(f"dims_create: {what} {value!r} is not a positive number", code="GC-CART")
     return min(_factors(int(size), ndims, int(size)))
 

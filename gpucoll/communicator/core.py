@@ -45,6 +45,7 @@ from gpucoll.communicator.backends import (
     signature_of,
 )
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
 from gpucoll.launchers import started
@@ -328,7 +329,7 @@ class Core:
         return Sizes(self.rank, self.size, self._check_rank(name, "root", root))
 
     def _check_rank(self, name: str, what: str, rank: Any) -> int:
-        if isinstance(rank, bool) or not isinstance(rank, int | numpy.integer) or not 0 <= rank < self.size:
+        if not is_whole(rank) or not 0 <= rank < self.size:
             raise ArgumentError(f"{name}: {what} {rank!r} is not in 0..{self.size - 1}", code="GC-ROOT")
         return int(rank)
 

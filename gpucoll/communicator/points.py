@@ -17,6 +17,7 @@ from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.shapes import Probing, Receiving, shaped
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.executors import BYTES, PIECE, TAGS
 from gpucoll.executors.mpi import cancel
@@ -328,7 +329,7 @@ class Points(MetadataExchange):
 def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
     """Return what is wrong with the arguments of `split`; MPI counts in 32 bits."""
     for what, value in (("color", 0 if color is None else color), ("key", key)):
-        if not isinstance(value, int | numpy.integer) or isinstance(value, bool):
+        if not is_whole(value):
             return ArgumentError(f"split: {what} {value!r} is not a whole number", code="GC-SPLIT")
         if not -1 << 31 <= value < 1 << 31:
             return ArgumentError(f"split: {what} {value} has more than 31 bits", code="GC-SPLIT")
@@ -373,7 +374,7 @@ def _pieces(row: Array) -> list[Array]:
 
 def check_tag(name: str, tag: Any) -> int:
     """Return the tag of a message; ArgumentError for any other number."""
-    if isinstance(tag, bool) or not isinstance(tag, int | numpy.integer) or not 0 <= tag < TAGS:
+    if not is_whole(tag) or not 0 <= tag < TAGS:
         raise ArgumentError(f"{name}: tag {tag!r} is not in 0..{TAGS - 1}", code="GC-TAG")
     return int(tag)
 

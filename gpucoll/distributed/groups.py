@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Sequence
-from typing import Any, TypeGuard
-
-import numpy
+from typing import Any
 
 from gpucoll.arrays import on_gpu
 from gpucoll.communicator import Communicator
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 
 
@@ -56,15 +55,6 @@ class ProcessGroup:
 
     def __repr__(self) -> str:
         return f"<gpucoll.distributed.ProcessGroup rank={self.rank()} ranks={list(self.ranks)}>"
-
-
-def is_whole(number: object) -> TypeGuard[int]:
-    """Return whether `number` is an integer; True and False are not.
-
-    >>> is_whole(3), is_whole(True), is_whole(3.0)
-    (True, False, False)
-    """
-    return isinstance(number, int | numpy.integer) and not isinstance(number, bool)
 
 
 groups: list[ProcessGroup] = []  # of this process, the default one first; empty before `init_process_group`

@@ -10,8 +10,7 @@ import numpy
 from numpy.lib.array_utils import byte_bounds
 
 from gpucoll.arrays import Array, as_array, bounds, check_writable, overlap
-from gpucoll.distributed.groups import is_whole
-from gpucoll.dtypes import row_of
+from gpucoll.dtypes import is_whole, row_of
 from gpucoll.errors import ArgumentError, DtypeError, MismatchError
 
 

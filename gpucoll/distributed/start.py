@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import numbers
 import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +13,8 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.communicator import Communicator, new_world
-from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, is_whole, member
+from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
 from gpucoll.executors import BYTES, TAGS
 from gpucoll.rendezvous import becomes
@@ -81,7 +83,7 @@ def seconds_of(name: str, timeout: Any) -> float | None:
     if timeout is None:
         return None
     seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, numbers.Real) or not float(seconds) > 0:
         raise ArgumentError(f"{name}: timeout {timeout!r} is neither a timedelta nor a positive number of seconds",
                             code="GC-TIMEOUT")
     return float(seconds)

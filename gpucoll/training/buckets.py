@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError
 from gpucoll.training.parameters import Like
 
@@ -24,7 +25,7 @@ def cut(parameters: Mapping[str, Like], bucket_bytes: int, kind: Callable[[str],
 
     All of a bucket are of one dtype and one `kind`.
     """
-    if isinstance(bucket_bytes, bool) or not isinstance(bucket_bytes, int) or bucket_bytes < 1:
+    if not is_whole(bucket_bytes) or bucket_bytes < 1:
         raise ArgumentError(f"bucket_bytes {bucket_bytes!r} is not a number of bytes", code="GC-COUNTS")
     found: list[list[str]] = []
     open_: dict[Any, tuple[list[str], int]] = {}  # by dtype and kind: names, bytes

@@ -22,7 +22,7 @@ import numpy
 from gpucoll.arrays import Array, module_of
 from gpucoll.communicator import Communicator
 from gpucoll.device.launch import Quantised
-from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.dtypes import is_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
 from gpucoll.training.buckets import Bucket, Phases
 from gpucoll.training.feedback import RIGHT, Compression, is_alike, keep_finite
@@ -74,7 +74,7 @@ class Int8(Compression):
 
     def __init__(self, block: int = 256) -> None:
         super().__init__()
-        if isinstance(block, bool) or not isinstance(block, int) or block < 1:
+        if not is_whole(block) or block < 1:
             raise ArgumentError(f"Int8: a block of {block!r} elements is not a whole number above 0",
                                 code="GC-COMPRESSION")
         self._block = block
@@ -178,7 +178,7 @@ class PowerSGD(Compression):
 
     def __init__(self, rank: int = 4, dtype: str | None = None, seed: int = 0) -> None:
         super().__init__()
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+        if not is_whole(rank) or rank < 1:
             raise ArgumentError(f"PowerSGD: rank {rank!r} is not a whole number above 0", code="GC-COMPRESSION")
         if dtype is not None and row_of(dtype).kind != "float":
             raise ArgumentError(f"PowerSGD: {dtype} is no floating-point type", code="GC-COMPRESSION")

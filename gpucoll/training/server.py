@@ -14,6 +14,7 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.training.buckets import Bucket
 from gpucoll.training.optimizers import Optimizer, gradient_of
@@ -38,7 +39,7 @@ class ParameterServer:
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, servers: int = 1, optimizer: Any = None,
                  staleness: int | None = 0, *, may_lose_workers: bool = False) -> None:
-        if isinstance(servers, bool) or not isinstance(servers, int) or not 0 < servers < comm.size:
+        if not is_whole(servers) or not 0 < servers < comm.size:
             raise ArgumentError(f"ParameterServer: {servers!r} servers of {comm.size} ranks; at least one must be a "
                                 "server, and one a worker", code="GC-SERVERS")
         if not isinstance(optimizer, Optimizer):

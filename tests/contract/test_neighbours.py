@@ -91,11 +91,14 @@ def refused(comm):
         assert error.value.code == ("GC-CART" if last else "GC-PEER")
     with pytest.raises(gc.MismatchError, match="periods"):
         comm.cart([comm.size], [last])
-    with pytest.raises(gc.ArgumentError, match="periods"):
-        comm.cart([comm.size], [True, False])
+    for periods in ([True, False], 3, "x", ["x"], [None]):
+        with pytest.raises(gc.ArgumentError, match="periods"):
+            comm.cart([comm.size], periods)
     with comm.cart([comm.size]) as row:
         x = numpy.zeros((2, 3))
-        for call in (lambda: row.shift(1), lambda: row.rank_of([comm.size]), lambda: row.rank_of([0, 0]),
+        assert row.shift(numpy.int64(0), numpy.int64(0)) == (row.rank, row.rank)
+        for call in (lambda: row.shift(1), lambda: row.shift(False), lambda: row.shift(0, "x"), lambda: row.rank_of(0),
+                     lambda: row.rank_of([comm.size]), lambda: row.rank_of([0.0]), lambda: row.rank_of([0, 0]),
                      lambda: row.coords_of(comm.size), lambda: row.neighbor_all_to_all(numpy.zeros((3, 2))),
                      lambda: row.neighbor_all_to_all(x, x), lambda: row.neighbor_all_gather(x, numpy.zeros((2, 3))),
                      lambda: row.neighbor_all_gather([1])):
