@@ -15,13 +15,14 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy
 
 from gpucoll.arrays import Array, module_of
 from gpucoll.communicator import Communicator
 from gpucoll.device.launch import Quantised
+from gpucoll.device.sources import SHORT
 from gpucoll.dtypes import is_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
 from gpucoll.training.buckets import Bucket, Phases
@@ -49,9 +50,9 @@ class Cast(Compression):
 
     def __init__(self, dtype: str = "bfloat16") -> None:
         super().__init__()
+        if row_of(dtype).name not in SHORT:
+            raise ArgumentError(f"Cast: {dtype!r} is neither of {' and '.join(SHORT)}", code="GC-COMPRESSION")
         self._dtype = numpy_dtype(row_of(dtype).name)
-        if row_of(dtype).kind != "float":
-            raise ArgumentError(f"Cast: {dtype} is no floating-point type", code="GC-COMPRESSION")
 
     def reduce(self, gradients: Mapping[str, Array], whole: Array, comm: Communicator) -> Phases:
         before, after = self._rows_of(gradients, whole)
@@ -113,7 +114,7 @@ class TopK(Compression):
 
     def __init__(self, fraction: float = 0.01) -> None:
         super().__init__()
-        if not 0 < fraction <= 1:
+        if not isinstance(fraction, float | int | numpy.number) or fraction is True or not 0 < fraction <= 1:
             raise ArgumentError(f"TopK: a fraction of {fraction!r} is not above 0 and at most 1", code="GC-COMPRESSION")
         self._fraction = fraction
 
@@ -269,6 +270,11 @@ class Policy:
     """
 
     def __init__(self, patterns: Mapping[str, Compression]) -> None:
+        if not isinstance(patterns, Mapping) or not all(isinstance(one, str) for one in patterns):
+            raise ArgumentError(f"Policy: {patterns!r} maps no patterns of names to compressions",
+                                code="GC-COMPRESSION")
+        for one in patterns.values():
+            check_kind("Policy", one, Compression)
         self._patterns = dict(patterns)
         self._exact = Exact()
 
@@ -284,6 +290,13 @@ class Policy:
 
     wire_bytes = property(lambda self: sum(one.wire_bytes for one in self.members), doc="Those of all members.")
     exact_bytes = property(lambda self: sum(one.exact_bytes for one in self.members), doc="Those of all members.")
+
+
+def check_kind(call: str, compression: object, kinds: Any = Compression | Policy | None) -> None:
+    """Raise ArgumentError for what is no compression."""
+    if not isinstance(compression, kinds):
+        raise ArgumentError(f"{call}: {compression!r} is no compression; pass one such as Cast(\"bfloat16\")",
+                            code="GC-COMPRESSION")
 
 
 def check_dtypes(call: str, parameters: Mapping[str, Like], compression: Compression | Policy) -> None:

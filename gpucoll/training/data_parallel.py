@@ -13,7 +13,15 @@ from typing import Any
 from gpucoll.arrays import address, same_memory
 from gpucoll.communicator import Communicator
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut, has_room_beside
-from gpucoll.training.compression import Compression, Exact, Policy, check_dtypes, remembered, tell_of_missing
+from gpucoll.training.compression import (
+    Compression,
+    Exact,
+    Policy,
+    check_dtypes,
+    check_kind,
+    remembered,
+    tell_of_missing,
+)
 from gpucoll.training.parameters import Like, like_parameter, missing_of, opened
 
 
@@ -30,7 +38,8 @@ class DataParallel:
                  compression: Compression | Policy | None = None) -> None:
         self._comm = comm
         self._like: dict[str, Like] = {}
-        for name, array in opened("DataParallel", parameters, comm).items():
+        arrays = opened("DataParallel", parameters, comm, lambda: check_kind("DataParallel", compression))
+        for name, array in arrays.items():
             self._like[name] = Like.of(comm.broadcast(array, root=0))
         self._compression = compression or Exact()
         check_dtypes("DataParallel", self._like, self._compression)

@@ -62,6 +62,13 @@ class Optimizer:
         raise NotImplementedError
 
 
+def check_optimizer(call: str, optimizer: Any) -> None:
+    """Raise ArgumentError for what is no optimizer."""
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentError(f"{call}: optimizer {optimizer!r} is none; pass SGD(...), Adam(...) or AdamW(...)",
+                            code="GC-OPTIMIZER")
+
+
 def _pair(name: str, parameter: Any, gradients: Mapping[str, Any]) -> tuple[Array, Array]:
     if name not in gradients:
         raise ArgumentError(f"step: {name} has no gradient", code="GC-NAME")

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -21,15 +21,21 @@ NAME = 300  # characters of a name that ranks tell each other
 Parameters = dict[str, Array]
 
 
-def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, *, contiguous: bool = False) -> Parameters:
+def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: Callable[[], None] = lambda: None, *,
+           contiguous: bool = False) -> Parameters:
     """Return the parameters as NumPy or CuPy arrays on their own memory, once all ranks have found theirs alike.
 
-    A collective call. Raises ArgumentError, DtypeError (PeerError elsewhere), and MismatchError, on every rank, naming
-    the first parameter that differs in name, shape, dtype or place.
+    A collective call, in which the other ranks are told, too, of what `check` raises for other arguments. Raises
+    ArgumentError, DtypeError (PeerError elsewhere), and MismatchError, on every rank, naming the first parameter that
+    differs in name, shape, dtype or place.
     """
     error: GpucollError | None = None
     found: Parameters = {}
     try:
+        check()
+        if not isinstance(parameters, Mapping):
+            raise ArgumentError(f"{name}: {type(parameters).__name__} maps no names to arrays; pass a dict",
+                                code="GC-ARRAY")
         with comm._current(None, parameters.values()):
             for key, value in parameters.items():
                 found[key] = as_array(name, key, value)

@@ -17,7 +17,7 @@ from gpucoll.communicator import Communicator
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.training.buckets import Bucket
-from gpucoll.training.optimizers import Optimizer, gradient_of
+from gpucoll.training.optimizers import Optimizer, check_optimizer, gradient_of
 from gpucoll.training.parameters import Like, Parameters, on_host, opened, to_array
 from gpucoll.training.shards import owned
 from gpucoll.work import Work
@@ -39,12 +39,16 @@ class ParameterServer:
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, servers: int = 1, optimizer: Any = None,
                  staleness: int | None = 0, *, may_lose_workers: bool = False) -> None:
-        if not is_whole(servers) or not 0 < servers < comm.size:
-            raise ArgumentError(f"ParameterServer: {servers!r} servers of {comm.size} ranks; at least one must be a "
-                                "server, and one a worker", code="GC-SERVERS")
-        if not isinstance(optimizer, Optimizer):
-            raise ArgumentError(f"ParameterServer: optimizer {optimizer!r} is none", code="GC-SERVERS")
-        self.parameters = opened("ParameterServer", parameters, comm)
+        def check() -> None:
+            if not is_whole(servers) or not 0 < servers < comm.size:
+                raise ArgumentError(f"ParameterServer: {servers!r} servers of {comm.size} ranks; at least one must be "
+                                    "a server, and one a worker", code="GC-SERVERS")
+            if staleness is not None and not (is_whole(staleness) and staleness >= 0):
+                raise ArgumentError(f"ParameterServer: staleness {staleness!r} is neither None nor a whole number from "
+                                    "0 on", code="GC-SERVERS")
+            check_optimizer("ParameterServer", optimizer)
+
+        self.parameters = opened("ParameterServer", parameters, comm, check)
         for array in self.parameters.values():
             comm.broadcast(array, root=0)
         workers = comm.size - servers

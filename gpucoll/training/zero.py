@@ -21,9 +21,17 @@ from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, cut, has_room_beside
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
-from gpucoll.training.compression import Compression, Exact, Policy, check_dtypes, remembered, tell_of_missing
+from gpucoll.training.compression import (
+    Compression,
+    Exact,
+    Policy,
+    check_dtypes,
+    check_kind,
+    remembered,
+    tell_of_missing,
+)
 from gpucoll.training.layers import Layers
-from gpucoll.training.optimizers import Optimizer
+from gpucoll.training.optimizers import Optimizer, check_optimizer
 from gpucoll.training.parameters import Like, Parameters, like_parameter, missing_of, opened
 from gpucoll.training.shards import Shards, owned
 
@@ -75,11 +83,15 @@ class ZeRO:
 
     def __init__(self, parameters: Mapping[str, Any], comm: Communicator, optimizer: Optimizer, stage: int = 1,
                  compression: Compression | Policy | None = None) -> None:
-        if isinstance(stage, bool) or stage not in STAGES:
-            raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
+        def check() -> None:
+            if isinstance(stage, bool) or stage not in STAGES:
+                raise ArgumentError(f"ZeRO: stage {stage!r} is not 1, 2 or 3", code="GC-STAGE")
+            check_optimizer("ZeRO", optimizer)
+            check_kind("ZeRO", compression)
+
         self._comm, self._stage = comm, stage
         self.optimizer = optimizer
-        arrays = opened("ZeRO", parameters, comm, contiguous=True)
+        arrays = opened("ZeRO", parameters, comm, check, contiguous=True)
         self._like = {name: Like.of(comm.broadcast(array, root=0)) for name, array in arrays.items()}
         self._own = {name: array.reshape(-1)[owned(array.size, comm.rank, comm.size)] for name, array in arrays.items()}
         if stage == 3:
@@ -219,6 +231,7 @@ class ZeRO:
         BackendError, naming the file, for one that is missing or damaged (PeerError elsewhere), ArgumentError where
         `parameters` or the kind of optimizer are not those that were saved.
         """
+        check_optimizer("load", optimizer)
         found = Checkpoint(Path(folder), comm)
         asked = type(optimizer).__name__, *optimizer.state_names
         if found.optimizer != asked:

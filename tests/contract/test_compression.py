@@ -263,6 +263,16 @@ def test_short_dtypes(dtype, name):
     on_threads(2, narrow, dtype, COMPRESSIONS[name])
 
 
+@pytest.mark.parametrize(("kind", "wrong"), [
+    (training.Cast, "float32"), (training.Cast, "float8_e5m2"), (training.Cast, None), (training.TopK, "x"),
+    (training.TopK, True), (training.TopK, 0), (training.Policy, 3), (training.Policy, {"*": "int8"}),
+    (training.Policy, {3: training.Int8()}), (training.Int8, 0), (training.PowerSGD, 1.5)])
+def test_what_no_compression_is_made_of(kind, wrong):
+    with pytest.raises(gc.ArgumentError, match=kind.__name__) as refused:
+        kind(wrong)
+    assert refused.value.code == "GC-COMPRESSION"
+
+
 def kinds(comm):
     for dtype, compression in (("i4", None), ("c8", training.Int8()), ("c8", training.PowerSGD(1))):
         with pytest.raises(gc.DtypeError, match="forms no mean"):

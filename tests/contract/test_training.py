@@ -99,6 +99,14 @@ def refused(comm):
     sealed.flags.writeable = comm.rank != 2
     with pytest.raises(gc.ArgumentError if comm.rank == 2 else gc.PeerError, match="w is read-only"):
         training.ZeRO({"w": sealed}, comm, training.SGD(1))
+    for wrong in ({"parameters": [weights["w"]]}, {"compression": "int8"}, {"optimizer": "sgd"}, {"stage": 4}):
+        given = {"parameters": weights, "optimizer": training.SGD(1)} | (wrong if comm.rank == 2 else {})
+        with pytest.raises(gc.ArgumentError if comm.rank == 2 else gc.PeerError, match="ZeRO: "):
+            training.ZeRO(comm=comm, **given)
+    for wrong in ({"servers": comm.size}, {"staleness": -1}, {"optimizer": None}):
+        given = {"optimizer": training.SGD(1)} | (wrong if comm.rank == 2 else {})
+        with pytest.raises(gc.ArgumentError if comm.rank == 2 else gc.PeerError, match="ParameterServer: "):
+            training.ParameterServer(weights, comm, **given)
     for trainer in (training.DataParallel(weights, comm), training.ZeRO(weights, comm, training.SGD(1), stage=2)):
         for wrong, gradient in (("v", numpy.zeros(7)), ("b", numpy.zeros(8)), ("b", numpy.zeros(7, "f4"))):
             with pytest.raises((gc.ArgumentError, gc.DtypeError), match="ready"):
