@@ -1,10 +1,11 @@
 """Runs the default tier on planted faults, one by one: does any test notice? The measure of what the tests are worth.
 
-    python tests/mutation.py [--only PATTERN] [--jobs N] [--list]
+    python tests/mutation.py [--only PATTERN] [--rows [1,5]] [--jobs N] [--list]
 
-Each fault is planted into a copy of the tree, in which first the tests likely to notice run, then the rest of the
-default tier, up to the first failure. Lint, types and the tests that plant faults themselves do not count. Prints which
-test caught which fault; the exit code is 1 below 90 %, or where a fault of a schedule is missed, or its text is gone.
+Each fault is planted into a copy of the tree, in which tests run up to the first failure: of one that a row of the
+catalogue (tests/catalogue.py) names that row's own, of any other first those likely to notice, then the rest of the
+default tier. Lint, types and the tests that plant faults themselves do not count. Prints which test caught which fault;
+the exit code is 1 below 90 %, or where a row's or a schedule's is missed, or its text is gone.
 """
 
 import argparse
@@ -27,11 +28,14 @@ for folder in ("tests/kernels", "tests"):
 
 import extension  # noqa: E402 (the path comes first)
 import reporting  # noqa: E402
+from catalogue import ROWS  # noqa: E402
 from gpucoll.device import CompileError  # noqa: E402
 from planted import PLANTED  # noqa: E402
+from planted_rows import PLANTED_ROWS  # noqa: E402
 
 SHARE = 0.9
 TIER = "not slow and not nightly and not mutant"
+SLOW = "slow and not nightly and not mutant"
 LEFT_OUT = ["tests/unit/test_style.py", "tests/unit/test_typing.py"]  # which would see an unused name, not the fault
 LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "schedule": ["tests/unit/test_schedules.py", "tests/contract"],
@@ -76,11 +80,16 @@ def faults():
 
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 
-    yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in PLANTED)
+    yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in (*PLANTED, *PLANTED_ROWS))
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
     for name, mutant in engine_mutants.MUTANTS.items():
         yield Fault("engine", name, tuple(change for change in mutant.changes if change not in engine_mutants.LATE))
+
+
+def own_tests(fault):
+    """Those of the row of the catalogue that names the fault; none where no row does."""
+    return [f"tests/{test}" for row in ROWS.values() if fault.name in row.mutants for test in row.tests]
 
 
 def plant(fault, tree):
@@ -107,8 +116,8 @@ def copy_tree(tree):
         (tree / "gpucoll" / folder).symlink_to(tree / folder)
 
 
-def judge(fault):
-    """Whether a test notices; without a fault, whether all pass."""
+def judge(fault, tests=()):
+    """Whether a test notices, one of `tests` where there are any; without a fault, whether all pass."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = Path(folder)
@@ -119,20 +128,21 @@ def judge(fault):
         except (LookupError, CompileError) as error:
             return Verdict(fault, str(error), 0, planted=False)
         likely = [str(path.relative_to(tree)) for pattern in LIKELY.get(fault.kind, []) for path in tree.glob(pattern)]
-        for selection in ([likely] if likely else []) + [["tests", *(f"--ignore={path}" for path in likely)]]:
-            caught = first_failure(tree, selection)
+        rest = ["tests", *(f"--ignore={path}" for path in likely)]
+        for marks, selection in [(TIER, tests), (SLOW, tests)] if tests else [(TIER, likely), (TIER, rest)]:
+            caught = first_failure(tree, marks, selection) if selection else ""
             if caught:
                 break
         shutil.rmtree(f"{sys.pycache_prefix}{tree}", ignore_errors=True)  # what the tree's own modules compiled to
         return Verdict(fault, caught, time.monotonic() - began)
 
 
-def first_failure(tree, selection):
+def first_failure(tree, marks, selection):
     """The first test that fails in the tree, or that the process does not survive; empty where all pass."""
     record = tree / "record"
     record.write_text("")
     variables = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'scripts'}", reporting.RECORD: str(record)}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", TIER, *selection]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *selection]
     job = subprocess.run([*command, *(f"--ignore={path}" for path in LEFT_OUT)], cwd=tree, env=variables, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
     if job.returncode in (0, 5):  # 5: nothing was selected
@@ -145,20 +155,26 @@ def first_failure(tree, selection):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="*", metavar="PATTERN", help="faults whose `kind: name` matches")
+    parser.add_argument("--rows", nargs="?", const=",".join(map(str, ROWS)), metavar="NUMBERS",
+                        help="faults that these rows of the catalogue name, by default all of its rows")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))), metavar="N")
     parser.add_argument("--list", action="store_true", help="name the faults and stop")
     options = parser.parse_args()
     chosen = [fault for fault in faults() if fnmatch.fnmatch(f"{fault.kind}: {fault.name}", options.only)]
+    if options.rows:
+        names = [name for number in options.rows.split(",") for name in ROWS[int(number)].mutants]
+        chosen = [fault for fault in chosen if fault.name in names]
     if options.list:
         print("\n".join(f"{fault.kind}: {fault.name}" for fault in chosen))
         return 0
-    sound = judge(Fault("", "no fault at all", ()))
+    own = {test for fault in chosen for test in own_tests(fault)}
+    sound = judge(Fault("", "no fault at all", ()), sorted(own) if all(map(own_tests, chosen)) else ())
     if sound.caught:
         print(f"without any fault, {sound.caught} fails: nothing can be said of the faults")
         return 2
     verdicts = []
     with ThreadPoolExecutor(options.jobs) as pool:
-        for verdict in pool.map(judge, chosen):
+        for verdict in pool.map(judge, chosen, map(own_tests, chosen)):
             verdicts.append(verdict)
             caught = verdict.caught if verdict.planted else f"(cannot be planted: {verdict.caught})"
             print(f"{verdict.fault.kind}: {verdict.fault.name} | {caught or 'NOT CAUGHT'} | {verdict.seconds:.0f} s",
@@ -168,14 +184,15 @@ def main():
 
 def conclude(verdicts):
     """The shares of the faults that were caught, by kind; 0 where they suffice."""
-    for kind in LIKELY:
+    for kind in dict.fromkeys(verdict.fault.kind for verdict in verdicts):
         of_kind = [verdict for verdict in verdicts if verdict.fault.kind == kind and verdict.planted]
         if of_kind:
             print(f"{kind}: {sum(bool(verdict.caught) for verdict in of_kind)} of {len(of_kind)} caught")
     counted = [verdict for verdict in verdicts if verdict.fault.kind not in UNCOUNTED and verdict.planted]
     share = sum(bool(verdict.caught) for verdict in counted) / max(1, len(counted))
     lost = [verdict for verdict in verdicts if not verdict.planted and verdict.fault.file]  # else of a check's own text
-    missed = [verdict for verdict in counted if verdict.fault.kind == "schedule" and not verdict.caught]
+    missed = [verdict for verdict in counted if not verdict.caught
+              and (verdict.fault.kind == "schedule" or own_tests(verdict.fault))]
     print(f"caught: {100 * share:.0f} % of {len(counted)}; {len(lost)} could not be planted")
     return int(share < SHARE or bool(lost) or bool(missed))
 

@@ -16,6 +16,7 @@ import gpucoll as gc
 from gpucoll import training
 from gpucoll.guard import guard
 from gpucoll.links import MpiLink
+from gpucoll.rendezvous import becomes
 from grids import generator, naming
 from multirank.test_executors import on_two_nodes
 from pace import seconds
@@ -63,14 +64,14 @@ def crosswise(mpi):
 
     The handle of one thread's call may be waited for by another one, and more than once.
     """
-    comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(60)) for _ in range(2)]
+    comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(10)) for _ in range(2)]
     wrong, begun = [], [threading.Event(), threading.Event()]
     if mpi.rank:
         begun.reverse()
 
     def calls(number):
         if number == mpi.rank % 2:
-            begun[0].wait(seconds(60))
+            begun[0].wait(seconds(10))
         else:
             begun[0].set()
         for turn, algorithm in itertools.product(range(20), ("auto", "ring")):
@@ -113,7 +114,7 @@ def waited_for(mpi):
             x = numpy.ones(3)
             comm.all_reduce(x)
             if comm.rank == 1:
-                mpi.Recv(numpy.empty(1), 0)  # until rank 0 has said so
+                assert becomes(mpi.Irecv(numpy.empty(1), 0).Test, seconds(10))  # until rank 0 has said so
                 assert (comm.all_reduce(x) == comm.size).all()
             else:
                 work = comm.all_reduce(x, async_op=True)
@@ -160,7 +161,7 @@ def denied(mpi, where):
 def taken_out(mpi):
     """A signal that takes a rank out of a communicator's making, or memory that it lacks, does not leave others there.
     """
-    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+    comm = gc.Communicator.from_mpi(mpi, timeout=seconds(10))
     if mpi.rank == 0:
         def rings():
             raise KeyboardInterrupt
@@ -177,7 +178,7 @@ def taken_out(mpi):
     lacks = mock.patch("gpucoll.communicator.core.registry", side_effect=MemoryError) if mpi.rank == 1 else \
         mock.MagicMock()
     with lacks, pytest.raises(MemoryError if mpi.rank == 1 else gc.RankFailedError) as failed:
-        gc.Communicator.from_mpi(mpi, timeout=seconds(60))
+        gc.Communicator.from_mpi(mpi, timeout=seconds(10))
     assert mpi.rank == 1 or failed.value.ranks == (1,)
 
 
@@ -237,13 +238,16 @@ def same_on_two_nodes(mpi):
         assert (comm.broadcast(numpy.arange(3) + comm.rank, numpy.int64(1)) == numpy.arange(3) + 1).all()
 
 
-@pytest.mark.parametrize(("body", "size", "arguments"), [
-    (nothing_on_one, 8, ()), (crossed, 2, ()), (crosswise, 2, ()), (waited_for, 3, ()), (denied, 3, ("init",)),
-    (denied, 3, ("split",)),
-    (taken_out, 3, ()), (interrupted_start, 2, ()), (late_alone, 4, ()), (unlike_versions, 3, ()),
-    (same_on_two_nodes, 4, ())])
-def test_rows(ranks, body, size, arguments):
-    ranks(body, size, *arguments)
+@pytest.mark.parametrize(("body", "size"), [
+    (nothing_on_one, 8), (crossed, 2), (crosswise, 2), (waited_for, 3), (taken_out, 3), (interrupted_start, 2),
+    (late_alone, 4), (unlike_versions, 3), (same_on_two_nodes, 4)])
+def test_rows(ranks, body, size):
+    ranks(body, size)
+
+
+@pytest.mark.parametrize("where", ["init", "split"])
+def test_what_one_rank_is_denied(ranks, where):
+    ranks(denied, 3, where)
 
 
 def served(comm):

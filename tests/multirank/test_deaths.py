@@ -254,7 +254,7 @@ elif how == "idle":
 @pytest.mark.parametrize("how", ["idle", "stop"])
 def test_who_does_not_come_to_init_is_named(mpiexec, tmp_path, how):
     """Before ranks meet, and in MPI's calls without a deadline; MPI's end, in which it is missing, too, has one."""
-    job = mpiexec(3, sys.executable, "-c", NEVER_COMES, how, tmp_path, str(seconds(1)), timeout=seconds(60))
+    job = mpiexec(3, sys.executable, "-c", NEVER_COMES, how, tmp_path, str(seconds(1)), timeout=seconds(20))
     said = {rank: tmp_path.joinpath(rank).read_text() for rank in "02"}  # the launcher may wake rank 1 at the end
     assert said == {"0": "(1,) True", "2": "(1,) True"}, job
 

@@ -3,15 +3,17 @@
 import contextlib
 import itertools
 import time
+from types import SimpleNamespace
 
 import numpy
 import pytest
 
 import gpucoll as gc
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.executors import call_site
+from gpucoll.executors import DIFFERS, call_site
 from grids import generator, sampled
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
+from multirank.test_executors import on_two_nodes
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
 from pace import seconds
 from thread_ranks import on_threads
@@ -155,6 +157,34 @@ def told_later(mpi, executor):
 @pytest.mark.parametrize(("executor", "device"), [("mpi", None), ("nccl", "emulated")])
 def test_who_does_not_wait_is_told_later(ranks, executor, device):  # noqa: F811
     ranks(told_later, 2, executor, env={"GPUCOLL_DEVICE": device})
+
+
+def words_come_late(mpi):
+    """Rank 0 shows rank 2, on its node, that ranks differ, and no more; rank 2 hears of what when it has seen that."""
+    with on_two_nodes(mpi, None) as comm:
+        shared, wire, x = comm._host._shared, comm._preflight._wire, numpy.arange(3.0)
+        comm.all_reduce(x)
+
+        def receive(buffer, source, tag):
+            request, waits = wire.Irecv(buffer, source, tag), tag == DIFFERS and comm.rank == 2
+            return SimpleNamespace(Test=lambda: not (waits and not shared._astray) and request.Test())
+
+        comm._preflight._wire = SimpleNamespace(Irecv=receive, Isend=wire.Isend, Iprobe=wire.Iprobe, Recv=wire.Recv)
+        comm._has_aborted = comm.rank != 2  # nor is it told by messages that others go no further
+
+        def calls():
+            comm.all_reduce(x, op="max" if comm.rank == CULPRIT else "sum")
+            for _ in range(300):
+                comm.broadcast(x, algorithm="linear")
+
+        with pytest.raises(gc.MismatchError) as told:
+            calls()
+        assert (told.value.code, told.value.ranks) == ("GC-OP", (CULPRIT,))
+        assert len(shared._astray) == (comm.rank == 2)
+
+
+def test_words_that_come_late_are_waited_for(ranks):  # noqa: F811
+    ranks(words_come_late, 3, env={"GPUCOLL_CHECK": "deferred"}, timeout=20)
 
 
 @SLOW

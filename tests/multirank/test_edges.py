@@ -198,7 +198,7 @@ def test_a_forks_child_has_no_part(ranks):
 
 
 def test_a_second_thread_in_a_call_is_refused():
-    one, other = gc.init_local(2, timeout=seconds(60))
+    one, other = gc.init_local(2, timeout=seconds(10))
     errors = []
 
     def wait_in_vain():

@@ -1,8 +1,10 @@
-"""Every row of the catalogue of faults has a test, or says why it has none."""
+"""Every row of the catalogue of faults has a test, or says why it has none, and a planted fault that they catch."""
 
 import ast
+import collections
 from pathlib import Path
 
+import mutation
 from catalogue import ROWS
 
 TESTS = Path(__file__).parents[1]
@@ -19,4 +21,12 @@ def test_every_row_has_a_test_or_a_reason():
                 tree = ast.parse((TESTS / file).read_text())
                 names[file] = {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
             assert name.startswith("test_"), (number, test)
-            assert name in names[file], (number, test)
+            assert name.partition("[")[0] in names[file], (number, test)
+
+
+def test_every_row_has_a_planted_fault_of_its_own():
+    named = [name for row in ROWS.values() for name in row.mutants]
+    assert [number for number, row in ROWS.items() if not row.mutants] == []
+    assert [name for name, times in collections.Counter(named).items() if times > 1] == []
+    known = collections.Counter(fault.name for fault in mutation.faults())
+    assert [name for name in named if known[name] != 1] == []

@@ -111,7 +111,9 @@ def test_strangers_are_sent_away(said):
 def listening(size):
     """A hub that only knows the token, and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
-    return Hub(listener, size, TOKEN, lambda rank, frame: None), listener.getsockname()[1]
+    hub = Hub(listener, size, TOKEN, lambda rank, frame: None)
+    hub.serve()
+    return hub, listener.getsockname()[1]
 
 
 def test_a_hub_that_does_not_know_the_token_is_no_hub():
