@@ -20,7 +20,7 @@ from gpucoll.rendezvous import becomes
 from grids import generator, naming
 from multirank.test_executors import on_two_nodes
 from pace import seconds
-from thread_ranks import on_threads
+from thread_ranks import all_on_threads, on_threads
 
 TOLD = 1.5  # seconds: three times those in which ranks that differ shall know
 
@@ -65,26 +65,18 @@ def crosswise(mpi):
     The handle of one thread's call may be waited for by another one, and more than once.
     """
     comms = [gc.Communicator.from_mpi(mpi, timeout=seconds(10)) for _ in range(2)]
-    wrong, begun = [], [threading.Event(), threading.Event()]
-    if mpi.rank:
-        begun.reverse()
+    first, waits = mpi.rank % 2, threading.Event()
+    comms[first]._waits.hooks.append(waits.set)
 
     def calls(number):
-        if number == mpi.rank % 2:
-            begun[0].wait(seconds(10))
-        else:
-            begun[0].set()
+        if number != first:  # on the other rank, which waits for this one's first call, it is the first
+            assert waits.wait(seconds(10))
         for turn, algorithm in itertools.product(range(20), ("auto", "ring")):
             x = numpy.full(1000 * number + 3, turn + mpi.rank + 7 * number)
             total = comms[number].all_reduce(x, algorithm=algorithm)
-            wrong.extend([turn] * (not (total == sum(range(mpi.size)) + mpi.size * (turn + 7 * number)).all()))
+            assert (total == sum(range(mpi.size)) + mpi.size * (turn + 7 * number)).all(), turn
 
-    threads = [threading.Thread(target=calls, args=[number]) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    all_on_threads(range(2), calls)
     work, found = comms[0].all_reduce(numpy.ones(5), algorithm="ring", async_op=True), []
     waiter = threading.Thread(target=lambda: found.append(work.wait()))
     waiter.start()
