@@ -6,6 +6,7 @@ Names are strings, resolved by those who use them: reading the table imports not
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy
@@ -107,3 +108,8 @@ def is_whole(number: object) -> TypeGuard[int]:
     (True, False, False)
     """
     return isinstance(number, int | numpy.integer) and not isinstance(number, bool)
+
+
+def are_whole(numbers: object) -> bool:
+    """Return whether `numbers` is a list, a tuple or an array of such."""
+    return isinstance(numbers, Sequence | numpy.ndarray) and all(map(is_whole, numbers))

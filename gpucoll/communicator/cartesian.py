@@ -13,7 +13,7 @@ from gpucoll.arrays import Array, check_input, check_output, overlap
 from gpucoll.communicator.messages import PROC_NULL
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.shapes import Neighbouring, shaped
-from gpucoll.dtypes import is_whole
+from gpucoll.dtypes import are_whole, is_whole
 from gpucoll.errors import ArgumentError
 
 
@@ -35,7 +35,7 @@ class RankGrid(Points):
 
     def rank_of(self, coords: Sequence[int]) -> int:
         """Return the rank at `coords`, which wrap in periodic dimensions; ArgumentError where they lie outside."""
-        if not _are_whole(coords) or len(coords) != len(self.dims):
+        if not are_whole(coords) or len(coords) != len(self.dims):
             raise ArgumentError(f"rank_of: {coords!r} are not {len(self.dims)} coordinates", code="GC-CART")
         rank = self._at(coords)
         if rank is PROC_NULL:
@@ -117,7 +117,7 @@ class RankGrid(Points):
 
 def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
     """Return the lengths of a grid for at most `size` ranks, and which of its dimensions are rings; ArgumentError."""
-    if not _are_whole(dims) or any(one < 1 for one in dims):
+    if not are_whole(dims) or any(one < 1 for one in dims):
         raise ArgumentError(f"cart: dims {dims!r} is not a list of positive numbers; gpucoll.dims_create makes one",
                             code="GC-CART")
     if math.prod(dims) > size:
@@ -128,10 +128,6 @@ def checked_grid(dims: Any, periods: Any, size: int) -> tuple[tuple[int, ...], t
     if len(wraps) != len(dims):
         raise ArgumentError(f"cart: {len(wraps)} periods for {len(dims)} dimensions", code="GC-CART")
     return tuple(map(int, dims)), tuple(map(bool, wraps))
-
-
-def _are_whole(numbers: Any) -> bool:
-    return isinstance(numbers, Sequence | numpy.ndarray) and all(map(is_whole, numbers))
 
 
 def dims_create(size: int, ndims: int) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ from gpucoll.communicator.shapes import (
     ScatteringBlocks,
     shaped,
 )
-from gpucoll.dtypes import is_whole, numpy_dtype, row_of
+from gpucoll.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Task
 
@@ -199,7 +199,7 @@ class VectorVariants(MetadataExchange):
         self._engine.learn(*same, task.input, task.output, task.output, planned, self._seconds(executor, task))
 
     def _check_counts(self, name: str, counts: Any, rows: int) -> Counts:
-        whole = isinstance(counts, Sequence | numpy.ndarray) and all(is_whole(one) and one >= 0 for one in counts)
+        whole = are_whole(counts) and all(one >= 0 for one in counts)
         if not whole or len(counts) != self.size or sum(counts) != rows:
             raise ArgumentError(f"{name}: counts {counts!r} must be {self.size} numbers whose sum is {rows}, the "
                                 "length of x's first axis", code="GC-COUNTS")

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.communicator import Communicator
+from gpucoll.dtypes import are_whole
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.training.shards import owned
 
@@ -23,7 +24,10 @@ class Mesh:
     """
 
     def __init__(self, comm: Communicator, shape: Sequence[int], names: Sequence[str]) -> None:
-        self.comm, self.shape, self.names = comm, tuple(shape), tuple(names)
+        if not are_whole(shape) or not isinstance(names, Sequence) or not all(isinstance(one, str) for one in names):
+            raise ArgumentError(f"Mesh: shape {shape!r} must be a list of whole numbers, names {names!r} one of words",
+                                code="GC-MESH")
+        self.comm, self.shape, self.names = comm, tuple(map(int, shape)), tuple(names)
         if len(self.shape) != len(self.names) or len(set(self.names)) < len(self.names):
             raise ArgumentError(f"Mesh: {len(self.shape)} axes need as many different names, not {self.names}",
                                 code="GC-MESH")
@@ -50,11 +54,17 @@ class Mesh:
 
     def size(self, name: str) -> int:
         """Return how many ranks there are along an axis."""
+        self._check_name("size", name, "GC-MESH")
         return self.shape[self.names.index(name)]
 
     def along(self, name: str) -> Communicator:
         """Return the communicator of this rank and those that differ from it along one axis only, in its order."""
+        self._check_name("along", name, "GC-MESH")
         return self._along[name]
+
+    def _check_name(self, call: str, name: object, code: str) -> None:
+        if name not in self.names:
+            raise ArgumentError(f"{call}: the mesh has no axis {name!r}{nearest(name, self.names)}", code=code)
 
     def spec(self, call: str, given: Any, shape: Sequence[int]) -> Spec:
         """Return a specification with every entry a tuple; raise ArgumentError for one that is none."""
@@ -62,11 +72,10 @@ class Mesh:
         if entries is None or len(entries) != len(shape):
             raise ArgumentError(f"{call}: specification {given!r} has not an entry for each of {len(shape)} axes",
                                 code="GC-SPEC")
-        found = tuple(() if one is None else (one,) if isinstance(one, str) else tuple(one) for one in entries)
+        found = tuple(() if one is None else tuple(one) if isinstance(one, list | tuple) else (one,) for one in entries)
         named = [name for entry in found for name in entry]
         for name in named:
-            if name not in self.names:
-                raise ArgumentError(f"{call}: the mesh has no axis {name!r}{nearest(name, self.names)}", code="GC-SPEC")
+            self._check_name(call, name, "GC-SPEC")
         if len(set(named)) < len(named):
             raise ArgumentError(f"{call}: a mesh axis divides twice in {given!r}", code="GC-SPEC")
         return found

@@ -122,7 +122,8 @@ def kinds(comm):
         assert (training.redistribute(product, there).gather() == x @ x).all()  # whole numbers
     with pytest.raises(gc.ArgumentError, match="no axis 'modle'; did you mean model"):
         training.redistribute(divided, ("modle", None))
-    for wrong, code in (((("data", "data"), None), "GC-SPEC"), ((None,), "GC-SPEC"), ("data", "GC-SPEC")):
+    for wrong, code in (((("data", "data"), None), "GC-SPEC"), ((None,), "GC-SPEC"), ("data", "GC-SPEC"),
+                        ((3, None), "GC-SPEC"), ((True, None), "GC-SPEC")):
         with pytest.raises(gc.ArgumentError) as found:
             training.shard(x, mesh, wrong)
         assert found.value.code == code
@@ -131,6 +132,13 @@ def kinds(comm):
             training.matmul(training.shard(x, mesh, left), training.shard(x, mesh, right))
     with pytest.raises(gc.ArgumentError, match="has not 4 places"):
         training.Mesh(comm, (3, 2), ("data", "model"))
+    for shape, names in ((comm.size, ("data",)), ((float(comm.size),), ("data",)), ((comm.size,), None),
+                         ((comm.size,), (3,))):
+        with pytest.raises(gc.ArgumentError, match="whole numbers"):
+            training.Mesh(comm, shape, names)
+    for call in (mesh.along, mesh.size):
+        with pytest.raises(gc.ArgumentError, match="did you mean model"):
+            call("modle")
 
 
 def parallel(comm):
