@@ -9,9 +9,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import registry, schedules
+from gpucoll.algorithms import find, registry, schedules
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.errors import GpucollError
+from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.proof import Proof, prove
 
 FEW = 16  # ranks up to which all that names and nodes can say is proved
@@ -41,29 +41,41 @@ def prove_registry(sizes: Sequence[int], segments: Sequence[int], collective: st
                    algorithm: str | None = None) -> Iterator[Row]:
     """Yield a row for every algorithm: proved for all `sizes`, `segments` and, where it has one, three roots.
 
-    A user's own is proved for those sizes that it is for. Up to 16 ranks what takes parameters in its name is proved
-    with all that it has, and on uneven nodes if it heeds them. Many ranks are proved by as many processes as there are
-    cores.
+    A user's own, and one with parameters in its name, is proved for those sizes that it is for. Up to 16 ranks what
+    takes parameters is proved with all that it has, and on uneven nodes if it heeds them. Many ranks are proved by as
+    many processes as there are cores.
     """
-    asked = [(*key, sizes, segments) for key in registry() if collective in (None, key[0])
-             and algorithm in (None, key[1])]
+    base = (algorithm or "").partition("(")[0]
+    named = [(kind, algorithm or name) for kind, name in registry()
+             if collective in (None, kind) and base in ("", name)]
+    # Where no collective takes these parameters the first one says so
+    asked = [(*key, sizes, segments) for key in [key for key in named if _exists(*key)] or named]
     with contextlib.ExitStack() as held:
         each: Callable[..., Iterable[Row]] = map
-        if max(sizes, default=0) > FEW and not all(registry()[one[:2]].own for one in asked):
+        if max(sizes, default=0) > FEW and not all(find(*one[:2]).own for one in asked):
             each = held.enter_context(concurrent.futures.ProcessPoolExecutor(len(os.sched_getaffinity(0)))).map
         yield from each(_proved, asked)
 
 
+def _exists(kind: str, name: str) -> bool:
+    try:
+        find(kind, name)
+    except ArgumentError:
+        return False
+    return True
+
+
 def _proved(asked: tuple[str, str, Sequence[int], Sequence[int]]) -> Row:
     kind, name, sizes, segments = asked
-    entry = registry()[kind, name]
+    entry = find(kind, name)
+    is_for_some = entry.own or "(" in name
 
     def names(size: int) -> list[str]:
-        said = entry.variants(kind, size) if entry.variants is not None and size <= FEW else ()
+        said = entry.variants(kind, size) if entry.variants is not None and size <= FEW and "(" not in name else ()
         return [name, *(f"{name}({one})" for one in said)]
 
     claims = [{"algorithm": one, "size": size, "root": root, "segments": pieces, "nodes": nodes}
-              for size in sizes if not entry.own or entry.unfit(size, None) is None for one in names(size)
+              for size in sizes if not is_for_some or entry.unfit(size, None) is None for one in names(size)
               for root in ({0, size // 2, size - 1} if COLLECTIVES[kind].rooted else {0})
               for pieces in (segments if "segments" in entry.options else (1,))
               for nodes in ({None, _uneven(size)} if "nodes" in entry.options and size <= FEW else {None})]
