@@ -32,7 +32,7 @@ from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
-from gpucoll.errors import BackendError
+from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters, on_host, to_array
 from gpucoll.training.shards import owned
@@ -45,12 +45,23 @@ PARAMETER = "parameter"  # beside the names of an optimizer's state
 States = Mapping[str, Parameters]  # of each parameter: its shard, and the shards of the optimizer's state
 
 
+def _agreed(comm: Communicator, call: str, folder: Any) -> Path:
+    """Return the folder as a path; raise ArgumentError for what is none, PeerError on the others. Collective."""
+    error = None
+    try:
+        path = Path(folder)
+    except TypeError:
+        path, error = Path(), ArgumentError(f"{call}: folder {folder!r} is no path", code="GC-CHECKPOINT")
+    comm._all_gather_metadata({} if error is None else {"error": str(error)}, call, error)
+    return path
+
+
 class Saving:
     """A checkpoint that is being written, of a copy of `states`. `wait` is a collective call."""
 
-    def __init__(self, folder: Path, comm: Communicator, like: Mapping[str, Like], states: States,
+    def __init__(self, folder: str | Path, comm: Communicator, like: Mapping[str, Like], states: States,
                  optimizer: Optimizer, kept: Mapping[str, Array]) -> None:
-        self._folder, self._comm, self._like = folder, comm, like
+        self._folder, self._comm, self._like = _agreed(comm, "save", folder), comm, like
         self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
                            "state": list(optimizer.state_names)}
         told = comm._broadcast_metadata(0, {"token": os.urandom(6).hex()}, "save")
@@ -157,10 +168,12 @@ def _write_through(path: Path, content: bytes) -> None:
 class Checkpoint:
     """A checkpoint in a folder that all ranks see. Opening one is a collective call.
 
-    Raises BackendError, naming the file, where this rank cannot read it, PeerError on the others.
+    Raises ArgumentError for what is no folder, BackendError, naming the file, where this rank cannot read it, PeerError
+    on the others.
     """
 
-    def __init__(self, folder: Path, comm: Communicator) -> None:
+    def __init__(self, folder: str | Path, comm: Communicator) -> None:
+        folder = _agreed(comm, "load", folder)
         self._folder, self._comm = folder, comm
         found: dict[str, Any] = {}
 

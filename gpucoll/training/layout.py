@@ -49,14 +49,23 @@ def shard(x: Any, mesh: Mesh, spec: Any) -> ShardedArray:
     return ShardedArray(array[mesh.box(found, array.shape, mesh.comm.rank)].copy(), mesh, array.shape, found)
 
 
+def _check_sharded(call: str, **arrays: Any) -> None:
+    for name, array in arrays.items():
+        if not isinstance(array, ShardedArray):
+            raise ArgumentError(f"{call}: {name} is {type(array).__name__}, no ShardedArray; shard(...) makes one",
+                                code="GC-SPEC")
+
+
 def plan(a: ShardedArray, spec: Any) -> Redistribution:
     """Return how `redistribute` would lay out `a` by `spec`; sends nothing. Raises ArgumentError."""
+    _check_sharded("plan", a=a)
     target = a.mesh.spec("plan", spec, a.shape)
     return planned(a.mesh, a.shape, a.dtype.itemsize, a.spec, a.partial, target, "cuda" if on_gpu(a.local) else None)
 
 
 def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
     """Return `a` laid out by `spec`, by the fewest bytes: see `plan`. A collective call. Raises ArgumentError."""
+    _check_sharded("redistribute", a=a)
     local, here, steps = a.local, a.spec, plan(a, spec).steps
     if not steps:
         local = local.copy()
@@ -67,6 +76,7 @@ def redistribute(a: ShardedArray, spec: Any) -> ShardedArray:
 
 def summed(a: ShardedArray) -> ShardedArray:
     """Return `a` with its sums formed, laid out as it is."""
+    _check_sharded("summed", a=a)
     return redistribute(a, a.spec) if a.partial else a
 
 
@@ -78,6 +88,7 @@ def matmul(a: ShardedArray, b: ShardedArray) -> ShardedArray:
     forward and backward need one sum each. Source: Shoeybi et al., arXiv 1909.08053. Raises ArgumentError where the
     layouts do not fit.
     """
+    _check_sharded("matmul", a=a, b=b)
     if b.ndim != 2 or a.ndim < 1 or a.shape[-1] != b.shape[0]:
         raise ArgumentError(f"matmul: shapes {a.shape} and {b.shape} do not fit", code="GC-SHAPE")
     if a.mesh is not b.mesh or a.spec[-1] != b.spec[0]:
@@ -99,6 +110,7 @@ class Linear:
     """
 
     def __init__(self, weight: ShardedArray) -> None:
+        _check_sharded("Linear", weight=weight)
         self.weight = weight
         self._x: ShardedArray | None = None
 

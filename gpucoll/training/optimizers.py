@@ -6,7 +6,9 @@ number of the step, from 1 on.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any, ClassVar, TypeAlias
 
 import numpy
@@ -27,9 +29,17 @@ class Optimizer:
     state_names: ClassVar[tuple[str, ...]] = ()  # arrays kept for each parameter, of its shape and dtype, or MOMENTS'
 
     def __init__(self, lr: Rate) -> None:
+        if not callable(lr):
+            self._check("lr", lr)
         self.lr = lr
         self.steps = 0
         self.state: dict[str, dict[str, Array]] = {}
+
+    def _check(self, name: str, number: Any, least: float = 0.0, below: float = math.inf) -> None:
+        """Raise ArgumentError for what would fail, or give NaN, at the first step."""
+        if not isinstance(number, Real) or not least <= number < below:
+            raise ArgumentError(f"{type(self).__name__}: {name} {number!r} is no number of at least {least:g} and "
+                                f"below {below:g}", code="GC-OPTIMIZER")
 
     @property
     def rate(self) -> float:
@@ -92,6 +102,7 @@ class SGD(Optimizer):
 
     def __init__(self, lr: Rate, momentum: float = 0.0) -> None:
         super().__init__(lr)
+        self._check("momentum", momentum)
         self.momentum = momentum
         if momentum:
             self.state_names = ("momentum",)  # type: ignore[misc]  # without it there is nothing to remember
@@ -122,6 +133,11 @@ class Adam(Optimizer):
         if moment_bits not in (None, 16):
             raise ArgumentError(f"{type(self).__name__}: moment_bits {moment_bits!r} is neither None nor 16",
                                 code="GC-COMPRESSION")
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise ArgumentError(f"{type(self).__name__}: betas {betas!r} are not two numbers", code="GC-OPTIMIZER")
+        for beta in betas:
+            self._check("beta", beta, below=1.0)
+        self._check("eps", eps)
         self.betas, self.eps = betas, eps
         if moment_bits == 16:
             self.state_names = ("mean16", "square16")  # type: ignore[misc]  # which the manifest of a checkpoint tells
@@ -157,6 +173,7 @@ class AdamW(Adam):
     def __init__(self, lr: Rate = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 1e-2, moment_bits: int | None = None) -> None:
         super().__init__(lr, betas, eps, moment_bits)
+        self._check("weight_decay", weight_decay)
         self.weight_decay = weight_decay
 
     def _update(self, parameter: Array, gradient: Array, **state: Array) -> None:

@@ -211,12 +211,13 @@ class ZeRO:
 
         Every rank writes its shards. With `async_op` a copy of them is written while training goes on, and the
         checkpoint counts once every rank has come back from `wait` of what is returned, a collective call as well; the
-        next `save` makes it if nobody has. Raises BackendError where a rank cannot write, PeerError on the others.
+        next `save` makes it if nobody has. Raises ArgumentError for what is no path, BackendError where a rank cannot
+        write, PeerError on the others.
         """
         if self._saving is not None:  # which would take the new one's files for those of an interrupted one
             self._saving.wait()
         kept = {name: row for one in self._compression.members for name, row in one.state.items()}
-        self._saving = Saving(Path(folder), self._comm, self._like, self._states(), self.optimizer, kept)
+        self._saving = Saving(folder, self._comm, self._like, self._states(), self.optimizer, kept)
         if not async_op:
             self._saving.wait()
         return self._saving
@@ -232,7 +233,7 @@ class ZeRO:
         `parameters` or the kind of optimizer are not those that were saved.
         """
         check_optimizer("load", optimizer)
-        found = Checkpoint(Path(folder), comm)
+        found = Checkpoint(folder, comm)
         asked = type(optimizer).__name__, *optimizer.state_names
         if found.optimizer != asked:
             raise ArgumentError(f"load: {folder} was saved with {' '.join(found.optimizer)}, this is {' '.join(asked)}",

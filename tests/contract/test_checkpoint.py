@@ -168,3 +168,22 @@ def test_a_manifest_that_cannot_be_written_leaves_the_old_checkpoint(tmp_path, m
         patch.setattr(checkpoint, "_write_through", refusing)
         on_threads(RANKS, program)
     assert on_threads(RANKS, loaded, tmp_path) == [{1.0}] * RANKS
+
+
+def one_without_a_folder(comm, folder, value):
+    """The last rank's folder is no path: it is told, the others too, and nothing is written."""
+    last = comm.rank == comm.size - 1
+    kind = gc.ArgumentError if last else gc.PeerError
+    zero = training.ZeRO({"w": numpy.arange(9.0)}, comm, training.SGD(0.5))
+    with pytest.raises(kind, match=f"save: folder {value!r} is no path"):
+        zero.save(value if last else folder)
+    assert not list(folder.iterdir())
+    zero.save(folder)
+    with pytest.raises(kind, match=f"load: folder {value!r} is no path"):
+        training.ZeRO.load(value if last else folder, comm, training.SGD(0.5))
+    assert training.ZeRO.load(folder, comm, training.SGD(0.5)).parameters["w"].tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("value", [None, 3])
+def test_a_folder_that_is_no_path(tmp_path, value):
+    on_threads(3, one_without_a_folder, tmp_path, value)

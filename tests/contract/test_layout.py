@@ -163,3 +163,12 @@ def parallel(comm):
 @pytest.mark.parametrize("program", [kinds, parallel], ids=lambda program: program.__name__)
 def test_layouts(executor, program):
     executor.run(4, program)
+
+
+def test_arrays_that_are_not_laid_over_a_mesh():
+    array = numpy.zeros((2, 2))
+    for call in (lambda: training.redistribute(array, (None, None)), lambda: training.matmul(array, array),
+                 lambda: training.plan(array, (None, None)), lambda: training.Linear(array)):
+        with pytest.raises(gc.ArgumentError, match="is ndarray, no ShardedArray") as found:
+            call()
+        assert found.value.code == "GC-SPEC"

@@ -195,6 +195,18 @@ def test_moments_of_16_bits(executor, tmp_path):
         training.AdamW(moment_bits=8)
 
 
+@pytest.mark.parametrize(("kind", "numbers", "named"), [
+    (training.SGD, {"lr": "fast"}, "SGD: lr 'fast'"), (training.SGD, {"lr": -0.1}, "SGD: lr -0.1"),
+    (training.SGD, {"lr": float("nan")}, "SGD: lr nan"), (training.SGD, {"lr": 1, "momentum": None}, "momentum None"),
+    (training.Adam, {"lr": float("inf")}, "Adam: lr inf"), (training.Adam, {"betas": 0.9}, "betas 0.9 are not two"),
+    (training.Adam, {"betas": (0.9, 1.0)}, "beta 1.0"), (training.Adam, {"eps": -1e-8}, "eps -1e-08"),
+    (training.AdamW, {"weight_decay": "0.1"}, "AdamW: weight_decay '0.1'")])
+def test_numbers_that_would_fail_at_the_first_step(kind, numbers, named):
+    with pytest.raises(gc.ArgumentError, match=named) as found:
+        kind(**numbers)
+    assert found.value.code == "GC-OPTIMIZER"
+
+
 def test_a_large_gradient_does_not_end_training():
     """What is beyond 16 bits is kept as the largest that they hold."""
     optimizer, weights = training.Adam(0.1, moment_bits=16), {"w": numpy.zeros(2, "f4")}
