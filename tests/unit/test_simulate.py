@@ -209,3 +209,14 @@ def test_many_ranks(size):
 def test_what_cannot_be_simulated_is_refused(arguments, words):
     with pytest.raises(ArgumentError, match=words):
         simulate(*arguments)
+
+
+@pytest.mark.parametrize("levels", [(LINK,), (LINK._replace(ranks=4), NETWORK)])
+def test_links_beyond_one_for_each_rank_stay_idle(levels):
+    """The loads of the links were an array with an element for each idle link, too: a MemoryError."""
+    def seconds(links):
+        topology = Topology("mine", (*levels[:-1], levels[-1]._replace(links=links)))
+        return [simulate("all_to_all", name, 12, N, topology) for name in ("direct", "pairwise")]
+
+    assert seconds(4) == seconds(1 << 40)
+    assert (seconds(4) == seconds(1)) == (len(levels) == 1)

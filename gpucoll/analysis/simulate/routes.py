@@ -96,7 +96,11 @@ class Routes:
 
 
 def _port(rank: Array, below: int, links: int) -> Array:
-    """Return which link of its unit a rank uses: they are shared out evenly, neighbours sharing one."""
+    """Return the link of its unit that each rank uses. The ranks of a unit are dealt evenly to its links.
+
+    Links beyond one for each rank stay idle. They get no number, because the loads are an array over all numbers.
+    """
+    links = min(links, below)
     return rank // below * links + rank % below * links // below
 
 
