@@ -19,7 +19,7 @@
     plan                        a schedule on buffers of given lengths: what waits for what
     collectives, topology       what each collective promises; shapes of rings and trees
     schedule, chunks, ops, dtypes     the vocabulary
-    errors, arguments           typed errors; command lines under mpiexec
+    errors, arguments, parsing  typed errors; command lines under mpiexec; CPython's parser, one thread at a time
     store                       connections to rank 0, and the store by which ranks meet without MPI
     launchers, rendezvous       who started this process, whose MPI; waiting for all ranks, rank 0 for all
 """

@@ -14,13 +14,13 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import numpy
 
+from gpucoll import parsing
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
 from gpucoll.launchers import TOKEN, free_port, started, torchrun_variables
 from gpucoll.rendezvous import RollCall, wait_for_all
@@ -272,7 +272,7 @@ def _abort_all(kind: type[BaseException], error: BaseException, trace: Traceback
         for enter in on_abort:
             launcher.enter_context(enter(error))
         stream.write(f"rank {rank} has ended by an exception that nobody caught, and all ranks with it:\n"
-                     + "".join(traceback.format_exception(kind, error, trace)))
+                     + parsing.text_of(kind, error, trace))
         stream.flush()
     if MPI and lives:
         abort(MPI)

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpucoll import msccl
+from gpucoll import msccl, parsing
 from gpucoll.algorithms import names_of, registry
 from gpucoll.errors import ArgumentError, nearest
 
@@ -95,7 +95,7 @@ def _run(path: Path, content: bytes) -> None:
     module.__file__ = str(path)
     sys.modules[name] = module  # before it runs, as an import does: what it defines looks for it
     try:
-        exec(compile(content, str(path), "exec"), vars(module))
+        exec(parsing.code_of(content, str(path), "exec"), vars(module))
     except BaseException as error:
         del sys.modules[name]
         if isinstance(error, Exception | SystemExit):

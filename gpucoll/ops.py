@@ -14,6 +14,7 @@ import sys
 from numbers import Number
 from typing import Any, NamedTuple
 
+from gpucoll import parsing
 from gpucoll.errors import ArgumentError, nearest
 
 
@@ -131,7 +132,7 @@ def elementwise_op(expression: str, identity: Any = 0) -> Op:
     'subtract(add(a, b), multiply(a, b))'
     """
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
+        tree = parsing.tree_of(expression.strip())
     except (SyntaxError, AttributeError, ValueError) as error:
         raise ArgumentError(f"elementwise_op: {expression!r} is no expression: {error}", code="GC-OP") from None
     if not isinstance(identity, Number):
@@ -171,7 +172,7 @@ def _cuda(expression: str, node: ast.AST) -> str:
     texts = [_cuda(expression, part) for part in parts]
     if all(isinstance(part, _ARITHMETIC) for part in ast.walk(node)):
         # A constant is formed by Python, as on the host, where 1 / 2 is a half whatever W is.
-        return _constant(eval(compile(ast.Expression(node), "<elementwise_op>", "eval")))
+        return _constant(eval(parsing.code_of(ast.Expression(node), "<elementwise_op>", "eval")))
     return f"{function}({', '.join(texts)})"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import inspect
 import numbers as numbers_abc
 import operator
 import pkgutil
@@ -22,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
+from gpucoll import parsing
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.collectives import collective as collective_row
 from gpucoll.dtypes import row_of
@@ -55,7 +55,8 @@ def evaluate(formula: str, **values: Any) -> Any:
     >>> evaluate("lg(2 * P - 1)", P=5), evaluate("(two(P), rest(P), ones(P), hops(P))", P=6)
     (3, (4, 2, 7, 3))
     """
-    return eval(formula, {"__builtins__": {}, **FUNCTIONS}, values)
+    code = parsing.code_of(formula, "<formula>", "eval")
+    return eval(code, {"__builtins__": {}, **FUNCTIONS}, values)
 
 
 class Cost(NamedTuple):
@@ -176,7 +177,8 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
                           in_rank_order=in_rank_order == "1")
         if module != __name__:
             entry = _own(entry._replace(name=name or getattr(make, "__name__", ""), own=True))
-        entry = entry._replace(options=OPTIONS & inspect.signature(make).parameters.keys(), unfit=unfit or entry.unfit)
+        options = OPTIONS & parsing.signature_of(make).parameters.keys()
+        entry = entry._replace(options=options, unfit=unfit or entry.unfit)
         if COLLECTIVES[collective].rooted and "root" not in entry.options:
             entry = entry._replace(make=_for_any_root(entry), options=entry.options | {"root"})
         _REGISTRY[collective, entry.name] = entry
@@ -189,7 +191,7 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
 def _own(entry: Algorithm) -> Algorithm:
     """Return a user's algorithm as it is registered; raise ArgumentError."""
     try:
-        parameters = list(inspect.signature(entry.make).parameters.values())
+        parameters = list(parsing.signature_of(entry.make).parameters.values())
         needed = [one.name for one in parameters if one.default is one.empty and one.name not in OPTIONS
                   and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     except (TypeError, ValueError):

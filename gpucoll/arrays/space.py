@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
+from gpucoll import parsing
 from gpucoll.arrays.accept import Array, on_gpu
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
@@ -59,7 +60,7 @@ def combiner(op: Op, dtype: Dtype) -> Combine:
 
 def _expression(text: str) -> Pair:
     """Return the checked expression of `gpucoll.elementwise_op` in the form of a NumPy function of two arrays."""
-    code = compile(text, "<elementwise_op>", "eval")
+    code = parsing.code_of(text, "<elementwise_op>", "eval")
     known = {name: getattr(numpy, function) for name, (function, _) in FUNCTIONS.items()}
     known["__builtins__"] = {"__import__": __import__}  # NumPy's own errors import something
 

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy
 
+from gpucoll import parsing
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.metadata import check_alike
@@ -39,7 +40,6 @@ from gpucoll.training.shards import owned
 
 FORMAT = 1
 MANIFEST = "manifest.json"
-_parsing = threading.Lock()  # CPython 3.11 parses literals, as in an array's header, in one state for all threads
 PARAMETER = "parameter"  # beside the names of an optimizer's state
 
 States = Mapping[str, Parameters]  # of each parameter: its shard, and the shards of the optimizer's state
@@ -146,8 +146,8 @@ def _packed(rows: Mapping[str, Array]) -> bytes:
 
 
 def _row(rows: Any, name: str, dtype: numpy.dtype[Any]) -> numpy.ndarray[Any, Any]:
-    with _parsing:
-        return rows[name].view(dtype)
+    array: numpy.ndarray[Any, Any] = parsing.array_of(rows, name)
+    return array.view(dtype)
 
 
 def _write_through(path: Path, content: bytes) -> None:
@@ -228,7 +228,7 @@ class Checkpoint:
         content = (self._folder / file["name"]).read_bytes()
         if hashlib.sha256(content).hexdigest() != file["sha256"]:
             raise ValueError("it is damaged: its SHA-256 is not the manifest's")
-        return numpy.load(io.BytesIO(content))
+        return parsing.arrays_of(content)
 
     def _read_file(self, file: Mapping[str, Any], states: States, wanted: Mapping[str, slice]) -> None:
         with self._opened(file) as rows:
