@@ -37,7 +37,7 @@ class Optimizer:
 
     def _check(self, name: str, number: Any, least: float = 0.0, below: float = math.inf) -> None:
         """Raise ArgumentError for what would fail, or give NaN, at the first step."""
-        if not isinstance(number, Real) or not least <= number < below:
+        if not isinstance(number, Real) or not least <= float(number) < below:
             raise ArgumentError(f"{type(self).__name__}: {name} {number!r} is no number of at least {least:g} and "
                                 f"below {below:g}", code="GC-OPTIMIZER")
 
