@@ -1,35 +1,47 @@
-"""Faults planted in the engine, each of which a test of it must find; late ranks make the races certain."""
+"""Faults planted in the engine, in tables by the tests that must find them; `TABLES` names all of them."""
 
 from typing import NamedTuple
 
 import extension
 
-# Rank 1 is late where it reads: alone that must be harmless.
-LATE = (("        char* to_row = place(node, one.to).start;\n",
-         "        if (node.rank == 1) usleep(200);\n"
-         "        char* to_row = place(node, one.to).start;\n"),)
-
 
 class Mutant(NamedTuple):
-    """What is changed, and the function of test_engine, with its arguments, that must fail on it."""
+    """What is changed, and the program of multirank, with its arguments, that must fail on it on so many ranks."""
 
     changes: tuple[tuple[str, str], ...]
-    body: str = "memory_changes_at_once"
+    body: str = ""
     arguments: tuple[object, ...] = ()
+    ranks: int = 3
 
 
-MUTANTS = {
+# A rank does not wait for another one: a driver in which the seed holds ranks back (engine/test_threads.py) finds it.
+ORDERS = {
     "who still reads the workspace is not waited for": Mutant(
-        (("!sees(node, at, node.unread[half][at], patient)) return WAITING;", "false) return WAITING;"), *LATE),
-        "fresh_data"),
-    "who has read is forgotten": Mutant(
-        (("last = std::max(last, base + one.mark);", "(void)last;"), *LATE), "fresh_data"),
+        (("!sees(node, at, node.unread[half][at], patient)) return WAITING;", "false) return WAITING;"),)),
+    "who has read is forgotten": Mutant((("last = std::max(last, base + one.mark);", "(void)last;"),)),
     "who reads the caller's memory is not waited for": Mutant(
-        (("if (!is_control(node, one.buffer) && !sees(", "if (false && !sees("), *LATE)),
+        (("if (!is_control(node, one.buffer) && !sees(", "if (false && !sees("),)),
     "nobody is awaited": Mutant((("return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;",
-                                  "return DONE;"), *LATE), "fresh_data"),
+                                  "return DONE;"),)),
     "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.mark);",
-                                        "show(node.heads[node.rank], base + one.mark + 2);"), *LATE), "fresh_data"),
+                                        "show(node.heads[node.rank], base + one.mark + 2);"),)),
+}
+# ThreadSanitizer sees these in the same driver; x86 forgives them.
+RACES = {
+    "what is shown does not carry what was written": Mutant((("head->mark.store(mark, std::memory_order_seq_cst)",
+                                                              "head->mark.store(mark, std::memory_order_relaxed)"),)),
+    "what is seen does not bring it": Mutant((("if (head->mark.load(std::memory_order_acquire) >= mark) return true;\n"
+                                               "    if (!patient)",
+                                               "if (head->mark.load(std::memory_order_relaxed) >= mark) return true;\n"
+                                               "    if (!patient)"),)),
+}
+# AddressSanitizer sees these in it.
+BEYOND = {
+    "half of what is aside": Mutant((("resize(walked->aside)", "resize(walked->aside / 2)"),)),
+    "a result of a byte too many": Mutant((("(to, result, plan->taken);", "(to, result, plan->taken + 1);"),)),
+}
+# multirank/test_engine.py finds these.
+CALLS = {
     "other calls are not told": Mutant((("if (signature_of(node, met(node, i)) != signature) return DIFFERS;", ""),),
                                        "every_way", (None, ("all_reduce",), 0.1)),
     "only who is read from is met": Mutant((("node.check == ALL ? node.near.size()", "false ? node.near.size()"),
@@ -42,7 +54,7 @@ MUTANTS = {
     "what the root calls is not looked at": Mutant((("signature_of(node, plan->root) != signature)", "false)"),),
                                                    "scattered"),
     "what ranks called before is forgotten": Mutant((("static_cast<int64_t>(mix ^ mix >> 29);", "0 * mix;"),),
-                                                    "roots_return"),
+                                                    "another_root_is_told_later"),
     "another order": Mutant((("rows[rank] + start, here", "rows[ranks - rank] + start, here"),),
                             "the_bits_of_messages"),
     "what others read stays with the caller": Mutant((("&& !plan->read[buffer] &&", "&&"),), "fresh_data"),
@@ -58,6 +70,35 @@ MUTANTS = {
     "boards are not shown": Mutant((("        board.places[buffer][1] = offset;\n", ""),), "long_arrays",
                                    ("two_shot",)),
 }
+
+# multirank/test_mail.py finds these.
+MAIL = {
+    "the ring is overrun": Mutant((("return one.written - one.known == LETTERS ? nullptr :",
+                                    "return false ? nullptr :"),), "not_taken", ranks=2),
+    "a long message has ended at once": Mutant(
+        (("if (ticket != 0 && !done) done = out->ends", "if (ticket != 0 && !done) done = true || out->ends"),),
+        "around", ranks=2),
+    "the last is the first": Mutant((("        one.unasked.push_back(std::move(copy));",
+                                      "        one.unasked.push_front(std::move(copy));"),), "same_tag", ranks=2),
+    "any tag": Mutant((("if ((*found)->tag != letter.tag) continue;", ""),), "backwards"),
+    "of any length": Mutant((("const bool fits = letter.nbytes == transfer.nbytes;",
+                              "const bool fits = letter.nbytes <= transfer.nbytes;"),), "lengths", ranks=2),
+}
+# Plans that are not whole (engine/test_plans.py) end a process by these.
+PLANS = {
+    "buffers without memory": Mutant((("whole(reading.has_staging() && ", "whole("),)),
+    "parts beyond the end": Mutant((("offset <= there && nbytes <= there - offset", "true"),)),
+    "parts beyond others' workspaces": Mutant((("(offset <= most && nbytes <= most - offset)", "true"),)),
+    "memory that there is not": Mutant((("catch (const std::exception&) {  // no", "catch (const int&) {  // no"),)),
+}
+# Random programs below sanitizers (contract/test_sanitized.py) say this of these.
+SANITIZED = {
+    "AddressSanitizer": Mutant((("char sum[BLOCK]", "char sum[64]"),)),
+    "division by zero": Mutant(tuple((old, old.replace("sizeof(T)", "(sizeof(T) - sizeof(T))")) for old in (
+        "ranks, to, nbytes / sizeof(T)", "i < nbytes / sizeof(T); i++) write<T>(row, i, divide"))),
+}
+TABLES = {"engine": CALLS, "order": ORDERS, "mail": MAIL, "plan": PLANS,
+          "thread": RACES, "address": BEYOND, "sanitizer": SANITIZED}
 
 
 def changed(changes):

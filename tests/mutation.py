@@ -11,7 +11,6 @@ the exit code is 1 below 90 %, or where a row's or a schedule's is missed, or it
 import argparse
 import fnmatch
 import os
-import runpy
 import shutil
 import subprocess
 import sys
@@ -19,19 +18,15 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
-for folder in ("tests/kernels", "tests"):
-    sys.path.insert(0, str(ROOT / folder))
+sys.path.insert(0, str(Path(__file__).parent))
 
-import extension  # noqa: E402 (the path comes first)
-import reporting  # noqa: E402
-from catalogue import ROWS  # noqa: E402
-from gpucoll.device import CompileError  # noqa: E402
-from planted import PLANTED  # noqa: E402
-from planted_rows import PLANTED_ROWS  # noqa: E402
+import extension
+import reporting
+from catalogue import ROWS
+from faults import BY_NIGHTLY_TESTS, ROOT, Fault, faults, place_of
+from gpucoll.device import CompileError
 
 SHARE = 0.9
 TIER = "not slow and not nightly and not mutant"
@@ -53,38 +48,15 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "training": ["tests/unit/test_buckets.py",
                  *(f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint"))],
     "engine": ["tests/contract", "tests/engine", "tests/multirank/test_one_pass.py", "tests/multirank/test_engine.py"],
+    "order": ["tests/engine"],
+    "plan": ["tests/engine"],
+    "mail": ["tests/multirank/test_mail.py"],
 }
-UNCOUNTED = {"race"}  # which only a model of memory weaker than x86's shows: ThreadSanitizer's, nightly
-
-
-class Fault(NamedTuple):
-    """`changes` are texts of one file and what becomes of them; no file: the one of kernels/ that has them."""
-
-    kind: str
-    name: str
-    changes: "tuple[tuple[str, str], ...]"
-    file: str = ""
-
-
 class Verdict(NamedTuple):
     fault: Fault
     caught: str  # the first test that failed, "" where all passed, or why there was nothing to run
     seconds: float
     planted: bool = True
-
-
-def faults():
-    """All of the repository's own: schedules and product here, kernels where their checks are tested on them."""
-    import engine_mutants
-    from peer import mutants as peer_mutants
-
-    kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
-
-    yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in (*PLANTED, *PLANTED_ROWS))
-    for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
-        yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
-    for name, mutant in engine_mutants.MUTANTS.items():
-        yield Fault("engine", name, tuple(change for change in mutant.changes if change not in engine_mutants.LATE))
 
 
 def own_tests(fault):
@@ -93,14 +65,10 @@ def own_tests(fault):
 
 
 def plant(fault, tree):
-    """The fault is in the tree; LookupError where its text is not there, once in a file."""
-    places = [tree / fault.file] if fault.file else sorted((tree / "kernels").iterdir())
+    """The fault is in the tree; LookupError where its text is not there exactly once."""
     for old, new in fault.changes:
-        found = [place for place in places if place.is_file() and place.read_text().count(old) == 1]
-        if not found:
-            raise LookupError(f"{old!r} is not there")
-        for place in found:
-            place.write_text(place.read_text().replace(old, new))
+        place = place_of(fault, old, tree)
+        place.write_text(place.read_text().replace(old, new))
 
 
 def copy_tree(tree):
@@ -160,7 +128,8 @@ def main():
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))), metavar="N")
     parser.add_argument("--list", action="store_true", help="name the faults and stop")
     options = parser.parse_args()
-    chosen = [fault for fault in faults() if fnmatch.fnmatch(f"{fault.kind}: {fault.name}", options.only)]
+    chosen = [fault for fault in faults() if fault.kind not in BY_NIGHTLY_TESTS
+              and fnmatch.fnmatch(f"{fault.kind}: {fault.name}", options.only)]
     if options.rows:
         names = [name for number in options.rows.split(",") for name in ROWS[int(number)].mutants]
         chosen = [fault for fault in chosen if fault.name in names]
@@ -176,6 +145,7 @@ def main():
     with ThreadPoolExecutor(options.jobs) as pool:
         for verdict in pool.map(judge, chosen, map(own_tests, chosen)):
             verdicts.append(verdict)
+            reporting.write("caught" if verdict.planted and verdict.caught else "missed", verdict.fault.name)
             caught = verdict.caught if verdict.planted else f"(cannot be planted: {verdict.caught})"
             print(f"{verdict.fault.kind}: {verdict.fault.name} | {caught or 'NOT CAUGHT'} | {verdict.seconds:.0f} s",
                   flush=True)
@@ -188,9 +158,9 @@ def conclude(verdicts):
         of_kind = [verdict for verdict in verdicts if verdict.fault.kind == kind and verdict.planted]
         if of_kind:
             print(f"{kind}: {sum(bool(verdict.caught) for verdict in of_kind)} of {len(of_kind)} caught")
-    counted = [verdict for verdict in verdicts if verdict.fault.kind not in UNCOUNTED and verdict.planted]
+    counted = [verdict for verdict in verdicts if verdict.planted]
     share = sum(bool(verdict.caught) for verdict in counted) / max(1, len(counted))
-    lost = [verdict for verdict in verdicts if not verdict.planted and verdict.fault.file]  # else of a check's own text
+    lost = [verdict for verdict in verdicts if not verdict.planted]
     missed = [verdict for verdict in counted if not verdict.caught
               and (verdict.fault.kind == "schedule" or own_tests(verdict.fault))]
     print(f"caught: {100 * share:.0f} % of {len(counted)}; {len(lost)} could not be planted")

@@ -3,6 +3,7 @@
 import pytest
 
 from browser import made
+from planted import PLANTED
 
 pytest.importorskip("gpucoll.bench.report", reason="gpucoll runs from a checkout here and is not installed")
 pytest.importorskip("plotly", reason="pages need plotly: pip install gpucoll[report]")
@@ -57,8 +58,9 @@ def test_no_complaints_no_requests_nothing_too_wide(browser, pages, name, width,
 @pytest.mark.mutant
 def test_a_script_that_is_not_the_pages_own_is_kept_out_and_seen(browser, pages, tmp_path):
     text = (pages / "one.html").read_text(encoding="utf-8")
-    (tmp_path / "false.html").write_text(text.replace('"use strict";\n//', '"use strict"; missing();\n//'),
-                                         encoding="utf-8")
+    (old, new), = [fault[3:] for fault in PLANTED if fault[0] == "page"]
+    assert text.count(old) == 1
+    (tmp_path / "false.html").write_text(text.replace(old, new), encoding="utf-8")
     browser.show(tmp_path / "false.html")
     assert any("Content Security Policy" in error for error in browser.errors)
 

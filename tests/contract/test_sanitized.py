@@ -1,5 +1,6 @@
 """AddressSanitizer and UndefinedBehaviorSanitizer over random programs; what they see ends the process."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
+import engine_mutants
 from jobs import launch, run_job
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3600)]  # they compile everything anew
 BUILT_IN = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
 PROGRAMS = Path(__file__).parents[1] / "mixture.py"
-# Runs the programs on an engine that is built here, in which one text is another.
+# Runs the programs on an engine that is built here, with some texts changed.
 ENGINE = """
-import runpy, sys
-import extension
-old, new, path = sys.argv[1:4]
-del sys.argv[:3]
-with extension.serving(extension.built(extension.text().replace(old, new), "-O3")):
+import json, runpy, sys
+import engine_mutants, extension
+changes, path = json.loads(sys.argv[1]), sys.argv[2]
+del sys.argv[:2]
+with extension.serving(extension.built(engine_mutants.changed(changes), "-O3")):
     runpy.run_path(path, run_name="__main__")
 """
 
@@ -56,7 +58,7 @@ def assert_clean(job):
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_extension(environment, ranks):
-    assert_clean(sanitized(environment, ranks, "-c", ENGINE, "", "", PROGRAMS, "--programs", "24", "--steps", "100",
+    assert_clean(sanitized(environment, ranks, "-c", ENGINE, "[]", PROGRAMS, "--programs", "24", "--steps", "100",
                            "--executors", "shared,any"))
 
 
@@ -71,10 +73,10 @@ def test_plans_with_something_wrong(environment):
 
 
 @pytest.mark.mutant
-@pytest.mark.parametrize(("old", "new", "said"), [("sum[BLOCK]", "sum[LINE]", "AddressSanitizer"), (
-    "nbytes / sizeof(T)", "nbytes / (sizeof(T) - sizeof(T))", "division by zero")])
-def test_what_is_wrong_is_seen(environment, old, new, said):
-    job = sanitized(environment, 4, "-c", ENGINE, old, new, PROGRAMS, "--programs", "8", "--steps", "100",
+@pytest.mark.parametrize("said", engine_mutants.SANITIZED)
+def test_what_is_wrong_is_seen(environment, said):
+    changes = engine_mutants.SANITIZED[said].changes
+    job = sanitized(environment, 4, "-c", ENGINE, json.dumps(changes), PROGRAMS, "--programs", "8", "--steps", "100",
                     "--executors", "shared", "--seed", "1")
     assert job.returncode != 0
     assert said in job.stderr + job.stdout

@@ -1,10 +1,15 @@
-// Ranks as threads of one process carry out the calls of a program (written.py) one after the other, nothing between
-// them; ThreadSanitizer, or AddressSanitizer, looks on. Exits with 1 where a result is wrong.
+// Ranks of one process carry out the calls of a program (written.py) one after the other, nothing between them. Exits
+// with 1 where a result is wrong.
+//
+//     driver PROGRAM         ranks are threads; ThreadSanitizer, or AddressSanitizer, looks on
+//     driver PROGRAM SEED    all ranks are in one thread, and the seed decides which of them goes on when
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <random>
+#include <string>
 #include <thread>
 
 #include "engine.h"
@@ -156,41 +161,97 @@ struct World {
         }
     }
 
-    // All calls of one rank. When it has returned from one, nobody may read its arrays any more, nor write to them.
-    void run(uint32_t rank) {
-        Node& node = nodes[rank];
-        Walker walker;
-        for (uint64_t turn = 0; turn < turns.size(); turn++) {
-            const Part_of& part = calls[turns[turn]][rank];
-            const uint64_t variant = turn % variants;
-            const Bytes &given = part.given[variant], &expected = part.expected[variant];
-            char* slab = node.symmetric[0].start;
-            std::unique_ptr<char[]> own(new char[part.plan.given]), beside(new char[part.plan.taken]);
-            char* x = part.symmetric ? slab : own.get();
-            char* out = part.in_place ? x : part.symmetric ? slab + SLAB / 2 : beside.get();
-            if (given.nbytes > 0) std::memcpy(x, given.start, given.nbytes);
-            walker.begin(node, &part.plan, x, out, true);
-            Walker::Outcome outcome;
-            while ((outcome = walker.go_on(node, turn % 2 == 0)) == Walker::WAITING) sched_yield();
-            if (outcome != Walker::DONE || std::memcmp(out, expected.start, expected.nbytes) != 0) {
-                std::fprintf(stderr, "turn %lu, kind %lu, rank %u: outcome %d\n", turn, turns[turn], rank, outcome);
-                wrong++;
-                if (outcome != Walker::DONE) std::_Exit(1);
-            }
-            if (part.plan.given > 0) std::memset(x, 0x5a, part.plan.given);
-            if (part.plan.taken > 0) std::memset(out, 0xa5, part.plan.taken);
+    bool run_as_threads();
+    bool run_in_turns(uint64_t seed);
+};
+
+// One rank's way through all calls. When a call has returned, no rank reads its arrays any more, nor writes to them.
+class Caller {
+  public:
+    Caller(World& of, uint32_t one) : world(of), node(of.nodes[one]), rank(one) { begin(); }
+
+    bool has_ended() const { return turn == world.turns.size(); }
+
+    // Goes on as far as it can; returns whether a call has ended.
+    bool go_on(bool patient) {
+        const Walker::Outcome outcome = walker.go_on(node, patient);
+        if (outcome == Walker::WAITING) return false;
+        const Bytes& expected = part().expected[turn % world.variants];
+        if (outcome != Walker::DONE || std::memcmp(out, expected.start, expected.nbytes) != 0) {
+            std::fprintf(stderr, "turn %lu, kind %lu, rank %u: outcome %d\n", turn, world.turns[turn], rank, outcome);
+            world.wrong++;
+            if (outcome != Walker::DONE) std::_Exit(1);
         }
+        if (part().plan.given > 0) std::memset(x, 0x5a, part().plan.given);
+        if (part().plan.taken > 0) std::memset(out, 0xa5, part().plan.taken);
+        turn++;
+        begin();
+        return true;
+    }
+
+    uint64_t turn = 0;
+
+  private:
+    World& world;
+    Node& node;
+    const uint32_t rank;
+    Walker walker;
+    std::unique_ptr<char[]> own, beside;
+    char *x = nullptr, *out = nullptr;
+
+    const Part_of& part() const { return world.calls[world.turns[turn]][rank]; }
+
+    void begin() {
+        if (has_ended()) return;
+        const Bytes& given = part().given[turn % world.variants];
+        char* slab = node.symmetric[0].start;
+        own.reset(new char[part().plan.given]);
+        beside.reset(new char[part().plan.taken]);
+        x = part().symmetric ? slab : own.get();
+        out = part().in_place ? x : part().symmetric ? slab + SLAB / 2 : beside.get();
+        if (given.nbytes > 0) std::memcpy(x, given.start, given.nbytes);
+        walker.begin(node, &part().plan, x, out, true);
     }
 };
 
-int main(int, char** names) {
-    std::ifstream file(names[1], std::ios::binary);
+bool World::run_as_threads() {
+    std::vector<std::thread> threads;
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        threads.emplace_back([this, rank] {
+            for (Caller one(*this, rank); !one.has_ended();)
+                if (!one.go_on(one.turn % 2 == 0)) sched_yield();
+        });
+    for (std::thread& one : threads) one.join();
+    return true;
+}
+
+// In one thread, so that the seed alone decides which rank goes on when. For a while at a time one rank is held back:
+// the others come as far ahead of it as the engine lets them. Returns whether all calls have ended.
+bool World::run_in_turns(uint64_t seed) {
+    const uint64_t longest = 64, most = 100000;  // steps of one such time; steps in which some call must end
+    std::mt19937_64 random(seed);
+    std::deque<Caller> callers;
+    for (uint32_t rank = 0; rank < ranks; rank++) callers.emplace_back(*this, rank);
+    const auto has_ended = [](const Caller& one) { return one.has_ended(); };
+    for (uint64_t idle = 0; idle < most;) {
+        if (std::all_of(callers.begin(), callers.end(), has_ended)) return true;
+        const uint64_t held = random() % (ranks + 1);  // `ranks`: none
+        for (uint64_t left = random() % longest + 1; left > 0; left--) {
+            const uint64_t rank = random() % ranks;
+            const bool ends = rank != held && !callers[rank].has_ended() && callers[rank].go_on(false);
+            idle = ends ? 0 : idle + 1;
+        }
+    }
+    std::fprintf(stderr, "no call has ended in %lu steps\n", most);
+    return false;
+}
+
+int main(int count, char** words_of) {
+    std::ifstream file(words_of[1], std::ios::binary);
     const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
     Words words = {text.data()};
     World world(words);
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 0; rank < world.ranks; rank++) threads.emplace_back(&World::run, &world, rank);
-    for (std::thread& one : threads) one.join();
+    const bool has_ended = count > 2 ? world.run_in_turns(std::stoull(words_of[2])) : world.run_as_threads();
     std::printf("%zu calls, wrong: %d\n", world.turns.size(), world.wrong.load());
-    return world.wrong != 0;
+    return world.wrong != 0 || !has_ended;
 }

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+import engine_mutants
 import gpucoll as gc
 from engine import written
 from gpucoll.algorithms import find, registry, schedule
@@ -27,12 +28,6 @@ from engine import fuzzed
 old, new, seed, count = sys.argv[1:]
 fuzzed.main(extension.built(extension.text().replace(old, new)), seed, int(count))
 """
-MUTANTS = {
-    "buffers without memory": ("whole(reading.has_staging() && ", "whole("),
-    "parts beyond the end": ("offset <= there && nbytes <= there - offset", "true"),
-    "parts beyond others' workspaces": ("(offset <= most && nbytes <= most - offset)", "true"),
-    "memory that there is not": ("catch (const std::exception&) {  // no", "catch (const int&) {  // no"),
-}
 
 
 def plan(**changes):
@@ -97,9 +92,9 @@ def test_plans_with_something_wrong_do_no_harm(count):
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", engine_mutants.PLANS)
 def test_what_is_not_checked_is_noticed(name):
-    old, new = MUTANTS[name]
+    (old, new), = engine_mutants.PLANS[name].changes
     command = [sys.executable, "-c", CHANGED, old, new]
     assert any(run_job([*command, str(seed), "20000"], 600).returncode for seed in range(8))
 

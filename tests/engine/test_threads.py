@@ -1,4 +1,5 @@
-"""The engine alone, without Python: ranks that are threads, under ThreadSanitizer, AddressSanitizer and UBSan."""
+"""The engine alone, without Python: ranks that are threads, below sanitizers, and ranks that take turns in one thread.
+"""
 
 import functools
 import os
@@ -22,19 +23,10 @@ from jobs import run_job
 
 HEADER = "engine.h"
 DRIVER = Path(__file__).with_name("driver.cc")
-LIBRARIES = {"thread": ["libtsan"], "address,undefined": ["libasan", "libubsan"]}
+LIBRARIES = {"thread": ["libtsan"], "address,undefined": ["libasan", "libubsan"], "": []}  # by sanitizer
 FAILED = 66
 SAYS = {"TSAN_OPTIONS": f"exitcode={FAILED}:halt_on_error=1", "ASAN_OPTIONS": f"exitcode={FAILED}:detect_leaks=0",
         "UBSAN_OPTIONS": f"exitcode={FAILED}:print_stacktrace=1"}
-MUTANTS = {
-    "what is shown does not carry what was written": (("head->mark.store(mark, std::memory_order_seq_cst)",
-                                                       "head->mark.store(mark, std::memory_order_relaxed)"),),
-    "what is seen does not bring it": (("head->mark.load(std::memory_order_acquire)",
-                                        "head->mark.load(std::memory_order_relaxed)"),),
-    **{name: engine_mutants.MUTANTS[name].changes[:1] for name in (
-        "who still reads the workspace is not waited for", "who has read is forgotten", "nobody is awaited",
-        "who reads the caller's memory is not waited for", "shown a round too early")},
-}
 
 
 def source(changes=()):
@@ -56,29 +48,28 @@ def linked(compiler, text, options):
 
 @pytest.fixture
 def carries_out(tmp_path):
-    """`carries_out(sanitizer, program, changes)`: the job of the driver that looks on while it carries out a program.
-    """
+    """`carries_out(sanitizer, program, changes, *words)`: the job in which a driver carries out a program."""
     compiler = shlex.split(os.environ.get("CXX", "")) or ["g++"]
     if shutil.which(compiler[0]) is None:
         pytest.skip(f"there is no {compiler[0]}")
 
-    def run(sanitizer, program, changes=()):
+    def run(sanitizer, program, changes=(), *words):
         for name in LIBRARIES[sanitizer]:
             asked = [*compiler, f"-print-file-name={name}.so"]
             if not os.path.isabs(subprocess.run(asked, capture_output=True, text=True).stdout.strip()):
                 pytest.skip(f"{compiler[0]} has no {name}")
         options = [*(one for one in OPTIONS if one != "-shared"), "-g", "-pthread", "-DGC_ONE_VERSION",
-                   f"-fsanitize={sanitizer}", "-fno-sanitize-recover=undefined"]
+                   *([f"-fsanitize={sanitizer}", "-fno-sanitize-recover=undefined"] if sanitizer else [])]
         text = source(changes)
         kept = user_store().path(text, ".program", functools.partial(linked, compiler, text, options),
                                  flags="\n".join([recipe(), *options]))
-        place, words = tmp_path / "driver", tmp_path / "words"
+        place, file = tmp_path / "driver", tmp_path / "program"
         shutil.copyfile(kept, place)
         place.chmod(0o700)
-        words.write_bytes(program)
+        file.write_bytes(program)
         # ThreadSanitizer bears no addresses that are drawn from too many.
         before = ["setarch", "-R"] if sanitizer == "thread" and shutil.which("setarch") else []
-        return run_job([*before, place, words], 120, SAYS)
+        return run_job([*before, place, file, *words], 120, SAYS)
 
     return run
 
@@ -109,22 +100,46 @@ def test_calls_one_after_the_other(request, carries_out, sanitizer, way, size):
     assert (job.returncode, "wrong: 0\n" in job.stdout) == (0, True), job.stdout + job.stderr
 
 
+def in_turns(carries_out, name, way, size, changes=(), kinds=30, turns=3000):
+    """Calls of which most tell a rank little of the others: without a wait it would overtake them."""
+    random = generator(f"turns/{name}/{way}/{size}")
+    names = written.ONE_WAY if size % 2 else written.NAMES
+    program = written.program(random, size, kinds, turns, names=names, **WAYS[way])
+    return carries_out("", program, changes, str(random.getrandbits(32)))
+
+
+@pytest.mark.parametrize(("way", "size"), [("here", 3), ("mapped", 5), ("here", 4)])
+def test_ranks_that_are_held_back_are_waited_for(carries_out, way, size):
+    """The seed alone decides which rank goes on when, and which one the others leave behind."""
+    job = in_turns(carries_out, "sound", way, size)
+    assert (job.returncode, "wrong: 0\n" in job.stdout) == (0, True), job.stdout + job.stderr
+
+
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", engine_mutants.ORDERS)
+def test_a_rank_that_is_not_waited_for_is_noticed(carries_out, name):
+    """By the very test of the default tier."""
+    jobs = (in_turns(carries_out, "sound", way, 3, engine_mutants.ORDERS[name].changes) for way in ("here", "mapped"))
+    assert any(job.returncode for job in jobs)
+
+
+@pytest.mark.nightly
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", [*engine_mutants.RACES, *engine_mutants.ORDERS])
 def test_a_race_is_seen(carries_out, name):
     """The calls of a program are alike: in others ranks that are not together may see it by their signatures first."""
-    random = generator(f"race/{name}")
+    random, changes = generator(f"race/{name}"), (engine_mutants.RACES | engine_mutants.ORDERS)[name].changes
     programs = (written.program(random, 3, 1, 1000, names=written.ONE_WAY) for _ in range(20))
-    jobs = (carries_out("thread", one, MUTANTS[name]) for one in programs)
+    jobs = (carries_out("thread", one, changes) for one in programs)
     assert any(job.returncode == FAILED and "data race" in job.stderr for job in jobs)
 
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize(("old", "new"), [("resize(plan->aside)", "resize(plan->aside / 2)"),
-                                          ("copy(to, result, plan->taken)", "copy(to, result, plan->taken + 1)")])
-def test_bytes_beyond_the_end_are_seen(carries_out, old, new):
-    job = carries_out("address,undefined", written.program(generator(f"beyond/{old}"), 3, 100, 2000), ((old, new),))
+@pytest.mark.parametrize("name", engine_mutants.BEYOND)
+def test_bytes_beyond_the_end_are_seen(carries_out, name):
+    program = written.program(generator(f"beyond/{name}"), 3, 100, 2000)
+    job = carries_out("address,undefined", program, engine_mutants.BEYOND[name].changes)
     assert job.returncode == FAILED, job.stdout
     assert "AddressSanitizer" in job.stderr, job.stderr

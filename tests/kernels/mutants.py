@@ -15,8 +15,8 @@ MUTANTS = {
         "return {head, words, count - words * PER_WORD - (count > words * PER_WORD)}"),
     "the head is taken for the tail": Mutant("(i < head ? i : i + skipped)", "(i + skipped)"),
     "the head is forgotten": Mutant("{layout.head * sizeof(T), sizeof(Word)}", "{0, sizeof(Word)}"),
-    "a source is skipped": Mutant("for (u32 k = 2;", "for (u32 k = 3;"),
-    "a source is taken twice": Mutant("for (u32 k = 2;", "for (u32 k = 1;"),
+    "a source is skipped": Mutant("for (u32 k = 2; k < a.source_count;", "for (u32 k = 3; k < a.source_count;"),
+    "a source is taken twice": Mutant("for (u32 k = 2; k < a.source_count;", "for (u32 k = 1; k < a.source_count;"),
     "the second source is the first": Mutant(
         "batch.read(second, a.sources[1], place)", "batch.read(second, a.sources[0], place)"),
     "rounded at every step": Mutant(

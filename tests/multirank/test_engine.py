@@ -164,6 +164,19 @@ def roots_return(mpi):
         assert (x == kept).all()
 
 
+def another_root_is_told_later(mpi):
+    """A broadcast ends on a rank that takes itself for the root, as on the others: it is told where they meet next."""
+    x, out = numpy.arange(12.0), numpy.zeros(12)
+    with gc.Communicator.from_mpi(mpi, executor="shared", check="deferred", timeout=seconds(60)) as comm:
+        for _ in range(3):
+            comm.broadcast(x, 0, algorithm="chain")
+            comm.all_reduce(x, out, algorithm="ring")
+        last = comm.size - 1
+        comm.broadcast(x, last if comm.rank == last else 0, algorithm="chain")
+        with pytest.raises(gc.MismatchError):
+            comm.all_reduce(x, out, algorithm="ring")
+
+
 def one_fails_later(mpi):
     """A call to which all have done their part ends well, although one of them has failed since."""
     with gc.Communicator.from_mpi(mpi, executor="shared", check="deferred", timeout=seconds(60)) as comm:
@@ -238,7 +251,7 @@ def one_is_missing(mpi):
 
 CASES = [(fresh_data, (), (3, 2, 8)), (every_kind, (), (3,)), (beside_python, (), (3, 4)),
          (the_bits_of_messages, (), (3,)), (one_is_missing, (), (2,)), (one_fails_later, (), (3,)),
-         (roots_return, (), (3,)), (interrupted, (), (2,))]
+         (roots_return, (), (3,)), (another_root_is_told_later, (), (3,)), (interrupted, (), (2,))]
 
 
 @pytest.mark.parametrize(("body", "arguments", "size"), [
@@ -256,16 +269,12 @@ def on_mutant(mpi, changes, body, arguments=()):
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.MUTANTS)
+@pytest.mark.parametrize("name", engine_mutants.CALLS)
 def test_mutants_are_caught(ranks, name):  # noqa: F811 (the fixture)
-    engine_mutants.changed(engine_mutants.MUTANTS[name].changes)  # can be planted
+    changes, body, arguments, size = engine_mutants.CALLS[name]
+    engine_mutants.changed(changes)  # can be planted
     with pytest.raises(RankError):
-        ranks(on_mutant, 3, *engine_mutants.MUTANTS[name])
-
-
-@pytest.mark.nightly
-def test_late_ranks_are_harmless(ranks):  # noqa: F811 (the fixture)
-    ranks(on_mutant, 3, engine_mutants.LATE, "fresh_data")
+        ranks(on_mutant, size, changes, body, arguments)
 
 
 @pytest.mark.nightly

@@ -146,6 +146,10 @@ MUTANTS = {
     "a piece is told of before it is there": Mutant(
         "        __syncthreads();\n        if (threadIdx.x == 0) post", "        if (threadIdx.x == 0) post",
         check_steps),
+    "a source of a sum is skipped": Mutant(
+        "for (u32 k = 2; k < sources;", "for (u32 k = 3; k < sources;", check_direct),
+    "a source of a sum is taken twice": Mutant(
+        "for (u32 k = 2; k < sources;", "for (u32 k = 1; k < sources;", check_direct),
     "no barrier between rounds": Mutant(
         "        __syncthreads();  // what one thread has written, another one reads\n", "", check_local),
     "no barrier between writes": Mutant("        if (w > first) __syncthreads();\n", "", check_local),
@@ -162,6 +166,12 @@ RACES = {
     "a piece is seen without acquire": Mutant(
         "seen = load_acquire(address_of(lane.receives", "seen = load_relaxed(address_of(lane.receives", check_steps),
 }
+# Models of SPIN, with the faults that their macros plant, and whether each holds.
+MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
+          ("packets.pml -DONE_WAY -DBUFFERS=3", False), ("credits.pml", True), ("credits.pml -DDEPTH=1", True),
+          ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
+          ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
+          ("tickets.pml -DSTALE", False)]
 NEEDED = {check_direct: DIRECT, check_sections: DIRECT, check_one_block: DIRECT, check_order: FLOATS,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 

@@ -66,15 +66,7 @@ def test_a_data_race_is_noticed(race):
     assert "data race" in job.stderr
 
 
-# Which model, and whether it holds.
-MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
-          ("packets.pml -DONE_WAY -DBUFFERS=3", False), ("credits.pml", True), ("credits.pml -DDEPTH=1", True),
-          ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
-          ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
-          ("tickets.pml -DSTALE", False)]
-
-
-@pytest.mark.parametrize(("words", "holds"), MODELS)
+@pytest.mark.parametrize(("words", "holds"), mutants.MODELS)
 def test_a_model_holds_or_is_violated(words, holds, tmp_path):
     if shutil.which("spin") is None:
         pytest.skip("the models need SPIN: apt-get install spin")

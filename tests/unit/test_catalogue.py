@@ -4,7 +4,7 @@ import ast
 import collections
 from pathlib import Path
 
-import mutation
+import faults
 from catalogue import ROWS
 
 TESTS = Path(__file__).parents[1]
@@ -28,5 +28,5 @@ def test_every_row_has_a_planted_fault_of_its_own():
     named = [name for row in ROWS.values() for name in row.mutants]
     assert [number for number, row in ROWS.items() if not row.mutants] == []
     assert [name for name, times in collections.Counter(named).items() if times > 1] == []
-    known = collections.Counter(fault.name for fault in mutation.faults())
+    known = collections.Counter(fault.name for fault in faults.faults())
     assert [name for name in named if known[name] != 1] == []

@@ -1,17 +1,38 @@
-"""Faults that tests/mutation.py plants: the texts that it changes are there."""
+"""Faults that tests plant: the texts that they change stand in the source, each exactly once."""
 
+import re
 from pathlib import Path
 
-import mutation
+import pytest
+
+import faults
+from peer import mutants
+
+SPIN = Path(faults.__file__).with_name("spin")
 
 
 def test_all_faults_can_be_planted():
-    root = Path(mutation.__file__).parents[1]
-    texts = {path: path.read_text() for folder in ("gpucoll", "kernels", "bench") for path in (root / folder).rglob("*")
-             if path.is_file() and path.suffix in {".py", ".cu", ".h", ".cc", ".toml"}}
-    gone = []
-    for fault in mutation.faults():
-        files = [root / fault.file] if fault.file else [path for path in texts if path.parent.name == "kernels"]
-        gone += [(fault.name, old) for old, _ in fault.changes
-                 if not any(texts[path].count(old) == 1 for path in files)]
-    assert gone == []
+    assert list(faults.misplaced(faults.faults())) == []
+
+
+def test_no_two_faults_of_a_kind_have_one_name():
+    names = [(fault.kind, fault.name) for fault in faults.faults()]
+    assert len({*names}) == len(names) > 280
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("static const uint64_t PATIENCE_", "", "stands 0 times in kernels/"),
+    ("#pragma once", "", "times in kernels/"),
+    ("static const uint64_t PIECE", "static const uint64_t PIECE", "nothing")])
+def test_a_text_that_is_not_there_once_is_told(old, new, said):
+    line, = faults.misplaced([faults.Fault("engine", "planted", ((old, new),))])
+    assert line.startswith("engine: planted: ")
+    assert said in line
+
+
+def test_the_models_have_the_macros_that_plant_their_faults():
+    for words, _ in mutants.MODELS:
+        model, *options = words.split()
+        text = (SPIN / model).read_text()
+        for macro in (option.removeprefix("-D").partition("=")[0] for option in options):
+            assert re.search(rf"#if(n?def| defined).*\b{macro}\b", text), (model, macro)
