@@ -140,7 +140,7 @@ def main():
     sound = judge(Fault("", "no fault at all", ()), sorted(own) if all(map(own_tests, chosen)) else ())
     if sound.caught:
         print(f"without any fault, {sound.caught} fails: nothing can be said of the faults")
-        return 2
+        return 1
     verdicts = []
     with ThreadPoolExecutor(options.jobs) as pool:
         for verdict in pool.map(judge, chosen, map(own_tests, chosen)):

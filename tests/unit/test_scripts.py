@@ -35,24 +35,30 @@ def test_last():
     open("there", "w").close()
     if "WAIT" in os.environ: time.sleep(600)
 """
-PROGRAM = """
+PROGRAM = '''
 import runpy, sys, types
 script = types.SimpleNamespace(**runpy.run_path(sys.argv[1]))
 script.processes.ROOT = sys.argv[2]
-sys.exit(script.conclude([script.run_part(sys.executable, ["-n", sys.argv[3]], None)]))
-"""
+planted = f"""import sys
+sys.path.insert(0, {sys.argv[4]!r})
+import reporting
+for state, name in (("caught", "one"), ("missed", "two"), ("caught", "three")): reporting.write(state, name)"""
+parts = [script.run_part(sys.executable, words)
+         for words in (script.pytest_words(["-n", sys.argv[3]]), ["-c", planted])]
+sys.exit(script.conclude(parts, "nightly", 71.6))
+'''
 
 
 @pytest.mark.parametrize(("variable", "workers", "line", "code"), [
-    ("DIE", 0, "total: 2 passed, 2 failed, 1 skipped", 3), ("WAIT", 1, "total: 2 passed, 1 failed, 1 skipped", 143),
+    ("DIE", 0, "2 passed, 2 failed, 1 skipped", 3), ("WAIT", 1, "2 passed, 1 failed, 1 skipped", 143),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("PASS", 0, "total: 3 passed, 1 failed, 1 skipped", 1),
-        ("DIE", 1, "total: 2 passed, 2 failed, 1 skipped", 1)])])
+        ("PASS", 0, "3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "2 passed, 2 failed, 1 skipped", 1)])])
 def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, code):
     (tmp_path / "test_it.py").write_text(SUITE)
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text().replace(
         "HERE = Path(__file__).parent\n", f"HERE = Path({str(ROOT / 'tests')!r})\n"))
-    job = subprocess.Popen([sys.executable, "-c", PROGRAM, ROOT / "scripts" / "test", tmp_path, str(workers)],
+    job = subprocess.Popen([sys.executable, "-c", PROGRAM, ROOT / "scripts" / "test", tmp_path, str(workers),
+                            ROOT / "tests"],
                            cwd=tmp_path, stdout=-1, text=True,
                            env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), variable: "1"})
     if variable == "WAIT":
@@ -60,5 +66,6 @@ def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, c
             assert job.poll() is None
         job.terminate()
     lines = job.communicate()[0].splitlines()
-    assert (lines[-1], job.returncode) == (line, code), lines
+    assert lines[-1] == f"nightly: {line}, 2 of 3 planted faults caught, 72 min", lines
+    assert job.returncode == code
     assert lines[-2].startswith("stopped, with exit code 143, in test_it.py::test_last") == (variable == "WAIT")
