@@ -220,6 +220,10 @@ def cost():
                         ("Reduce_scatter_block", "reduce_scatter")):
         pairs[name] = (lambda name=name: getattr(theirs, name)(x, y), lambda other=other: getattr(ours, other)(x, y))
     pairs["Allreduce MAX"] = lambda: theirs.Allreduce(x, y, MPI.MAX), lambda: ours.all_reduce(x, y, "max")
+    for name, both in (("bytes", (bytearray(128), bytearray(128))), ("arrays", (x, y))):
+        one, other = ([data, 16, MPI.DOUBLE] for data in both)
+        pairs[f"Allgather of {name}"] = (lambda one=one, other=other: theirs.Allgather(one, other),
+                                         lambda: ours.all_gather(x, y))
     found = {}
     for name, pair in pairs.items():
         times = [[timeit.timeit(call, number=200) / 200 * 1e6 for call in pair] for _ in range(60)]

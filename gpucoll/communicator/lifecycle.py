@@ -240,6 +240,7 @@ def _at_exit() -> None:
                 finalize_within.append(FINALIZE)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._abort()
+            comm.closed = True  # MPI's end frees communicators, and who frees one closes what it keeps
     if finalize_within:
         linger_at_most(max(finalize_within))
         MPI = sys.modules.get("mpi4py.MPI")  # ranks that a store joins do without

@@ -15,6 +15,7 @@ from typing import Any, Unpack
 
 from mpi4py import MPI
 
+from gpucoll import bootstrap
 from gpucoll.bootstrap import GivenOptions
 from gpucoll.communicator import Communicator
 from gpucoll.errors import ArgumentError
@@ -61,11 +62,45 @@ class Request:
         return True
 
 
-class Comm:
+@functools.cache
+def _attribute() -> int:
+    """Return the key of the attribute by which a communicator of mpi4py's keeps each `Comm` of it.
+
+    `Free` of that communicator closes them, whoever calls it; what `Dup` makes has none of them.
+    """
+    def close(mpi: MPI.Comm, key: int, kept: dict[Any, Comm]) -> None:
+        for one in kept.values():
+            one.comm.close()
+
+    return MPI.Comm.Create_keyval(delete_fn=close)
+
+
+class _Kept(type):
+    """Makes one `Comm` for each communicator of mpi4py's and set of options, as long as it is not closed.
+
+    To make one takes milliseconds and memory, and programs wrap MPI.COMM_WORLD wherever they use it.
+    """
+
+    def __call__(cls, mpi: MPI.Intracomm, **options: Any) -> Any:
+        if not isinstance(mpi, MPI.Intracomm) or mpi == MPI.COMM_NULL:
+            return super().__call__(mpi, **options)  # which refuses it
+        wanted = cls, bootstrap.options(options)
+        kept: Any = mpi.Get_attr(_attribute())
+        if kept is None:
+            kept = {}
+            mpi.Set_attr(_attribute(), kept)
+        if wanted not in kept or kept[wanted].comm.closed:
+            kept[wanted] = super().__call__(mpi, **options)
+        return kept[wanted]
+
+
+class Comm(metaclass=_Kept):
     """An mpi4py intracommunicator `mpi` whose upper-case collectives are those of a gpucoll communicator, `comm`.
 
-    A collective call; `options` are those of `gpucoll.init`. Errors are gpucoll's. On CuPy arrays calls enqueue in the
-    current stream. What `Split`, `Dup`, `Create_cart` and the like return is a `Comm` too, COMM_NULL where mpi4py's is.
+    The first `Comm` of a communicator is a collective call; another one with the same options is the same object until
+    it is closed, or the communicator freed. `options` are those of `gpucoll.init`, alike on all ranks. Errors are
+    gpucoll's. On CuPy arrays calls enqueue in the current stream. What `Split`, `Dup`, `Create_cart` and the like
+    return is a `Comm` too, COMM_NULL where mpi4py's is.
     """
 
     def __init__(self, mpi: MPI.Intracomm, **options: Unpack[GivenOptions]) -> None:
@@ -130,7 +165,8 @@ class Comm:
         """Write the reduction of all ranks' `sendbuf` to the root's `recvbuf`."""
         is_root = root == self.rank
         out = plain(recvbuf) if is_root else None
-        x, name = plain(sendbuf), NAMES.get(id(op))
+        x = out if is_root and sendbuf is MPI.IN_PLACE else plain(sendbuf)
+        name = NAMES.get(id(op))
         if x is None or name is None or (is_root and (out is None or x.shape != out.shape)):
             self._do("Reduce", sendbuf, recvbuf, op, root)
         else:
@@ -138,7 +174,7 @@ class Comm:
 
     def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
         """Write all ranks' `sendbuf` to every rank's `recvbuf`."""
-        x, out = plain(sendbuf), plain(recvbuf)
+        x, out = plain(sendbuf), plain(recvbuf, self.size)
         if x is None or out is None or self.size * x.size != out.size:
             self._do("Allgather", sendbuf, recvbuf)
         else:
@@ -147,7 +183,7 @@ class Comm:
     def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Write all ranks' `sendbuf` to the root's `recvbuf`."""
         is_root = root == self.rank
-        x, out = plain(sendbuf), plain(recvbuf) if is_root else None
+        x, out = plain(sendbuf), plain(recvbuf, self.size) if is_root else None
         if x is None or (is_root and (out is None or self.size * x.size != out.size)):
             self._do("Gather", sendbuf, recvbuf, root)
         else:
@@ -156,7 +192,7 @@ class Comm:
     def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
         """Write block i of the root's `sendbuf` to the `recvbuf` of rank i."""
         is_root = root == self.rank
-        x, out = plain(sendbuf) if is_root else None, plain(recvbuf)
+        x, out = plain(sendbuf, self.size) if is_root else None, plain(recvbuf)
         if out is None or (is_root and (x is None or x.size != self.size * out.size)):
             self._do("Scatter", sendbuf, recvbuf, root)
         else:
@@ -164,7 +200,7 @@ class Comm:
 
     def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
         """Write block i of rank j's `sendbuf` to block j of rank i's `recvbuf`."""
-        x, out = plain(sendbuf), plain(recvbuf)
+        x, out = plain(sendbuf, self.size), plain(recvbuf, self.size)
         if x is None or out is None or x.shape != out.shape or x.size % self.size:
             self._do("Alltoall", sendbuf, recvbuf)
         else:
@@ -172,7 +208,7 @@ class Comm:
 
     def Reduce_scatter_block(self, sendbuf: Any, recvbuf: Any, op: MPI.Op = MPI.SUM) -> None:
         """Write block i of the reduction of all ranks' `sendbuf` to the `recvbuf` of rank i."""
-        x, out, name = plain(sendbuf), plain(recvbuf), NAMES.get(id(op))
+        x, out, name = plain(sendbuf, self.size), plain(recvbuf), NAMES.get(id(op))
         if x is None or out is None or name is None or x.size != self.size * out.size:
             self._do("Reduce_scatter_block", sendbuf, recvbuf, op)
         else:

@@ -6,6 +6,7 @@ What is not ours, as a datatype that a user has made, raises `NotOurs`; mpi4py s
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from gpucoll.errors import ArgumentError, DtypeError
 from gpucoll.ops import op_of
 
 PLAIN = frozenset("?bhilqBHILQefdFD")  # the dtypes that arrays have most of the time
+BYTES = frozenset((bytearray, bytes, mmap.mmap))  # whose elements are bytes until a datatype says otherwise
+BYTE = numpy.dtype("u1")
 WHOLE = (int, numpy.integer)
 OPS = {id(getattr(MPI, name)): name.lower() for name in
        ("SUM", "PROD", "MIN", "MAX", "BAND", "BOR", "BXOR", "LAND", "LOR", "LXOR")}
@@ -64,18 +67,46 @@ def op_name(op: Any) -> str:
         raise NotOurs from None
 
 
-def plain(x: Any) -> Array | None:
-    """Return the elements of one of NumPy's arrays as a row; None for what is to be looked at closer."""
-    if type(x) is not ndarray:
-        if type(x) not in (list, tuple) or len(x) != 2 or type(x[0]) is not ndarray \
-                or (dtype := SPELLED.get(id(x[1]))) is None or dtype != x[0].dtype:
+def plain(spec: Any, blocks: int = 1) -> Array | None:
+    """Return the elements of a frequent kind of buffer as a row; None for what is to be looked at closer.
+
+    `blocks` is how many times the count of `spec` the row has. The memory of a bytearray and its like is opened anew in
+    each call, which takes 0.2 us: an array that were kept would forbid its owner to resize or to close it.
+    """
+    data, count, dtype = spec, None, None
+    if type(spec) is list or type(spec) is tuple:
+        if len(spec) == 2:
+            data, datatype = spec
+        elif len(spec) == 3:
+            data, count, datatype = spec
+        else:
             return None
-        x = x[0]
-    if x.dtype.char not in PLAIN:
+        dtype = SPELLED.get(id(datatype))
+        if dtype is None or (type(count) is not int and count is not None):
+            return None
+    if type(data) is not ndarray:
+        return _bytes(data, count, dtype, blocks)
+    if data.dtype.char not in PLAIN or (dtype is not None and dtype != data.dtype):
         return None
-    if x.ndim == 1:
-        return x
-    return x.reshape(-1) if x.flags.c_contiguous else None
+    if data.ndim != 1:
+        if not data.flags.c_contiguous:
+            return None
+        data = data.reshape(-1)
+    if count is None:
+        return data
+    return data[:count * blocks] if 0 <= count * blocks <= len(data) else None
+
+
+def _bytes(data: Any, count: int | None, dtype: numpy.dtype | None, blocks: int) -> Array | None:
+    """Return the elements of bytes as a row; None for other objects, and for bytes that are not so many elements."""
+    if type(data) not in BYTES:
+        return None
+    dtype = dtype or BYTE
+    try:
+        length, rest = divmod(len(data), dtype.itemsize) if count is None else (count * blocks, 0)
+        return None if rest or length < 0 else ndarray(length, dtype, data)
+    except (TypeError, ValueError):  # too short, or closed
+        return None
 
 
 def row(spec: Any, blocks: int = 1) -> Array:
@@ -176,7 +207,7 @@ def is_on_gpu(*specs: Any) -> bool:
     """Return whether one of the buffers is an array that CuPy can open."""
     for spec in specs:
         data = spec[0] if isinstance(spec, list | tuple) and spec else spec
-        if type(data) is not ndarray and on_gpu(data):
+        if type(data) is not ndarray and type(data) not in BYTES and on_gpu(data):
             try:
                 as_array("", "a buffer", data)
             except ArgumentError:
