@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
+from gpucoll.arrays.dlpack import of_dlpack
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 from gpucoll.ops import op_of
@@ -132,7 +133,7 @@ def as_array(name: str, what: str, x: object) -> Array:
     if isinstance(x, numpy.generic) or not (has(x, "__dlpack__") or has(x, "__array_interface__")):
         raise ArgumentError(f"{name}: {what} is a {type(x).__name__}, not an array{_advice(what, x)}", code="GC-ARRAY")
     return _opened(name, what, x, "NumPy", lambda tensor: tensor.numpy(),
-                   numpy.asarray if has(x, "__array_interface__") else numpy.from_dlpack)
+                   numpy.asarray if has(x, "__array_interface__") else of_dlpack)
 
 
 def _advice(what: str, x: object) -> str:
