@@ -21,7 +21,7 @@ from typing import Any
 if sys.version_info < (3, 11):  # noqa: UP036 (an older one has to get as far as this, hence the types in quotes)
     sys.exit(f"{sys.argv[0]}: needs Python 3.11 or newer, as in `python3.12 {sys.argv[0]}`; this is {sys.version[:6]}")
 
-from processes import ROOT, output_of, quietly, say
+from processes import ROOT, followed, output_of, say
 
 OUR_MPIS = {"mpich", "openmpi"}  # extras of the same names
 # Where mpi4py finds a site's MPI, in its own order, leaving out the environment itself, where ours may lie.
@@ -91,7 +91,11 @@ def ensure(extras: "set[str]", name: str = ".venv") -> str:
 
     if not is_current():
         with open(os.path.join(ROOT, ".venv.lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # one script at a time; another one may have done it all meanwhile
+            try:  # one script at a time; another one may have done it all meanwhile
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"waiting for another script, which is installing in {ROOT} ...")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_current():
                 update(python, extras)
     return python
@@ -102,12 +106,11 @@ def update(python: str, extras: "set[str]") -> None:
     folder, stamp = os.path.dirname(os.path.dirname(python)), stamp_of(python)
     uv = bool(output_of(["uv", "--version"]))  # a name on PATH proves nothing
     if not os.access(python, os.X_OK) or stamp.get("origin", origin(python)) != origin(python):
-        say(f"making {os.path.basename(folder)} with Python {sys.version.split()[0]} ...")
         tool = ["uv", "venv", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
-        quietly(*tool, "--clear", folder)
+        followed(f"making {os.path.basename(folder)} with Python {sys.version.split()[0]}", *tool, "--clear", folder)
         stamp = {}
     elif not uv and not output_of([python, "-m", "pip", "--version"]):  # uv has made it, and is gone
-        quietly(python, "-m", "ensurepip")
+        followed("installing pip", python, "-m", "ensurepip")
     with contextlib.suppress(FileNotFoundError):
         os.remove(stamp_file(python))
     wanted = extras | set(stamp.get("extras", ()))
@@ -131,9 +134,9 @@ def update(python: str, extras: "set[str]") -> None:
 
 def install(python: str, extras: "set[str]", uv: bool) -> None:
     package = f"[{','.join(sorted(extras))}]"
-    say(f"installing gpucoll{package} in {os.path.relpath(python, ROOT).split(os.sep)[0]} ... (once)")
     pip = ["uv", "pip", "install", "--python", python] if uv else [python, "-m", "pip", "install"]
-    quietly(*pip, "--quiet", "--editable", ROOT + package)
+    followed(f"installing gpucoll{package} in {os.path.relpath(python, ROOT).split(os.sep)[0]}, once",
+             *pip, "--editable", ROOT + package)
 
 
 def mpiexec(python: str, ranks: int) -> "list[str]":

@@ -2,9 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -30,11 +33,32 @@ def output_of(command: "list[str]", **variables: str) -> str:
     return ""
 
 
-def quietly(*command: str) -> None:
-    """Run a program whose output matters only when it fails."""
-    job = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
-    if job.returncode:
-        refuse(f"this failed: {' '.join(command)}\n{job.stdout.rstrip()}", code=1)
+def followed(step: str, *command: str, every: float = 10.0) -> None:
+    """Run a program that may take minutes: the step and its seconds are shown, all that it prints only where it fails.
+
+    In between stands what it has printed last: on a terminal in a line that is written anew every second, in a log in a
+    line after every 10 seconds, so that whoever waits sees that something happens, and what.
+    """
+    began, lines, on_terminal = time.monotonic(), list[str](), sys.stderr.isatty()
+
+    def show(text: str, end: str = "\n") -> None:
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r\x1b[K{text[:width]}" if on_terminal else text, end=end, file=sys.stderr, flush=True)
+
+    show(f"{step} ...", "" if on_terminal else "\n")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          errors="replace") as child:
+        output = child.stdout or ()
+        reader = threading.Thread(target=lambda: lines.extend(output))
+        reader.start()
+        reader.join(min(every, 1.0) if on_terminal else every)
+        while reader.is_alive():
+            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            show(f"{step} ... {time.monotonic() - began:.0f} s: {last[:100]}", "" if on_terminal else "\n")
+            reader.join(min(every, 1.0) if on_terminal else every)
+    show(f"{step}: {time.monotonic() - began:.0f} s")
+    if child.returncode:
+        refuse(f"this failed: {' '.join(command)}\n{''.join(lines).rstrip()}", code=1)
 
 
 def run(command: "list[str]", stop: int, limit: "float | None" = None, **options: Any) -> int:
