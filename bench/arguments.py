@@ -27,6 +27,7 @@ ANY = ("all", "auto", "native")  # for every collective, besides its algorithms
 POINTS = ("sendrecv", "hypercube")  # made of messages, not of schedules
 ALIASES = {"alltoall": "all_to_all", "alltoallv": "all_to_all_v"}  # nccl-tests' spellings
 MIN_BW = "NCCL_TESTS_MIN_BW"
+LARGE = 32 << 20  # bytes: the first and the last size where none is given, as in nccl-tests
 # Flags of nccl-tests': letter, name, least value, default, meaning; then letter, name, choices, default, meaning.
 COUNTS = (("-w", "warmup_iters", 0, 1, "repetitions before those"),
           ("-m", "agg_iters", 1, 1, "calls grouped in each repetition"),
@@ -95,8 +96,8 @@ def parser() -> Parser:
     flags.add_argument("test", help=f"{', '.join(TESTS)}; or all")
     group = flags.add_argument_group("as in nccl-tests")
     add = group.add_argument
-    add("-b", "--minbytes", type=size, default="32M", help="first size (32M)")
-    add("-e", "--maxbytes", type=size, default="32M", help="last size (32M)")
+    add("-b", "--minbytes", type=size, help="first size (32M, or the last one where that is less)")
+    add("-e", "--maxbytes", type=size, help="last size (32M, or the first one where that is more)")
     growth = group.add_mutually_exclusive_group()
     growth.add_argument("-i", "--stepbytes", type=size, default=1 << 20, help="bytes from one size to the next (1M)")
     growth.add_argument("-f", "--stepfactor", type=at_least(1), default=1, help="factor from one size to the next")
@@ -157,6 +158,10 @@ def positive(text: str, where: str = "") -> float:
 def parse(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Options:
     """Return the options; what is wrong ends the process with exit code 2 and one line from rank 0."""
     given = parser().parse_args(list(arguments))
+    if given.minbytes is None:
+        given.minbytes = LARGE if given.maxbytes is None else min(LARGE, given.maxbytes)
+    if given.maxbytes is None:
+        given.maxbytes = max(LARGE, given.minbytes)
     try:
         if given.stepbytes < 1:
             raise ArgumentError("-i/--stepbytes must be at least 1", code="GC-SIZE")

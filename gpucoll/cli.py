@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
         from gpucoll.launch import main as launch
 
         return launch(given[1:])
-    parser, _ = _parser()
+    parser, verbs = _parser()
+    if given and not given[0].startswith("-") and given[0] not in verbs:
+        refuse("gpucoll", f"there is no command {given[0]!r}{nearest(given[0], verbs)}")
     options = parser.parse_args(given)
     if options.verb is None:
         if not options.version:
@@ -62,7 +64,7 @@ def _check_launcher(verb: str = "", part: str = "") -> None:
 
 def _parser(run: Sequence[Parser] = (), bench: Sequence[Parser] = ()) -> tuple[Parser, Mapping[str, Parser]]:
     """Return the parser, and those of its verbs; `run` and `bench`, which parse their arguments, may lend their own."""
-    parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs under MPI.")
+    parser = Parser("gpucoll", description="Collective communication for NumPy and CuPy programs, with MPI or without.")
     parser.add_argument("--version", action="store_true", help="print the version")
     verbs = parser.add_subparsers(dest="verb", parser_class=Parser)
     verbs.add_parser("run", help="launch a program on several ranks, by mpiexec or without MPI", add_help=False,
@@ -106,7 +108,7 @@ def _add_verb(verbs: Any, name: str, run: Callable[[Any], int], *, json: bool = 
 
 def _add_schedules(verbs: Any) -> None:
     verify = _add_verb(verbs, "verify", _verify, help="prove every schedule, or those of files")
-    verify.add_argument("files", nargs="*", metavar="FILE", help="file.py:name, or MSCCL's XML")
+    verify.add_argument("files", nargs="*", metavar="ALGORITHM", help="its name, file.py:name or MSCCL's XML")
     verify.add_argument("--ranks", type=size_range, default="1..64", metavar="1..64", help="sizes to prove")
     verify.add_argument("--collective", help="only this collective")
     verify.add_argument("--algorithm", help="only this algorithm")
@@ -119,8 +121,8 @@ def _add_schedules(verbs: Any) -> None:
         verb.add_argument("--ranks", type=int, metavar="N", help="how many (as many as a .xml is for, or 8)")
         verb.add_argument("--segments", type=int, default=1, help="pipelining")
     draw.add_argument("--root", type=int, default=0, help="of collectives that have one")
-    draw.add_argument("-o", "--output", required=True, metavar="F.html", help="a page to step through; .svg: a picture")
-    convert.add_argument("-o", "--output", required=True, metavar="OUT.xml")
+    draw.add_argument("-o", "--output", metavar="F.html", help="a page to step through; .svg: a picture")
+    convert.add_argument("-o", "--output", metavar="OUT.xml")
 
 
 def _add_times(verbs: Any) -> None:
@@ -178,22 +180,13 @@ def _from(module: str, name: str = "main") -> Callable[[Any], int]:
 
 def _verify(options: Any) -> int:
     """Prove what was asked for; print a line per algorithm and a last line with the total."""
-    from gpucoll.algorithms import registry
-    from gpucoll.analysis.verify import prove_registry
-    from gpucoll.collectives import COLLECTIVES
-
     started, rows, faults = time.perf_counter(), [], 0
-    proved = _proved_files(options) if options.files else \
-        prove_registry(options.ranks, options.segments, options.collective, options.algorithm)
+    proved = _proved_files(options) if options.files else _proved_named(options, options.algorithm)
     for row in proved:
         rows.append(row._asdict())
         faults += row.fault is not None
         if not options.json:
             print(f"{row.collective:16} {row.algorithm:20} {row.schedules:6} schedules  {row.fault or 'proved'}")
-    if not rows:
-        known = sorted({name for kind, name in registry() if options.collective in (None, kind)})
-        unknown = options.algorithm if known else options.collective
-        raise ArgumentError(f"there is no {unknown!r}{nearest(unknown, known or COLLECTIVES)}")
     seconds = round(time.perf_counter() - started, 1)
     total = sum(row["schedules"] for row in rows)
     if options.json:
@@ -203,12 +196,29 @@ def _verify(options: Any) -> int:
     return 1 if faults else 0
 
 
+def _proved_named(options: Any, name: str | None) -> Iterator[Any]:
+    """Yield a row for every algorithm of that name, None for any; ArgumentError where there is none."""
+    from gpucoll.algorithms import registry
+    from gpucoll.analysis.verify import prove_registry
+    from gpucoll.collectives import COLLECTIVES
+
+    known = sorted({one for kind, one in registry() if options.collective in (None, kind)})
+    if not known:
+        raise ArgumentError(f"there is no {options.collective!r}{nearest(options.collective, COLLECTIVES)}")
+    if name is not None and name.partition("(")[0] not in known:
+        raise ArgumentError(f"there is no {name!r}{nearest(name, known)}")
+    yield from prove_registry(options.ranks, options.segments, options.collective, name)
+
+
 def _proved_files(options: Any) -> Iterator[Any]:
-    """Yield a row for every algorithm of the files; one of MSCCL's that is wrong is a fault, too."""
+    """Yield a row for every algorithm named or in a file; one of MSCCL's that is wrong is a fault, too."""
     from gpucoll.analysis.verify import Row, prove_registry
-    from gpucoll.loading import loaded
+    from gpucoll.loading import is_file, loaded
 
     for file in options.files:
+        if not is_file(file):
+            yield from _proved_named(options, file)
+            continue
         try:
             for key in loaded(file):
                 yield from prove_registry(options.ranks, options.segments, *key)
@@ -235,6 +245,13 @@ def _asked_for(options: Any) -> tuple[str, str, int]:
     return kind, name, ranks
 
 
+def _output(options: Any) -> Path:
+    """Return the path of `-o`, asked for once the algorithm is known to be there: a wrong name is said first."""
+    if options.output is None:
+        raise ArgumentError("name the file to write: -o FILE", code="GC-FILE")
+    return Path(options.output)
+
+
 def _written(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
@@ -246,7 +263,7 @@ def _draw(options: Any) -> int:
     """Write the file that was asked for, and say in a line what it shows."""
     from gpucoll.analysis.draw import draw
 
-    (kind, name, ranks), path = _asked_for(options), Path(options.output)
+    (kind, name, ranks), path = _asked_for(options), _output(options)
     _written(path, draw(name, kind, size=ranks, root=options.root, segments=options.segments, form=path.suffix[1:]))
     print(f"{path}: {kind} by {name}, {ranks} rank{'s' * (ranks > 1)}")
     return 0
@@ -258,7 +275,7 @@ def _convert(options: Any) -> int:
     from gpucoll.msccl.write import xml
     from gpucoll.proof import prove
 
-    (kind, name, ranks), path = _asked_for(options), Path(options.output)
+    (kind, name, ranks), path = _asked_for(options), _output(options)
     if path.suffix != ".xml":
         raise ArgumentError(f"{path} does not end in .xml", code="GC-FILE")
     everyone = schedules(kind, name, size=ranks, segments=options.segments)

@@ -82,6 +82,14 @@ def test_defaults_are_those_of_nccl_tests():
     assert (flags.blocking, flags.report_cputime, flags.unalign, flags.per_iter_timing, flags.timeout) == (0,) * 5
 
 
+def test_one_end_of_the_sizes_may_be_given_alone():
+    for line, found in (("", [32 << 20]), ("-e 64K", [64 << 10]), ("-b 64M", [64 << 20]),
+                        ("-b 31M", [31 << 20, 32 << 20]), ("-e 33M", [32 << 20, 33 << 20])):
+        options = arguments.parse(["all_reduce", *line.split()])
+        assert [*options.sizes] == found, line
+        assert (options.flags.minbytes, options.flags.maxbytes) == (found[0], found[-1]), line
+
+
 def test_short_and_long_flags_mean_the_same():
     pairs = """b minbytes 8, e maxbytes 1K, f stepfactor 2, n iters 7, w warmup_iters 3, m agg_iters 2, N run_cycles 2,
                a average 3, c check 2, o op max, d datatype double, r root 1, z blocking 1, C report_cputime 1,
@@ -119,7 +127,7 @@ def test_all_stands_for_all_that_the_contract_defines():
 
 # Of all_reduce.
 WRONG = """
--b 8X | -b 64 -e 8 | -b 64M | -b 0 -f 2 | -i 8 -f 2 | -i 0 | -f 0 | -n 0 | -n x | -w -1 | -r -1 | -a 4 | -z 4 |
+-b 8X | -b 64 -e 8 | -b 64M -e 32M | -b 0 -f 2 | -i 8 -f 2 | -i 0 | -f 0 | -n 0 | -n x | -w -1 | -r -1 | -a 4 | -z 4 |
 -I 2 | -G 1 | --graph --device cuda -I 1 | --stream null | -t 2 | -K 1 | -o summ | -d flot | -d int -o avg |
 -d complex64 -o max | --algorithm rng | --algorithm ring, | --executor none | --device gpu | --against nothing |
 --against mpi, | --min-bw nan | --overlap --against mpi | --plot x.pdf | --plot x.svg --overlap |

@@ -10,6 +10,7 @@ import pytest
 from gpucoll import arguments, bootstrap
 from gpucoll.cli import main
 from gpucoll.errors import ArgumentError, BackendError, UsageError
+from refusals import refused
 
 H200 = bootstrap.ClaimedGpu(0, "01:00.0", "H200")
 
@@ -51,6 +52,22 @@ def test_wrong_arguments_are_one_line_of_all_ranks_and_exit_code_2(given, words,
             main(given)
         error = capsys.readouterr().err
         assert (end.value.code, error.count("\n"), words in error) == (2, 1 - rank, rank == 0)
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ("doctr", "there is no command 'doctr'; did you mean doctor?"), ("draw rign", "'rign'; did you mean ring?"),
+    ("draw ring", "-o FILE"), ("convert rign", "'rign'; did you mean ring?"), ("convert ring", "-o FILE"),
+    ("verify rin", "there is no 'rin'; did you mean ring?"),
+    ("verify rin --collective all_reduce", "did you mean ring?"),
+    ("verify ring --collective all_reduc", "'all_reduc'; did you mean all_reduce?")])
+def test_a_wrong_name_is_said_before_what_else_is_missing(line, words, capsys):
+    assert words in refused(capsys, main, line.split())
+
+
+def test_verify_takes_names_as_the_other_commands_do(capsys):
+    assert main(["verify", "--ranks", "2,3", "ring", "torus(3x1)", "--collective", "all_reduce"]) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[:-1]] == [
+        ["all_reduce", "ring"], ["all_reduce", "torus(3x1)"]]
 
 
 def test_verify_proves_the_registry(capsys):
