@@ -22,7 +22,7 @@ import numpy
 
 from gpucoll import parsing
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
-from gpucoll.launchers import TOKEN, free_port, started, torchrun_variables
+from gpucoll.launchers import SLURM, SRUN, TOKEN, free_port, started, torchrun_variables, vendor_of
 from gpucoll.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
 from gpucoll.waits import Waits
@@ -173,9 +173,12 @@ def world() -> MPI.Intracomm:
 
     process = started()
     if MPI.COMM_WORLD.size == 1 and process is not None and process.size > 1:
+        version = MPI.Get_library_version()
+        vendor = vendor_of(version)
+        cure = f"srun {SRUN[vendor.family]}, or with " if vendor and process.launcher is SLURM else ""
         raise UsageError(f"{process.launcher.name} started {process.size} ranks, but mpi4py uses "
-                         f"{MPI.Get_library_version().splitlines()[0].strip()}, which sees only itself; launch with "
-                         "that library's own mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
+                         f"{version.splitlines()[0].strip()}, which sees only itself; launch with {cure}that library's "
+                         "own mpiexec, or install the launcher's MPI", code="GC-LAUNCHER")
     return MPI.COMM_WORLD
 
 

@@ -40,6 +40,9 @@ def vendor_of(version: str) -> Vendor | None:
     return next((vendor for vendor in VENDORS if any(mark in version for mark in vendor.marks)), None)
 
 
+SRUN = {"MPICH": "--mpi=pmi2", "Open MPI": "--mpi=pmix"}  # by which srun starts the ranks of an MPI, by its family
+
+
 def library_name(version: str) -> str:
     """Return name and version of an MPI library: not who built it, where and with which options.
 

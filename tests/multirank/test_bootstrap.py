@@ -51,6 +51,8 @@ def test_a_lone_process_is_a_world_of_one_and_another_launcher_one_clear_error(l
         job = alone("import gpucoll as gc; gc.init()", **{variable + size: "4", variable + rank: "0"})
         assert job.returncode != 0
         assert f"GC-LAUNCHER] {words} started 4 ranks" in job.stderr
+        option = "--mpi=pmix" if launcher.vendor.mark == "Open MPI" else "--mpi=pmi2"
+        assert (f"launch with srun {option}, or with" in job.stderr) == (variable == "SLURM")
 
 
 UNCAUGHT = """
