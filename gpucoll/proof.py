@@ -250,8 +250,9 @@ class _Rank:
         for index, wanted in enumerate(self.wanted()):
             held = self.content["output"].get(index)
             if wanted[1] and held != wanted:
+                cut = f"; the data is cut into {self.chunks} chunks, as chunks= says" if held is None else ""
                 raise self.error(None, f"output chunk {index}: at the end it holds {_words(held, self.size)}, "
-                                       f"not {_words(wanted, self.size)}")
+                                       f"not {_words(wanted, self.size)}{cut}")
 
     def wanted(self) -> list[Content]:
         """Return what every chunk of output has to hold; no contributions where nothing is promised."""

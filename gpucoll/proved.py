@@ -33,6 +33,7 @@ class Claim(NamedTuple):
     chunks: int
     root: int
     options: tuple[tuple[str, Any], ...]
+    is_for_some: bool = False  # whether the algorithm says for which sizes it is
 
     def rounds(self, rank: int) -> Rounds:
         """Yield the rounds of `rank`; raise ArgumentError for what is none."""
@@ -100,7 +101,9 @@ def proved(claim: Claim) -> tuple[str, ...]:
     try:
         memory.prove([*map(noted, range(claim.size))])
     except ScheduleError as error:
-        raise refused(f"{what}: {error.args[0]}\n{picture(memory, error)}") from None
+        advice = "" if claim.is_for_some else \
+            f"\nan algorithm that is not for {claim.size} ranks says so: unfit=lambda size, nodes: a reason, or None"
+        raise refused(f"{what}: {error.args[0]}\n{picture(memory, error)}{advice}") from None
     each = [one.hexdigest() for one in digests]
     return (*each, hashlib.blake2b("".join(each).encode(), digest_size=4).hexdigest())
 

@@ -143,7 +143,8 @@ class Algorithm(NamedTuple):
         """Return what is to be proved of a user's."""
         options = self.given(root, segments, nodes)
         chunks = self.count_chunks(size, segments, nodes)
-        return Claim(self.collective, self.name, self.make, size, chunks, root, tuple(options.items()))
+        return Claim(self.collective, self.name, self.make, size, chunks, root, tuple(options.items()),
+                     self.unfit is not Algorithm._field_defaults["unfit"])
 
 
 DEVICES = ("cpu", "cuda", "emulated")  # every schedule runs on each

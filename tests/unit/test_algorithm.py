@@ -9,7 +9,7 @@ import pytest
 
 import gpucoll as gc
 from commands_of import run
-from gpucoll import Copy, Recv, Reduce, Send, Slice
+from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
 from gpucoll.algorithms import find
 from gpucoll.analysis.draw import draw
 from gpucoll.analysis.simulate import simulate
@@ -89,6 +89,33 @@ def test_a_mistake_is_named(mistake):
     with pytest.raises(gc.ArgumentError) as again:  # nothing wrong is kept
         on_threads(4, lambda comm: comm.all_reduce(numpy.ones(3), algorithm=name), executor="mpi")
     assert again.value.code == "GC-PROOF"
+
+
+def test_the_error_says_how_data_are_cut_and_how_an_algorithm_is_for_some_sizes():
+    """A line that moves the data whole, with the default of `chunks`; a butterfly, for powers of two, for 6 ranks."""
+    def line(rank, size):
+        yield (Copy(IN, OUT), RecvReduce(OUT, rank - 1)) if rank else (Copy(IN, OUT),)
+        yield (Send(OUT, rank + 1),) if rank < size - 1 else ()
+        yield (Recv(OUT, rank + 1),) if rank < size - 1 else ()
+        yield (Send(OUT, rank - 1),) if rank else ()
+
+    def butterfly(rank, size):
+        yield (Copy(IN, OUT),)
+        for bit in range(size.bit_length() - 1):
+            yield Send(OUT, rank ^ 1 << bit), RecvReduce(OUT, rank ^ 1 << bit)
+
+    gc.algorithm("all_reduce", "uncut")(line)
+    with pytest.raises(gc.ArgumentError, match=r"output chunk 1: at the end it holds nothing.* 4 chunks, as ch"):
+        gc.schedule("all_reduce", "uncut", rank=0, size=4)
+    gc.algorithm("all_reduce", "any_size", chunks=1)(butterfly)
+    with pytest.raises(gc.ArgumentError, match=r"(?s)GC-PROOF.*is not for 6 ranks says so: unfit="):
+        gc.schedule("all_reduce", "any_size", rank=0, size=6)
+    gc.algorithm("all_reduce", "even", chunks=1, unfit=lambda size, nodes: "it is odd" if size % 2 else None)(butterfly)
+    with pytest.raises(gc.ArgumentError, match="GC-PROOF") as caught:
+        gc.schedule("all_reduce", "even", rank=0, size=6)
+    assert "unfit" not in str(caught.value)
+    with pytest.raises(gc.ArgumentError, match=r"GC-ALGO.*it is odd"):
+        gc.schedule("all_reduce", "even", rank=0, size=7)
 
 
 def test_what_never_ends_or_changes_is_refused(monkeypatch):
