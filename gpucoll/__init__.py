@@ -1,4 +1,4 @@
-"""gpucoll: collective communication for NumPy and CuPy programs under MPI.
+"""gpucoll: collective communication for NumPy and CuPy programs, with MPI or without.
 
     cli                         the command's verbs, imported when used
     doctor                      is this machine, and this job, fit for collectives
@@ -25,6 +25,7 @@
 """
 
 from gpucoll.algorithms import algorithm, algorithms, schedule
+from gpucoll.analysis.notebook import draw
 from gpucoll.communicator import Cartesian, Communicator, init, init_local, run_local
 from gpucoll.communicator.cartesian import dims_create
 from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
@@ -52,6 +53,6 @@ __all__ = [
     "ANY_SOURCE", "ANY_TAG", "PROC_NULL", "ArgumentError", "BackendError", "Cartesian", "ClosedError",
     "CollectiveTimeout", "Communicator", "Copy", "DtypeError", "GpucollError", "MismatchError", "PeerError",
     "RankFailedError", "Recv", "RecvReduce", "Reduce", "ReduceOp", "RevokedError", "Send", "Slice", "Status",
-    "UsageError", "Work", "algorithm", "algorithms", "dims_create", "elementwise_op", "init", "init_local", "load",
-    "on_terminate", "premul_sum", "run_local", "schedule",
+    "UsageError", "Work", "algorithm", "algorithms", "dims_create", "draw", "elementwise_op", "init", "init_local",
+    "load", "on_terminate", "premul_sum", "run_local", "schedule",
 ]

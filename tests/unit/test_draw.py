@@ -10,6 +10,7 @@ from collections import Counter
 
 import pytest
 
+import gpucoll as gc
 from counting import count
 from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.draw import draw, view
@@ -116,3 +117,21 @@ def test_the_command_writes_the_file(capsys, tmp_path):
         assert main(["draw", "tree", "--collective", "reduce", "--root", "2", "--ranks", "5", "-o", str(path)]) == 0
         assert capsys.readouterr().out == f"{path}: reduce by tree, 5 ranks\n"
         assert path.read_text() == draw("tree", "reduce", size=5, root=2, form=path.suffix[1:])
+
+
+def test_a_notebook_shows_a_drawing_by_one_call(tmp_path):
+    drawing = gc.draw("binomial", 5, collective="broadcast", root=2)
+    picture = draw("binomial", "broadcast", size=5, root=2, form="svg")
+    assert drawing._repr_svg_() == picture
+    assert repr(drawing) == "<Drawing of broadcast by binomial, 5 ranks>"
+    for form in ("svg", "html"):
+        drawing.save(tmp_path / f"drawn.{form}")
+        assert (tmp_path / f"drawn.{form}").read_text(encoding="utf-8") == \
+            draw("binomial", "broadcast", size=5, root=2, form=form)
+    assert gc.draw("ring")._repr_svg_() == draw("ring", form="svg")
+    for wrong, code in ((lambda: gc.draw("rign"), "GC-ALGO"), (lambda: gc.draw("ring", 1000), "GC-DRAW"),
+                        (lambda: drawing.save("drawn.png"), "GC-DRAW"),
+                        (lambda: drawing.save(tmp_path / "no" / "drawn.svg"), "GC-FILE")):
+        with pytest.raises(gc.ArgumentError) as caught:
+            wrong()
+        assert caught.value.code == code

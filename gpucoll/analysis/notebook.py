@@ -1,0 +1,55 @@
+"""A drawing in a notebook's cell, by one call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpucoll.errors import ArgumentError
+
+
+class Drawing:
+    """The schedules of all ranks, drawn and proved: a picture where a notebook shows it, a file by `save`."""
+
+    def __init__(self, algorithm: str, collective: str, ranks: int, root: int, segments: int) -> None:
+        self._asked = algorithm, collective, ranks, root, segments
+        self._picture = self._text("svg")
+
+    def _text(self, form: str) -> str:
+        from gpucoll.analysis.draw import draw  # here: `import gpucoll` does without the drawing code
+
+        algorithm, collective, ranks, root, segments = self._asked
+        return draw(algorithm, collective, size=ranks, root=root, segments=segments, form=form)
+
+    def _repr_svg_(self) -> str:
+        return self._picture
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file: an ``.svg`` picture, or an ``.html`` page that steps through the rounds.
+
+        Raises ArgumentError with code GC-DRAW for any other ending, and with GC-FILE where it cannot be written.
+        """
+        file = Path(path)
+        text = self._text(file.suffix[1:])
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ArgumentError(f"cannot write {file}: {error.strerror}", code="GC-FILE") from None
+
+    def __repr__(self) -> str:
+        algorithm, collective, ranks, _, _ = self._asked
+        return f"<Drawing of {collective} by {algorithm}, {ranks} rank{'s' * (ranks > 1)}>"
+
+
+def draw(algorithm: str, ranks: int = 8, *, collective: str = "all_reduce", root: int = 0,
+         segments: int = 1) -> Drawing:
+    """Return a drawing of an algorithm on so many ranks: a notebook shows it, its method ``save(path)`` writes a file.
+
+    A path that ends in ``.svg`` is a picture, one in ``.html`` a page that steps through the rounds. The schedule is
+    proved first; needs neither MPI nor a GPU. Raises ArgumentError for what does not exist, and with code GC-DRAW for
+    what would be too much to read.
+
+    >>> draw("ring", 4)
+    <Drawing of all_reduce by ring, 4 ranks>
+    """
+    return Drawing(algorithm, collective, ranks, root, segments)
