@@ -12,7 +12,8 @@ author = "gpucoll authors"
 copyright = "gpucoll authors, MIT licence"
 release = version = __version__
 
-extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "gallery"]
+extensions = ["myst_parser", "numpydoc", "sphinx.ext.autodoc", "sphinx_copybutton", "sphinx_design", "gallery",
+              "without_mpi"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext", "_drawings"]
 

@@ -106,10 +106,24 @@ def test_a_command_that_does_not_exist_is_noticed():
             check(line.split())
 
 
+NO_MPI = {"MPI4PY_LIBMPI": "/dev/null/libmpi.so"}  # a library that mpi4py cannot load
+
+
+def test_what_the_site_says_of_mpi4py_needs_no_mpi():
+    """As where `pip install .[docs]` has brought none: the names stand for it, but only then."""
+    script = ("import sys; sys.path.insert(0, 'docs/_ext'); import without_mpi; without_mpi.stand_in(); "
+              "import gpucoll.mpi; print(type(sys.modules['mpi4py.MPI']).__name__, gpucoll.mpi.Comm.__doc__[:9])")
+    for variables, found in ((NO_MPI, "Names An mpi4py"), ({}, "module An mpi4py")):
+        job = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+                             env={**os.environ, **variables})
+        assert job.stdout.strip() == found, job.stderr
+
+
 @pytest.mark.slow
 def test_the_site_builds_its_links_lead_somewhere_and_answers_are_two_clicks_away(tmp_path):
     pytest.importorskip("sphinx", reason="the site needs the extra docs: scripts/docs brings it")
-    job = subprocess.run(pages.command(sys.executable, "html", str(tmp_path)), cwd=ROOT, capture_output=True, text=True)
+    job = subprocess.run(pages.command(sys.executable, "html", str(tmp_path)), cwd=ROOT, capture_output=True, text=True,
+                         env={**os.environ, **NO_MPI})
     assert (job.returncode, job.stderr) == (0, "")
     assert pages.broken(tmp_path) == []
     from gpucoll.algorithms import registry
