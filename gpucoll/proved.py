@@ -101,11 +101,18 @@ def proved(claim: Claim) -> tuple[str, ...]:
     try:
         memory.prove([*map(noted, range(claim.size))])
     except ScheduleError as error:
-        advice = "" if claim.is_for_some else \
-            f"\nan algorithm that is not for {claim.size} ranks says so: unfit=lambda size, nodes: a reason, or None"
-        raise refused(f"{what}: {error.args[0]}\n{picture(memory, error)}{advice}") from None
+        raise refused(f"{what}: {error.args[0]}\n{picture(memory, error)}{_advice(claim)}") from None
+    except ArgumentError as error:
+        raise refused(f"{error.args[0]}{_advice(claim)}") from error.__cause__
     each = [one.hexdigest() for one in digests]
     return (*each, hashlib.blake2b("".join(each).encode(), digest_size=4).hexdigest())
+
+
+def _advice(claim: Claim) -> str:
+    """Return the end of an error: how an algorithm says for which sizes it is, if it does not yet."""
+    if claim.is_for_some:
+        return ""
+    return f"\nan algorithm that is not for {claim.size} ranks says so: unfit=lambda size, nodes: a reason, or None"
 
 
 def as_proved(claim: Claim, rank: int) -> Rounds:

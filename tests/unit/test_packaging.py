@@ -210,7 +210,9 @@ def test_an_installation_shows_its_step_what_happens_and_its_seconds(tmp_path, t
         os.close(theirs)
         said = b""
         while b"Collecting numpy" not in said:  # before it ends, for it waits for us
-            said += os.read(ours, 1 << 16)
+            chunk = _read(ours)
+            assert chunk, said
+            said += chunk
         (tmp_path / "gate").write_text("go on")
         while chunk := _read(ours):
             said += chunk
