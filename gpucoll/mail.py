@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy
 
+from gpucoll.connections import StoreError
 from gpucoll.errors import CollectiveTimeout, RankFailedError
 from gpucoll.executors import ABORTED
-from gpucoll.store import KeyStore, StoreError
+from gpucoll.store import KeyStore
 from gpucoll.work import Seen
 
 WAIT = 0.05  # seconds of one look for what another rank has still to tell

@@ -1,10 +1,9 @@
-"""How ranks reach rank 0 by sockets: frames, who may come in, and the store by which ranks of a node meet without MPI.
+"""The store by which ranks of a node meet without MPI: keys and bytes that rank 0 keeps.
 
-Frames are two lengths, a JSON object and bytes; nothing is ever unpickled. Both ends of a connection prove that they
-know the job's token, and what is no frame is refused. The ranks' watch (`gpucoll.guard.network`) goes by TCP. The
-store, keys and bytes that rank 0 keeps, goes by a Unix socket of an abstract name, made of the token: no file is left
-behind, and the kernel says whose process is at the other end, so that another user's is refused. Only the few small
-messages by which ranks meet and part go by it; arrays go through shared memory.
+The others reach it by a Unix socket of an abstract name, made of the job's token: no file is left behind, and the
+kernel says whose process is at the other end, so that another user's is refused. How a connection begins, and what goes
+by it, is in `gpucoll.connections`. Only the few small messages by which ranks meet and part go by the store; arrays go
+through shared memory.
 """
 
 from __future__ import annotations
@@ -12,210 +11,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import hmac
-import json
 import os
-import secrets
 import socket
-import struct
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
-from gpucoll.errors import BackendError, CollectiveTimeout
+from gpucoll.connections import MOST_BYTES, NAP, Connection, Frame, Hub, StoreError, refused
+from gpucoll.errors import CollectiveTimeout
 from gpucoll.rendezvous import becomes
-from gpucoll.version import __version__
 
-LENGTHS = struct.Struct("!II")  # of the JSON and of the bytes that follow
-MOST_JSON, MOST_BYTES = 1 << 16, 1 << 31  # a longer frame is none of ours
-HELLO = 10.0  # seconds that who connects has to say who it is
 ANSWER = 1.0  # seconds after which a look for a key has found nothing: rank 0 may be stopped
 LINGER = 300.0  # seconds that rank 0 stays for those who are still there when it ends
-NAP = 1e-2
 
-Frame = tuple[dict[str, Any], bytes]
-
-
-class StoreError(BackendError):
-    """The store does not answer, or what came from its other end is nothing of ours."""
-
-    default_code = "GC-STORE"
-
-
-# ---------------------------------------------------------------- connections
-
-
-class Connection:
-    """A socket, frame by frame; a frame that came in part is completed later."""
-
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self._came = bytearray()
-        self._sending = threading.Lock()
-
-    def send(self, head: dict[str, Any], body: bytes = b"") -> None:
-        """Send a JSON object and bytes; any thread may."""
-        text = json.dumps(head).encode()
-        with self._sending:
-            self.socket.sendall(LENGTHS.pack(len(text), len(body)) + text)
-            if body:
-                self.socket.sendall(body)
-
-    def read(self, most: int = MOST_BYTES) -> Frame:
-        """Return the next frame, of at most so many bytes beside its JSON.
-
-        Raises EOFError at the end, TimeoutError where the socket has a time-out, StoreError for what is no frame.
-        """
-        self._fill(LENGTHS.size)
-        length, count = LENGTHS.unpack_from(self._came)
-        if length > MOST_JSON or count > most:
-            raise StoreError(f"what came is no frame of gpucoll's store: it would be {length} and {count} bytes long")
-        self._fill(LENGTHS.size + length + count)
-        text = bytes(self._came[LENGTHS.size:LENGTHS.size + length])
-        body = bytes(self._came[LENGTHS.size + length:LENGTHS.size + length + count])
-        del self._came[:LENGTHS.size + length + count]
-        try:
-            head = json.loads(text)
-        except (ValueError, RecursionError):
-            head = None
-        if not isinstance(head, dict):
-            raise StoreError(f"what came is no frame of gpucoll's store: {text[:40]!r} is no JSON object")
-        return head, body
-
-    def _fill(self, count: int) -> None:
-        while len(self._came) < count:
-            part = self.socket.recv(min(1 << 20, count - len(self._came)))
-            if not part:
-                raise EOFError
-            self._came += part
-
-    def is_own_users(self) -> bool:
-        """Return whether this user's process is at the other end, as the kernel has it; of TCP it does not know."""
-        if self.socket.family != socket.AF_UNIX:
-            return True
-        _, user, _ = struct.unpack("3i", self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        return int(user) == os.geteuid()
-
-    def join(self, rank: int, size: int, token: str) -> dict[str, Any]:
-        """Say who this is; return rank 0's welcome. StoreError where either end does not believe the other."""
-        if not self.is_own_users():
-            raise StoreError("init: another user's process has taken the place where the ranks of this job meet")
-        nonce = self.read(0)[0].get("nonce")
-        self.send({"rank": rank, "size": size, "version": __version__, "proof": proof(token, nonce, rank)})
-        welcome = self.read(0)[0]
-        if welcome.get("error"):
-            raise StoreError(f"init: rank 0 refused this process: {welcome['error']}")
-        if not _same(welcome.get("proof"), proof(token, nonce, 0)):
-            raise StoreError("init: what answers in the place of rank 0 does not know the token of this job")
-        return welcome
-
-
-def proof(token: str, nonce: object, who: object) -> str:
-    """Return what shows that `who` knows the token, asked by a nonce."""
-    return hmac.new(token.encode(), f"{nonce} {who}".encode(), "sha256").hexdigest()
-
-
-def _same(given: object, right: str) -> bool:
-    return isinstance(given, str) and hmac.compare_digest(given.encode(errors="replace"), right.encode())
-
-
-class Hub:
-    """Rank 0's end of all connections; each has a thread, from `serve` on. `gone` are the ranks that broke off.
-
-    `hear` is told what a rank says, in frames with at most so many bytes, and returns what it is answered, or None.
-    `lost` is called when a rank is gone.
-    """
-
-    def __init__(self, listener: socket.socket, size: int, token: str, hear: Callable[[int, Frame], Frame | None],
-                 lost: Callable[[], None] = lambda: None, most: int = 0) -> None:
-        self.gone: set[int] = set()
-        self._size, self._token, self._listener = size, token, listener
-        self._hear, self._lost, self._most = hear, lost, most
-        self._here: dict[int, Connection] = {}
-        self._changed = threading.Condition()
-        listener.listen(size)
-
-    def serve(self) -> None:
-        """Let ranks in: `hear` and `lost`, of who has made this hub, may be called from now on, by other threads."""
-        threading.Thread(target=self._accept, name="gpucoll hub", daemon=True).start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # closed
-            while True:
-                connected, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=[connected], name="gpucoll hub", daemon=True).start()
-
-    def _serve(self, connected: socket.socket) -> None:
-        """Hear one process until it leaves; one that is no rank of this job is told why, and sent away."""
-        rank, said_bye = -1, False
-        connection = Connection(connected)
-        with connected, contextlib.suppress(OSError, EOFError):
-            try:
-                connected.settimeout(HELLO)
-                rank = self._greet(connection)
-                connected.settimeout(None)
-                while not said_bye:
-                    frame = connection.read(self._most)
-                    said_bye = "bye" in frame[0]
-                    answer = None if said_bye else self._hear(rank, frame)
-                    if answer is not None:
-                        connection.send(*answer)
-            except StoreError as error:
-                connection.send({"error": error.args[0]})
-        with self._changed:
-            is_lost = self._here.pop(rank, None) is not None and not said_bye
-            self.gone.update([rank] if is_lost else [])
-            self._changed.notify_all()
-        if is_lost:
-            self._lost()
-
-    def _greet(self, connection: Connection) -> int:
-        """Return the rank that has connected; raise StoreError for a stranger."""
-        nonce = secrets.token_hex(16)
-        connection.send({"nonce": nonce})
-        head, _ = connection.read(0)
-        rank, size = head.get("rank"), head.get("size")
-        if not connection.is_own_users() or not _same(head.get("proof"), proof(self._token, nonce, rank)):
-            raise StoreError("this process does not belong to the job: it has another user or another token")
-        if head.get("version") != __version__ or size != self._size:
-            raise StoreError(f"rank {rank} says that there are {size} ranks of gpucoll {head.get('version')}, rank 0 "
-                             f"that there are {self._size} of {__version__}; start all ranks alike")
-        with self._changed:
-            if type(rank) is not int or not 0 < rank < self._size or rank in self._here:
-                raise StoreError(f"rank {rank!r} is not in 1..{self._size - 1}, or is there already; RANK must be "
-                                 "another one in each process, and WORLD_SIZE how many there are")
-            connection.send({"proof": proof(self._token, nonce, 0), "gone": sorted(self.gone)})
-            self._here[rank] = connection
-        return rank
-
-    def tell(self, head: dict[str, Any], *, last: bool = False) -> None:
-        """Send all who are there a frame, with `last` the last one: what breaks off after it is no death."""
-        with self._changed:
-            for connection in self._here.values():
-                with contextlib.suppress(OSError):
-                    connection.send(head)
-                    if last:
-                        connection.socket.shutdown(socket.SHUT_RDWR)
-            if last:
-                self._here.clear()
-
-    def close(self, patience: float = 0.0) -> None:
-        """Let nobody in any more, once all who are there have left, or after `patience` seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._here, patience)
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts
-        self.drop()
-
-    def drop(self) -> None:
-        """Close what this process has open; in a fork's child that is its parent's."""
-        self._listener.close()
-        for connection in list(self._here.values()):
-            connection.socket.close()
-
-
-# ---------------------------------------------------------------- keys and bytes
 
 
 class KeyStore:
@@ -287,9 +96,9 @@ class StoreServer(MemoryStore):
             raise StoreError(f"init: rank 0 cannot open the place where ranks meet ({error}): another job, or another "
                              "process that says it is rank 0, has the same MASTER_ADDR and MASTER_PORT; give each job "
                              "a port of its own") from error
-        self.hub = Hub(listener, size, token, self._answer, most=MOST_BYTES)
+        self.hub = Hub(size, token, self._answer, most=MOST_BYTES)
         self.drop = self.hub.drop
-        self.hub.serve()
+        self.hub.serve(listener)
 
     def _answer(self, rank: int, frame: Frame) -> Frame:
         """Do what a rank has asked for; StoreError for what is nothing of ours."""
@@ -322,11 +131,10 @@ class StoreClient(KeyStore):
         self._timeout, self._numbers, self._gone = timeout, 0, list[int]()
         self._lock = threading.Lock()
         self._connection = _connected(socket_name(token), timeout)
-        self._connection.socket.settimeout(timeout)
         with contextlib.ExitStack() as undo:
             undo.callback(self.drop)
             try:
-                self._connection.join(rank, size, token)
+                self._connection.join(rank, size, token, timeout)
             except TimeoutError:
                 raise CollectiveTimeout(f"init: rank 0 did not answer within {timeout:g} s", ranks=(0,)) from None
             except (OSError, EOFError) as error:
@@ -342,10 +150,9 @@ class StoreClient(KeyStore):
                 self._connection.socket.settimeout(self._timeout)
                 self._connection.send({"call": call, "key": key, "number": self._numbers, **given}, body)
                 while True:
-                    self._connection.socket.settimeout(max(1e-3, deadline - time.monotonic()))
-                    answer, value = self._connection.read()
-                    if answer.get("error"):
-                        raise StoreError(f"init: rank 0 refused this process: {answer['error']}")
+                    answer, value = self._connection.read(deadline=deadline)
+                    if "error" in answer:
+                        raise refused(answer)
                     if answer.get("number") == self._numbers:  # and not of an earlier call that was not waited for
                         self._gone = answer.get("gone", [])
                         return answer, value
@@ -393,6 +200,7 @@ def _connected(name: str, timeout: float) -> Connection:
 
     def connects() -> bool:
         connected = socket.socket(socket.AF_UNIX)
+        connected.settimeout(timeout)  # without one it would wait for ever where as many wait already as may
         try:
             connected.connect(name)
             found.append(connected)

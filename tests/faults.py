@@ -17,6 +17,7 @@ for folder in ("tests/kernels", "tests"):
 import engine_mutants  # noqa: E402 (the path comes first)
 from peer import mutants as peer_mutants  # noqa: E402
 from planted import PLANTED  # noqa: E402
+from planted_connections import PLANTED_CONNECTIONS  # noqa: E402
 from planted_rows import PLANTED_ROWS  # noqa: E402
 
 # Kinds that only a sanitizer or a browser sees: nightly tests plant these themselves.
@@ -36,7 +37,8 @@ def faults():
     """The faults of every table of the repository."""
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 
-    yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in (*PLANTED, *PLANTED_ROWS))
+    everything = *PLANTED, *PLANTED_ROWS, *PLANTED_CONNECTIONS
+    yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in everything)
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
     for kind, table in engine_mutants.TABLES.items():

@@ -42,7 +42,7 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
                 ("edges", "points", "wildcards", "deaths", "disagreements", "stand_in", "catalogue")),
               "tests/unit/test_network.py"],
     "cache": ["tests/unit/test_store.py"],
-    "store": ["tests/unit/test_rank_store.py", "tests/multirank/test_standalone.py"],
+    "store": ["tests/unit/test_connections.py", "tests/unit/test_rank_store.py", "tests/multirank/test_standalone.py"],
     "gpu": ["tests/multirank/test_stand_in.py"],
     "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
     "training": ["tests/unit/test_buckets.py",

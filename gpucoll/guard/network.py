@@ -1,8 +1,8 @@
 """Who has died on other hosts, and who waits: a connection of every rank to rank 0.
 
 The kernel closes it however a process ends; rank 0 passes on whose has broken off. Who waits for long tells so, so that
-at a deadline those are named that do not. Frames are those of `gpucoll.store`. Both ends show that they know the token,
-which MPI has passed on; a stranger is sent away.
+at a deadline those are named that do not. Greeting and frames are those of `gpucoll.connections`; MPI has passed on the
+token. Rank 0 listens at one address at a time, the one that the ranks are told, and only until they have come.
 """
 
 from __future__ import annotations
@@ -16,35 +16,59 @@ import struct
 import termios
 import threading
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from gpucoll.connections import GREETING, NAP, Connection, Frame, Hub, StoreError
 from gpucoll.rendezvous import becomes
-from gpucoll.store import HELLO, Connection, Frame, Hub, StoreError
 
-CONNECT = 2.0  # seconds in which a connection must be made
+CONNECT = 2.0  # seconds in which a connection must be made, at all of rank 0's addresses together
 TELL = 0.5  # seconds of a wait after which one tells of it, and between two times
-ANSWER = 0.5  # seconds that rank 0 has to say who waits
 SILENT = 4 * TELL  # seconds after which who has told of a wait is no longer believed to
+ANSWER = SILENT  # seconds that rank 0 has to say who waits: a busy host must not make a culprit of a rank that lives
 SIOCGIFADDR = 0x8915  # the address of a network interface, of Linux
 
 log = logging.getLogger("gpucoll")
 
 
 def addresses() -> list[str]:
-    """Return this host's IPv4 addresses, those that only it can reach last."""
+    """Return the IPv4 addresses of this host's network interfaces."""
     found: list[str] = []
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # one without an address
                 answer = fcntl.ioctl(asked, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(answer[20:24]))
-    return sorted(found, key=lambda address: address.startswith("127."))
+    return found
+
+
+def reachable(mine: Sequence[str], everyone: Sequence[Sequence[str]]) -> list[str]:
+    """Return where other hosts may reach this one, the likeliest address first.
+
+    The kernel's routes tell: the address from which this host would send to one of another host's is the other end of
+    the same network. Where all ranks have this host's addresses, they are on it: the loopback interface comes
+    first.
+    """
+    others = {address for addresses in everyone for address in addresses if not address.startswith("127.")}
+    routes = Counter(filter(None, map(_route, others - {*mine})))
+    told = sorted(routes, key=lambda address: (-routes[address], address))
+    rest = sorted({*mine} - {*told}, key=lambda address: (not address.startswith("127."), address))
+    return [*told, *(address for address in rest if not told or not address.startswith("127."))]
+
+
+def _route(address: str) -> str | None:
+    """Return the address from which this host would send to another one; None where it has no route there."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        asked.connect((address, 9))  # sends nothing
+        return str(asked.getsockname()[0])
+    return None
 
 
 class Watch:
     """One rank's view of the others; made by all ranks of `mpi` together. `nodes` is the node of each.
 
-    Who cannot reach rank 0 within some seconds is not watched, which is logged.
+    A rank that cannot reach rank 0 within some seconds is not watched, which is logged.
     """
 
     def __init__(self, mpi: Any, nodes: tuple[int, ...]) -> None:
@@ -57,31 +81,70 @@ class Watch:
         self._lock = threading.Lock()
         self._hub: Hub | None = None
         self._connection: Connection | None = None
-        port, token = 0, secrets.token_hex(16)
+        everyone = mpi.allgather(addresses())
         if self._rank == 0:
-            with contextlib.suppress(OSError):
-                listener = socket.create_server(("", 0), backlog=mpi.size)
-                port = listener.getsockname()[1]
-                self._hub = Hub(listener, mpi.size, token, self._hear, self._tell_gone)
-                self._hub.serve()
-        where, port, token = mpi.bcast((addresses(), port, token))
-        if self._rank and port:
-            becomes(lambda: any(self._connects(one, port, mpi.size, token) for one in where), CONNECT, nap=1e-2)
-        there = mpi.allgather(self._hub is not None or self._connection is not None)
-        if not all(there) and self._rank == 0:
+            self._hub = Hub(mpi.size, secrets.token_hex(16), self._hear, self._tell_gone)
+        where, token = mpi.bcast((reachable(everyone[0], everyone), self._hub.token) if self._hub else None)
+        self._watched = self._meet(mpi, where, token)
+        if len(self._watched) == 1:
+            self.drop()
+        if len(self._watched) < mpi.size and self._rank == 0:
             log.warning("ranks %s cannot reach rank 0 by TCP at %s: that they have died is known on other hosts at the "
-                        "deadline only", [rank for rank, came in enumerate(there) if not came], where)
+                        "deadline only", sorted({*range(mpi.size)} - self._watched), where)
 
-    def _connects(self, address: str, port: int, size: int, token: str) -> bool:
-        with contextlib.suppress(OSError, EOFError, StoreError), contextlib.ExitStack() as stack:
-            connected = stack.enter_context(socket.create_connection((address, port), CONNECT / 4))
-            connected.settimeout(HELLO)
-            connection = Connection(connected)
-            self._take(connection.join(self._rank, size, token))
-            connected.setblocking(False)
-            self._connection = connection
-            stack.pop_all()
-            return True
+    def _meet(self, mpi: Any, where: Sequence[str], token: str) -> set[int]:
+        """Connect the ranks, at one of rank 0's addresses after the other until all have come; return those that have.
+
+        Rank 0 listens at no other address meanwhile, and at none afterwards: whoever is late is no rank of this job.
+        """
+        there, tries = [True] + [False] * (mpi.size - 1), True
+        for address in where:
+            port = mpi.bcast(self._listen(address))
+            if self._rank and port and tries and self._connection is None:
+                try:
+                    self._connects(address, port, mpi.size, token, CONNECT / len(where))
+                except TimeoutError:  # rank 0 may yet take this rank in, and see that it has left: no second try
+                    tries = False
+            there = mpi.allgather(self._rank == 0 or self._connection is not None)
+            if self._hub is not None:
+                self._hub.shut()
+            if all(there):
+                break
+        return {rank for rank, came in enumerate(there) if came}
+
+    def _listen(self, address: str) -> int:
+        """Rank 0: let ranks in at this address; return the port, 0 where that cannot be."""
+        if self._hub is not None:
+            with contextlib.suppress(OSError):
+                listener = socket.create_server((address, 0))
+                self._hub.serve(listener)
+                return int(listener.getsockname()[1])
+        return 0
+
+    def _connects(self, address: str, port: int, size: int, token: str, patience: float) -> bool:
+        """Connect to rank 0 there, and return whether that was to be; TimeoutError where a greeting is not answered."""
+        give_up = time.monotonic() + patience
+        while (left := give_up - time.monotonic()) > 0:
+            try:
+                connected = socket.create_connection((address, port), left)
+            except OSError:
+                return False
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(connected)
+                connection = Connection(connected)
+                try:
+                    self._take(connection.join(self._rank, size, token, GREETING))
+                except StoreError:
+                    return False
+                except TimeoutError:
+                    raise
+                except (EOFError, OSError):  # strangers have taken this rank's place
+                    time.sleep(NAP)
+                    continue
+                connected.setblocking(False)
+                self._connection = connection
+                stack.pop_all()
+                return True
         return False
 
     def _hear(self, rank: int, frame: Frame) -> Frame | None:
@@ -89,7 +152,8 @@ class Watch:
         head, _ = frame
         if type(head.get("waits")) is int:
             self._told[rank] = head["waits"], time.monotonic()
-        return ({"heard": [*self.heard().items()], "ask": head["ask"]}, b"") if "ask" in head else None
+        asks = type(head.get("ask")) is int
+        return ({"heard": [*self.heard().items()], "ask": head["ask"]}, b"") if asks else None
 
     def heard(self) -> dict[int, int]:
         """Return the ranks that have told rank 0 that they wait, and the numbers of their calls."""
@@ -104,9 +168,9 @@ class Watch:
         return self._connection.socket.fileno() if self._connection is not None else None
 
     def gone(self) -> set[int]:
-        """Return the ranks whose processes have ended."""
+        """Return the ranks whose processes have ended, of those that are watched."""
         if self._hub is not None:
-            return set(self._hub.gone)
+            return self._hub.gone & self._watched
         if self._connection is not None and self._lock.acquire(blocking=False):  # another thread may be at it
             try:
                 while self._connection is not None:
@@ -118,7 +182,7 @@ class Watch:
                 self.drop()
             finally:
                 self._lock.release()
-        return set(self._gone)
+        return self._gone & self._watched
 
     def _take(self, head: dict[str, Any]) -> None:
         self._gone.update(head.get("gone", ()))
@@ -145,7 +209,7 @@ class Watch:
 
         Where rank 0 does not say, it is it that is silent, or where nothing reaches its host, all that are there.
         """
-        everyone = {*range(len(self._nodes))} - {self._rank}
+        everyone = self._watched - {self._rank}
         if self._hub is None and self._connection is None:
             return None
         heard = self.heard() if self._hub is not None else self._ask()

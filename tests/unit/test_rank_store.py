@@ -12,10 +12,12 @@ import pytest
 
 import gpucoll as gc
 from gpucoll import bootstrap, launchers, store
+from gpucoll.connections import LENGTHS, Connection, Hub, proof
 from gpucoll.links import StoreLink
 from gpucoll.mail import StoreRanks, decode, encode
 
-HELLO = {"rank": 1, "size": 3, "version": gc.__version__}
+NONCE = "1" * 32
+HELLO = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCE}
 numbers = itertools.count()
 
 
@@ -36,21 +38,26 @@ def answer_to(token, what):
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(60)
         connected.connect(store.socket_name(token))
-        connection = store.Connection(connected)
+        connection = Connection(connected)
         nonce = connection.read()[0]["nonce"]
         if isinstance(what, bytes):
             connected.sendall(what)
             connected.shutdown(socket.SHUT_WR)
         else:
             known = what.pop("token", token)
-            connection.send(what | ({} if known is None else {"proof": store.proof(known, nonce, what["rank"])}))
+            connection.send(what | proven(known, what["rank"], nonce))
         try:
             return connection.read()[0]
         except (EOFError, ConnectionError):
             return None
 
 
-def test_ranks_see_what_others_have_set(server, token):
+def proven(token, rank, nonce):
+    return {} if token is None else {"proof": proof(token, "rank", rank, (nonce, NONCE))}
+
+
+def test_ranks_see_what_others_have_set(server, token, monkeypatch):
+    monkeypatch.setattr(store, "ANSWER", 60.0)  # a rank that is not answered sooner takes a key for missing
     first, second = (store.StoreClient(rank, 3, token, 60.0) for rank in (1, 2))
     first.set("key", b"\0bytes")
     assert [one.get("key", 0.1) for one in (server, first, second)] == [b"\0bytes"] * 3
@@ -69,7 +76,7 @@ def test_ranks_see_what_others_have_set(server, token):
 def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
     heard = []
     call = {"call": "delete", "key": ""}, b""
-    monkeypatch.setattr(store.Hub, "serve", lambda hub: heard.append(hub._hear(1, call)))
+    monkeypatch.setattr(Hub, "serve", lambda hub, listener: heard.append(hub._hear(1, call)))
     server = store.StoreServer(3, token)
     server.drop()
     assert heard == [({"number": None, "gone": []}, b"")]
@@ -78,8 +85,8 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
 @pytest.mark.parametrize(("hello", "words"), [
     ({"token": "guessed"}, "another token"), ({"token": None}, "another token"), ({"proof": 1}, "another token"),
     ({"size": 2}, "start all ranks alike"), ({"version": "0.0"}, "start all ranks alike"),
-    ({"rank": 0}, "not in 1..2"), ({"rank": 3}, "not in 1..2"), ({"rank": True}, "not in 1..2"),
-    ({"rank": "1"}, "not in 1..2")])
+    ({"rank": 0}, "not in 1..2"), ({"nonce": "1"}, "has no nonce"), ({"rank": 3}, "not in 1..2"),
+    ({"rank": True}, "not in 1..2"), ({"rank": "1"}, "not in 1..2")])
 def test_strangers_are_sent_away(server, token, hello, words):
     right = {"token": None} if "proof" in hello else {}
     assert words in answer_to(token, {**HELLO, **right, **hello})["error"]
@@ -87,8 +94,8 @@ def test_strangers_are_sent_away(server, token, hello, words):
 
 
 @pytest.mark.parametrize("garbage", [
-    b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, store.LENGTHS.pack(4, 0) + b"\xff\xfe{}", store.LENGTHS.pack(2, 0) + b"[]",
-    store.LENGTHS.pack(2, 1 << 20) + b"{}", store.LENGTHS.pack(5000, 0) + b"[" * 5000])
+    b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, LENGTHS.pack(4, 0) + b"\xff\xfe{}", LENGTHS.pack(2, 0) + b"[]",
+    LENGTHS.pack(2, 1 << 20) + b"{}", LENGTHS.pack(5000, 0) + b"[" * 5000])
 def test_garbage_is_a_typed_error_and_the_store_goes_on(server, token, garbage):
     assert "no frame of gpucoll's store" in answer_to(token, garbage)["error"]
     client = store.StoreClient(1, 3, token, 60.0)

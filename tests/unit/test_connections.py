@@ -1,0 +1,341 @@
+"""Ports at which ranks meet: strangers end their own connections, and no more; both ends prove who they are."""
+
+import contextlib
+import errno
+import json
+import os
+import random
+import secrets
+import socket
+import threading
+import time
+
+import pytest
+
+import gpucoll as gc
+import grids
+from gpucoll import connections, store
+from gpucoll.connections import LENGTHS, STRANGERS, Connection, Hub, StoreError, proof
+from gpucoll.guard import network
+from pace import seconds
+from strangers import Strangers, connected_to
+from watch_threads import Ranks, becomes, made
+
+TOKEN = "0123456789abcdef"
+NONCES = "0" * 32, "1" * 32
+GREETING = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCES[1], "proof": "0" * 64}
+
+
+@pytest.fixture(autouse=True)
+def uncaught(monkeypatch):
+    """What threads end by: any of it would be the end of all ranks (`bootstrap.end_together`)."""
+    found = []
+    monkeypatch.setattr(threading, "excepthook", found.append)
+    yield found
+    assert found == []
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(uncaught):
+    """No thread and no socket of a test's outlives it."""
+    threads, open_sockets = {*threading.enumerate()}, sockets()
+    yield
+    assert becomes(lambda: {*threading.enumerate()} <= threads)
+    assert becomes(lambda: sockets() <= open_sockets)
+
+
+def sockets():
+    found = set()
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{number}"))
+    return {name for name in found if name.startswith("socket:")}
+
+
+@contextlib.contextmanager
+def listening(size=3, hear=lambda rank, frame: None, listener=None):
+    """A hub, and a function that connects to it."""
+    listener = listener or socket.create_server(("127.0.0.1", 0))
+    hub = Hub(size, TOKEN, hear)
+    hub.serve(listener)
+    try:
+        yield hub, connected_to(socket.AF_INET, listener.getsockname())
+    finally:
+        hub.close()
+
+
+def comes(connect, rank=1, size=3):
+    """A rank's connection."""
+    connection = Connection(connect())
+    connection.join(rank, size, TOKEN, seconds(60))
+    return connection
+
+
+@pytest.mark.parametrize("said", [
+    b"GET / HTTP/1.1\r\n\r\n", LENGTHS.pack(1 << 30, 0), LENGTHS.pack(2, 9) + b"{}", LENGTHS.pack(4, 0) + b"1234",
+    {}, *({"rank": rank} for rank in (None, True, 0, -1, 3, 10 ** 4000, 1.0, 1e999, "1", "\ud800", [[[1]]])),
+    *({"nonce": nonce} for nonce in (None, 1, "", "1" * 31, "\ud800" * 32, "A" * 32, ["1"] * 32)),
+    *({"proof": right} for right in (None, 1, "", "\u00e9", "\ud800", [], proof(TOKEN, "rank", 1, NONCES),
+                                     proof("guessed", "rank", 1, NONCES)))])
+def test_strangers_are_sent_away(said):
+    """What is no frame, too long, of wrong types, or does not know the token; each is told, and no rank notices."""
+    with listening() as (hub, connect), connect() as connected:
+        stranger = Connection(connected)
+        assert stranger.read(0)[0].keys() == {"nonce"}
+        stranger.send({**GREETING, **said}) if isinstance(said, dict) else connected.sendall(said)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.read(0)[0].keys() == {"error"}
+        with pytest.raises((EOFError, ConnectionResetError)):
+            stranger.read(0)
+        assert (hub.gone, hub._here) == (set(), {})
+
+
+def test_a_greeting_has_one_deadline(monkeypatch):
+    """Single bytes, each soon after the last, do not keep a place: the frame that they begin would take an hour."""
+    monkeypatch.setattr(connections, "GREETING", 0.2)
+    with listening() as (_, connect), connect() as slow:
+        slow.sendall(LENGTHS.pack(60_000, 0))
+        patience = time.monotonic() + seconds(20)
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < patience:
+                slow.sendall(b" ")
+                time.sleep(0.02)
+        assert time.monotonic() < patience
+
+
+def test_silent_strangers_keep_no_rank_out():
+    with listening() as (hub, connect), contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(connect()) for _ in range(3 + STRANGERS)]
+        assert becomes(lambda: len(hub._unproved) == len(silent))
+        comes(connect).socket.close()
+        assert becomes(lambda: hub.gone == {1})
+        oldest = Connection(silent[0])
+        assert oldest.read()[0].keys() == {"nonce"}
+        with pytest.raises(EOFError):  # the one that has greeted for longest has gone, and no other
+            oldest.read()
+        assert becomes(lambda: len(hub._unproved) == len(silent) - 1)
+
+
+def test_a_flood_does_not_drive_out_a_rank_that_greets(monkeypatch):
+    """Whoever has just come has its grace, though others wait for its place."""
+    monkeypatch.setattr(connections, "GRACE", seconds(600))
+    with listening() as (hub, connect), contextlib.ExitStack() as stack:
+        rank = Connection(stack.enter_context(connect()))
+        assert becomes(lambda: len(hub._unproved) == 1)
+        for _ in range(2 * STRANGERS):
+            stack.enter_context(connect())
+        assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)
+        rank.join(1, 3, TOKEN, seconds(60))
+        assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)  # one that has waited has its place
+        assert [*hub._here] == [1]
+
+
+def test_a_hub_goes_on_without_threads_and_descriptors(monkeypatch):
+    """What the system denies while strangers use it up is not the end of the job, nor of the port."""
+    class Denied(socket.socket):
+        left = 3
+
+        def accept(self):
+            if self.left:
+                self.left -= 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return super().accept()
+
+    listener, start, denied = Denied(), threading.Thread.start, [None] * 3
+    listener.bind(("127.0.0.1", 0))
+
+    def starts(thread):
+        if denied and thread.name == "gpucoll hub" and thread._target.__name__ == "_serve":
+            denied.pop()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starts)
+    with listening(listener=listener) as (_, connect):
+        for _ in range(3):
+            with connect() as refused, contextlib.suppress(ConnectionResetError):
+                assert refused.recv(1) == b""
+        assert (listener.left, denied) == (0, [])
+        comes(connect).socket.close()
+
+
+def test_an_error_of_a_connections_thread_ends_that_connection(caplog):
+    def hear(rank, frame):
+        raise KeyError("\ud800")
+
+    with listening(hear=hear) as (hub, connect):
+        first, second = comes(connect), comes(connect, 2)
+        first.send({})
+        with pytest.raises(EOFError):
+            first.read()
+        assert becomes(lambda: hub.gone == {1})
+        assert [*hub._here] == [2]
+        assert "of rank 1, after an error: KeyError('\\ud800')" in caplog.text
+        for connection in (first, second):
+            connection.socket.close()
+
+
+def test_a_stranger_that_is_heard_out_is_no_rank():
+    """Recorded greetings are worth nothing: neither a rank's to rank 0, nor rank 0's to a rank."""
+    with listening() as (hub, connect), connect() as connected, connect() as again:
+        rank, said, heard = Connection(connected), [], []
+        send, read = rank.send, rank.read
+        rank.send = lambda head: said.append(head) or send(head)
+        rank.read = lambda *given: heard.append(read(*given)) or heard[-1]
+        rank.join(1, 3, TOKEN, seconds(60))
+        connected.close()
+        assert becomes(lambda: hub.gone == {1})
+        stranger = Connection(again)
+        stranger.read(0)
+        stranger.send(said[0])
+        assert "another token" in stranger.read(0)[0]["error"]
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for head, body in heard:
+            Connection(theirs).send(head, body)
+        with pytest.raises(StoreError, match="does not know the token"):
+            Connection(ours).join(1, 3, TOKEN, seconds(60))
+
+
+@pytest.mark.parametrize(("answers", "words"), [
+    ([{"nonce": "\ud800"}], "sends no nonce"), ([{"nonce": [[["0"]]]}], "sends no nonce"), ([{}], "sends no nonce"),
+    ([{"nonce": NONCES[0]}, {"proof": proof("guessed", "hub", 1, NONCES)}], "does not know the token"),
+    ([{"nonce": NONCES[0]}, {"proof": proof(TOKEN, "hub", 1, NONCES)}], "does not know the token"),
+    ([{"nonce": NONCES[0]}, {}], "does not know the token"),
+    ([{"nonce": NONCES[0]}, {"error": "\x1b[2J\ud800 no"}], r"refused this process: \?\[2J\? no$"),
+    ([{"nonce": NONCES[0]}, {"error": [[]]}], "it does not say why")])
+def test_a_stranger_in_the_place_of_rank_0_is_not_believed(answers, words):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        for answer in answers:
+            Connection(theirs).send(answer)
+        with pytest.raises(StoreError, match=words):
+            Connection(ours).join(1, 3, TOKEN, seconds(60))
+
+
+def test_neither_ends_proof_serves_as_the_others():
+    assert len({proof(TOKEN, end, rank, nonces) for end in ("rank", "hub") for rank in (1, 2)
+                for nonces in (NONCES, NONCES[::-1])}) == 8
+
+
+def test_a_hub_that_closes_ends_what_is_there():
+    with listening() as (hub, connect), connect() as silent:
+        rank, stranger = comes(connect), Connection(silent)
+        assert stranger.read(0)[0].keys() == {"nonce"}
+        hub.close()
+        for connection in (rank, stranger):
+            with pytest.raises(EOFError):
+                connection.read(0)
+        assert becomes(lambda: "gpucoll hub" not in {thread.name for thread in threading.enumerate()})
+        assert (hub.gone, hub._here, hub._unproved) == (set(), {}, {})
+        rank.socket.close()
+
+
+def test_another_users_process_is_not_heard(monkeypatch):
+    monkeypatch.setattr(Connection, "is_own_users", lambda connection: False)
+    with listening() as (hub, connect), connect() as connected, contextlib.suppress(ConnectionResetError):
+        assert connected.recv(1) == b""
+        assert hub._unproved == {}
+
+
+def test_a_store_that_accepts_nobody_is_given_up():
+    """Strangers fill the queue of a rank 0 that is stopped: the rank that comes has its deadline."""
+    token = secrets.token_hex(8)
+    with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
+        listener.bind(store.socket_name(token))
+        listener.listen(0)
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(store.socket_name(token))
+        with pytest.raises(gc.CollectiveTimeout, match="rank 0 to come"):
+            store.StoreClient(1, 3, token, 0.05)
+
+
+# ---------------------------------------------------------------- fuzzing
+
+
+COUNTS = [300, pytest.param(50_000, marks=pytest.mark.nightly)]
+
+
+def recorded(token):
+    """Greetings of ranks to a rank 0 with the same token, which asked by other nonces."""
+    found = []
+    for rank in (1, 2, 3):
+        nonces = secrets.token_hex(16), secrets.token_hex(16)
+        found.append({"rank": rank, "size": 4, "version": gc.__version__, "nonce": nonces[1],
+                      "proof": proof(token, "rank", rank, nonces)})
+    return json.loads(json.dumps(found))
+
+
+class Besieged(Ranks):
+    """Ranks of which the last one is told where rank 0 listens, and comes only after strangers have been there."""
+
+    def bcast(self, value):
+        told = super().bcast(value)
+        if self.rank == self.size - 1:
+            self.siege(told)
+        return told
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
+    ranks, told, hubs, come = Besieged(4, 7200), [], [], []
+    serve = Hub.serve
+    monkeypatch.setattr(Hub, "serve", lambda hub, listener: hubs.append(hub) or serve(hub, listener))
+    monkeypatch.setattr(network, "ANSWER", seconds(60))
+    monkeypatch.setattr(network, "CONNECT", seconds(600))
+
+    def siege(heard):
+        told.append(heard)
+        if type(heard) is int:
+            (where, token), port = told
+            strangers = Strangers(connected_to(socket.AF_INET, (where[0], port)), random.Random(f"{grids.SEED}/tcp"),
+                                  recorded(token))
+            come.append(strangers)
+            strangers.attack(count, lambda: within(hubs[0]))
+            strangers.silence(STRANGERS + 8)  # which are still there as the last rank comes
+
+    ranks.siege = siege
+    watches = made(ranks, (0, 1, 2, 3))
+    assert [watch._watched for watch in watches] == [{0, 1, 2, 3}] * 4
+    watches[3].tell(7)
+    assert becomes(lambda: watches[0].heard() == {3: 7})
+    assert [watch.silent(7) for watch in watches] == [{1, 2}, {0, 2}, {0, 1}, {0, 1, 2}]
+    assert [watch.gone() for watch in watches] == [set()] * 4
+    assert come[0].answers == {"nonce", "error"}
+    come[0].leave()
+    for watch in reversed(watches):
+        watch.close()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_strangers_at_the_store(count, monkeypatch):
+    monkeypatch.setattr(store, "ANSWER", seconds(60))
+    token = secrets.token_hex(8)
+    server = store.StoreServer(4, token)
+    clients = [store.StoreClient(rank, 4, token, seconds(60)) for rank in (1, 2)]
+    strangers = Strangers(connected_to(socket.AF_UNIX, store.socket_name(token)), random.Random(f"{grids.SEED}/unix"),
+                          recorded(token))
+
+    def look():
+        within(server.hub)
+        if not strangers.greetings % 100:
+            value = str(strangers.greetings).encode()
+            clients[0].set("key", value)
+            assert clients[1].get("key") == value
+
+    strangers.attack(count, look)
+    strangers.silence(STRANGERS + 8)
+    clients.append(store.StoreClient(3, 4, token, seconds(60)))
+    clients[2].set("last", b"3")
+    assert [client.get("last") for client in clients] == [b"3"] * 3
+    assert {*server._values} == {"key", "last"}
+    assert [*map(list, (server.gone(), *(client.gone() for client in clients)))] == [[]] * 4
+    assert strangers.answers == {"nonce", "error"}
+    strangers.leave()
+    for client in clients:
+        client.close()
+    server.hub.close(seconds(60))
+
+
+def within(hub):
+    """No more connections greet than may."""
+    assert len(hub._unproved) <= hub._size + STRANGERS

@@ -1,0 +1,44 @@
+"""Threads that watch each other as ranks of several hosts do, by `gpucoll.guard.network`."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from gpucoll.guard.network import Watch
+from pace import seconds
+
+
+class Ranks:
+    """What `Watch` needs of MPI, for threads."""
+
+    def __init__(self, size, patience=20):
+        self.size, self._rows, self._barrier = size, [None] * size, threading.Barrier(size)
+        self._patience = seconds(patience)
+
+    def of(self, rank):
+        ranks = type(self).__new__(type(self))
+        vars(ranks).update(vars(self), rank=rank)
+        return ranks
+
+    def allgather(self, value):
+        self._rows[self.rank] = value
+        self._barrier.wait(self._patience)
+        rows = list(self._rows)
+        self._barrier.wait(self._patience)
+        return rows
+
+    def bcast(self, value):
+        return self.allgather(value)[0]
+
+
+def made(ranks, nodes=(0, 0, 1, 1)):
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        return list(pool.map(lambda rank: Watch(ranks.of(rank), nodes), range(len(nodes))))
+
+
+def becomes(done):
+    """Whether `done()` within some seconds."""
+    give_up = time.monotonic() + seconds(20)
+    while not (is_done := done()) and time.monotonic() < give_up:
+        time.sleep(1e-3)
+    return is_done
