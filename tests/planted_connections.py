@@ -2,7 +2,7 @@
 
 CONNECTIONS, NETWORK, STORE = "gpucoll/connections.py", "gpucoll/guard/network.py", "gpucoll/store.py"
 PLANTED_CONNECTIONS = [
-    ("guard", "a connection that breaks off is no death", CONNECTIONS,
+    ("store", "a connection that breaks off is no death", CONNECTIONS,
      "self.gone.update([rank] if is_lost else [])", "pass"),
     ("store", "strangers may come in", CONNECTIONS,
      "if not _same(head.get(\"proof\"), proof(self.token, \"rank\", rank, nonces)):", "if False:"),
@@ -46,17 +46,17 @@ PLANTED_CONNECTIONS = [
     ("store", "ranks are heard before the store is whole", STORE,
      "self.hub = Hub(size, token, self._answer, most=MOST_BYTES)\n",
      "hub = Hub(size, token, self._answer, most=MOST_BYTES); hub.serve(listener); self.hub = hub\n"),
-    ("guard", "rank 0 listens at all addresses", NETWORK,
+    ("store", "rank 0 listens at all addresses", NETWORK,
      "socket.create_server((address, 0))", "socket.create_server((\"\", 0))"),
-    ("guard", "rank 0 listens on when all ranks have come", NETWORK, "                self._hub.shut()\n",
+    ("store", "rank 0 listens on when all ranks have come", NETWORK, "                self._hub.shut()\n",
      "                pass\n"),
-    ("guard", "a rank comes once, whoever takes its place", NETWORK,
+    ("store", "a rank comes once, whoever takes its place", NETWORK,
      "time.sleep(NAP)\n                    continue", "return False"),
-    ("guard", "a rank that rank 0 may have let in comes again", NETWORK, "                    tries = False\n",
+    ("store", "a rank that rank 0 may have let in comes again", NETWORK, "                    tries = False\n",
      "                    pass\n"),
-    ("guard", "a rank that is not watched is taken for dead", NETWORK, "return self._hub.gone & self._watched",
+    ("store", "a rank that is not watched is taken for dead", NETWORK, "return self._hub.gone & self._watched",
      "return set(self._hub.gone)"),
-    ("guard", "a rank that is not watched is taken for silent", NETWORK, "everyone = self._watched - {self._rank}",
+    ("store", "a rank that is not watched is taken for silent", NETWORK, "everyone = self._watched - {self._rank}",
      "everyone = {*range(len(self._nodes))} - {self._rank}"),
-    ("guard", "routes do not tell where rank 0 is reached", NETWORK, "(-routes[address], address)", "address"),
+    ("store", "routes do not tell where rank 0 is reached", NETWORK, "(-routes[address], address)", "address"),
 ]

@@ -49,9 +49,9 @@ class Strangers:
     def _one(self):
         self.greetings += 1
         connected = self._connect()
-        with contextlib.suppress(ConnectionError):
-            connected.sendall(said := self._draw.choice(self._kinds)())
-            end = self._draw.random()
+        said, end = self._draw.choice(self._kinds)(), self._draw.random()
+        try:
+            connected.sendall(said)
             if end < 0.03:
                 self._slowly(connected, said)
                 return
@@ -61,6 +61,10 @@ class Strangers:
                 connected.shutdown(socket.SHUT_WR)
                 if end < 0.5:
                     self._hear(connected)
+        except TimeoutError:
+            raise AssertionError(f"who said {said[:200]!r} is neither answered nor sent away") from None
+        except OSError:  # sent away before it had said everything
+            pass
         connected.close()
 
     def _slowly(self, connected, said):
