@@ -122,7 +122,7 @@ def test_a_flood_does_not_drive_out_a_rank_that_greets(monkeypatch):
     with listening() as (hub, connect), contextlib.ExitStack() as stack:
         rank = Connection(stack.enter_context(connect()))
         assert becomes(lambda: len(hub._unproved) == 1)
-        for _ in range(2 * STRANGERS):
+        for _ in range(STRANGERS + 12):
             stack.enter_context(connect())
         assert becomes(lambda: len(hub._unproved) == 3 + STRANGERS)
         rank.join(1, 3, TOKEN, seconds(60))

@@ -76,9 +76,13 @@ def test_ranks_see_what_others_have_set(server, token, monkeypatch):
 def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
     heard = []
     call = {"call": "delete", "key": ""}, b""
-    monkeypatch.setattr(Hub, "serve", lambda hub, listener: heard.append(hub._hear(1, call)))
-    server = store.StoreServer(3, token)
-    server.drop()
+
+    def serve(hub, listener):
+        heard.append(hub._hear(1, call))
+        listener.close()
+
+    monkeypatch.setattr(Hub, "serve", serve)
+    store.StoreServer(3, token)
     assert heard == [({"number": None, "gone": []}, b"")]
 
 
