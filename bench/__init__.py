@@ -10,6 +10,7 @@
     run            all of it, in turn, and its record; `interrupt`, Ctrl-C
     training       steps of `gpucoll.training`; `torch_ddp` and `torch_backend` against PyTorch,
                    `servers` against a ring
+    neighbours     short calls while other processes compute, against MPI's
     regret         what `auto` chooses against the best that it could have chosen
     report, plot   a page and pictures of what `curves` finds in records; `figures` and `tables` are the page's
     strategies     what each strategy of training sends and keeps, beside its formula; `steps`, a step of each

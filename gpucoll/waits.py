@@ -29,6 +29,8 @@ from gpucoll.work import Operation, Pending, UnderWay, Work
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 NAP = 20e-6  # seconds
+DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
+WAITED = 100e-6  # seconds: a look that takes longer, as the engine's, has waited and needs no nap after it
 SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
 # The progress thread takes its looks out of the time of who computes beside it: it naps for this share of how long
 # nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
@@ -52,6 +54,17 @@ def _throw(operation: Operation, error: BaseException) -> None:
     if isinstance(operation, Generator):
         with contextlib.suppress(BaseException):
             operation.throw(error)
+
+
+def yields_at_once() -> bool:
+    """Yield the core; return whether it came back at once.
+
+    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
+    caller sleeps from then on: a sleep costs tens of microseconds.
+    """
+    began = time.monotonic()
+    os.sched_yield()
+    return time.monotonic() - began < DEAR
 
 
 def _nap(waited: float) -> float:
@@ -194,7 +207,11 @@ class Waits:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
         began = self.waits_since = time.monotonic()
         patience = began + self._spin
-        while not done():
+        while True:
+            looked = time.monotonic()
+            if done():
+                return
+            has_waited = time.monotonic() - looked > WAITED
             for hook in self.hooks:
                 hook()
             if self._alone and self._owner == threading.get_ident():
@@ -202,7 +219,12 @@ class Waits:
             now = time.monotonic()
             if now > deadline:
                 raise self.late(name)
-            os.sched_yield() if now < patience else time.sleep(_nap(now - max(began, self.went_on)))
+            if has_waited:
+                continue
+            if now >= patience:
+                time.sleep(_nap(now - max(began, self.went_on)))
+            elif not yields_at_once():
+                patience = now
 
     def finish(self, done: Pending, name: str, deadline: float | None) -> None:
         """Return when the stream has come to the end of an operation; without one the communicator has failed."""
@@ -263,9 +285,8 @@ class Waits:
                     continue
                 now = time.monotonic()
                 patience = patience or now + SOON
-                if now > patience:
+                if now > patience or not yields_at_once():
                     break
-                os.sched_yield()
             else:
                 return None
             work = Work(self, operation, name, result, pending=pending)

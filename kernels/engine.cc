@@ -151,16 +151,16 @@ static PyObject* follow(PyObject* object, PyObject* given) {
     Py_RETURN_NONE;
 }
 
-// Engine(executor, errors, rank, with whom calls are compared, process, spins, yields, whether the system copies, where workspaces begin, bytes of
+// Engine(executor, errors, rank, with whom calls are compared, process, whether it spins, whether the system copies, where workspaces begin, bytes of
 // each, where boxes begin, addresses of all control segments (0 for ranks of other nodes), their keys, processes): a rank's part in the
 // calls of its communicator.
 static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     PyObject *executor, *errors, *heads, *keys, *processes;
     unsigned long rank;
-    int process, copies;
+    int process, spins, copies;
     unsigned int check;
-    unsigned long long spins, yields, first, workspace_bytes, boxes;
-    if (!PyArg_ParseTuple(given, "OOkIiKKpKKKO!O!O!", &executor, &errors, &rank, &check, &process, &spins, &yields, &copies, &first,
+    unsigned long long first, workspace_bytes, boxes;
+    if (!PyArg_ParseTuple(given, "OOkIippKKKO!O!O!", &executor, &errors, &rank, &check, &process, &spins, &copies, &first,
                           &workspace_bytes, &boxes, &PyTuple_Type, &heads, &PyTuple_Type, &keys, &PyTuple_Type, &processes))
         return nullptr;
     Engine* self = reinterpret_cast<Engine*>(type->tp_alloc(type, 0));
@@ -173,8 +173,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     node.ranks = static_cast<uint32_t>(PyTuple_GET_SIZE(heads));
     node.check = static_cast<Check>(std::min(check, static_cast<unsigned int>(ALL)));
     node.process = process;
-    node.spins = spins;
-    node.yields = yields;
+    node.spins = spins != 0;
     node.copies = copies != 0;
     node.first = first;
     node.workspace_bytes = workspace_bytes;

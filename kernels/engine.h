@@ -26,6 +26,11 @@
 #include "flight.h"
 
 static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before somebody looks at its deadline
+// How long a rank that waits spins, then yields: a sleep and its wake-up cost 10 to 50 us, so that a shorter wait is
+// cheaper awake. In nanoseconds, as DEAR, from which on a yield has handed the core to a process that computes.
+static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
+static const uint32_t SLEEPS = 64;         // after a dear yield: waits that sleep at once, before a yield is tried again
+static const int RELAXES = 8;              // pauses of the processor between two looks, or looks at the clock
 static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
 static const int ROUNDS = 20;              // bits of a mark below the number of the call
 static const int64_t HERE = -1;            // in place of a segment's key: what follows is an address
@@ -53,6 +58,7 @@ struct alignas(64) Head {
     std::atomic<int64_t> mark;
     std::atomic<int64_t> signatures[2];
     std::atomic<uint32_t> sleepers;  // ranks that wait for the mark to change
+    std::atomic<int32_t> core;       // on which the mark was stored
     alignas(8) std::atomic<int64_t> failure;
     int64_t token;
     std::atomic<int64_t> listens;  // the last call of which it has waited for the root to say what it is
@@ -76,7 +82,8 @@ struct Segment {
 struct Node {
     uint32_t rank, ranks;
     Check check;
-    uint64_t spins, yields;        // looks at a mark before the rank goes to sleep
+    bool spins;                    // whether a rank that waits may keep its core: where there is a core for each rank
+    uint32_t dear_yields = 0;      // waits left that sleep without a yield: see `Backoff`
     bool copies;                   // whether the system copies from one rank's memory to another's
     int32_t process;
     uint64_t first, workspace_bytes;  // in a control segment: where the workspaces begin, and the bytes of each
@@ -144,22 +151,66 @@ static std::atomic<uint32_t>* low(std::atomic<int64_t>* mark) {
 }
 
 static void show(Head* head, int64_t mark) {
+    head->core.store(sched_getcpu(), std::memory_order_relaxed);
     head->mark.store(mark, std::memory_order_seq_cst);
     if (head->sleepers.load(std::memory_order_seq_cst) != 0) futex(low(&head->mark), FUTEX_WAKE, INT_MAX, nullptr);
 }
 
-// Returns whether a rank shows so much; a patient caller waits for it at most about `PATIENCE`.
-static bool has_shown(const Node& node, Head* head, int64_t mark, bool patient) {
+static uint64_t nanoseconds() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return static_cast<uint64_t>(time.tv_sec) * 1000000000u + static_cast<uint64_t>(time.tv_nsec);
+}
+
+// Fills the time between two looks of a rank that waits for another rank.
+//
+// Spinning is the quickest way, as long as the awaited rank runs on another core. On the same core that rank runs only
+// after this one has left the core: a yield switches to it within a few microseconds. Where a process outside the job
+// computes on this core, though, a yield hands that process a whole slice of the scheduler, which is milliseconds.
+// Such a yield is dear. A sleep costs a wake-up, but no slice: the next waits sleep instead of yielding.
+struct Backoff {
+    Node& node;
+    const Head* awaited;
+    uint64_t began = 0, last = 0;  // the present way of waiting, the last look at the clock
+    bool yields = false;
+
+    // Lets a little time pass. Returns false where the rank should sleep.
+    bool pause() {
+        if (began == 0) {
+            began = last = nanoseconds();
+            yields = !node.spins || awaited->core.load(std::memory_order_relaxed) == sched_getcpu();
+        }
+        if (!yields) {
+            for (int look = 0; look < RELAXES; look++) breathe();
+            last = nanoseconds();
+            yields = last - began >= SPIN;
+            if (yields) began = last;
+            return true;
+        }
+        if (node.dear_yields > 0) {
+            node.dear_yields--;
+            return false;
+        }
+        sched_yield();
+        const uint64_t now = nanoseconds();
+        if (now - last > DEAR) node.dear_yields = SLEEPS;
+        last = now;
+        return now - began < YIELD;
+    }
+};
+
+// Returns whether a rank shows so much. A patient caller waits for it about `PATIENCE` at most; `sleeps` says that it
+// has waited in vain before, so that it sleeps at once.
+static bool has_shown(Node& node, Head* head, int64_t mark, bool patient, bool sleeps = false) {
     if (head->mark.load(std::memory_order_acquire) >= mark) return true;
     if (!patient) return false;
-    for (uint64_t look = 0; look < node.spins; look++) {
+    for (int look = 0; node.spins && look < RELAXES; look++) {  // most waits end here, before the clock is read
         breathe();
         if (head->mark.load(std::memory_order_acquire) >= mark) return true;
     }
-    for (uint64_t look = 0; look < node.yields; look++) {
-        sched_yield();
+    Backoff backoff = {node, head};
+    while (!sleeps && backoff.pause())
         if (head->mark.load(std::memory_order_acquire) >= mark) return true;
-    }
     const timespec nap = {0, static_cast<long>(PATIENCE)};
     head->sleepers.fetch_add(1, std::memory_order_seq_cst);
     const int64_t seen = head->mark.load(std::memory_order_seq_cst);
@@ -290,6 +341,7 @@ struct Walker {
     int64_t base, half;
     int64_t signature;  // tells what this rank calls, which of its calls it is, and which came before
     int64_t history;    // of the calls before
+    bool has_slept = false;  // the last wait was in vain
     bool has_passed;   // the root is in another call than this rank took it to be: nothing has begun
     Stage stage;
     size_t at;         // in what the stage waits for
@@ -430,9 +482,11 @@ struct Walker {
         at = 0;
     }
 
-    bool sees(const Node& node, size_t rank, int64_t mark, bool patient) {
+    bool sees(Node& node, size_t rank, int64_t mark, bool patient) {
         awaited = static_cast<uint32_t>(rank);
-        return has_shown(node, node.heads[rank], mark, patient);
+        const bool found = has_shown(node, node.heads[rank], mark, patient, has_slept);
+        has_slept = !found && patient;
+        return found;
     }
 
     // Whether a rank has gone on without this call, whose memory would be written to.

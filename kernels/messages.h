@@ -3,8 +3,6 @@
 #include "calls.h"
 #include "mail.h"
 
-static const uint64_t LOOKS = 4096;  // at the mail, before a message is left to Python
-
 struct Request {
     PyObject_HEAD
     PyObject* engine;
@@ -120,18 +118,24 @@ static bool are_apart(PyObject* x, PyObject* out) {
     return from + PyArray_NBYTES(array_of(x)) <= to || to + PyArray_NBYTES(array_of(out)) <= from;
 }
 
-// Looks after two ends of messages for a while; whether both have ended.
+// Looks after two ends of messages for a while. Returns whether both have ended; a wait that takes longer is Python's.
 static bool await_both(Engine* self, Transfer* sent, Transfer* came) {
+    if (sent == nullptr && came == nullptr) return true;
+    Backoff backoff = {self->node, self->node.heads[(came != nullptr ? came : sent)->peer]};
     for (uint64_t look = 0;; look++) {
         const bool done = (sent == nullptr || self->mail.has_ended(*sent)) && (came == nullptr || came->done);
-        if (done || look == LOOKS) return done;
+        if (done) return true;
         if (look % 64 == 63) {
             self->mail.go_on(self->node);  // others may wait for room in their boxes
         } else {
             for (Transfer* one : {sent, came})
                 if (one != nullptr && !one->done) self->mail.go_on(self->node, one->peer);
         }
-        look < self->node.spins ? breathe() : void(sched_yield());
+        if (look < RELAXES && self->node.spins) {
+            breathe();
+        } else if (!backoff.pause()) {
+            return false;
+        }
     }
 }
 

@@ -136,7 +136,7 @@ struct World {
             Node& node = nodes.emplace_back();
             node.rank = rank;
             node.ranks = ranks;
-            node.spins = node.yields = 20;
+            node.spins = true;
             node.copies = copies;
             node.process = far ? -1 : getpid();
             node.first = first;

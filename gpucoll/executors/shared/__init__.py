@@ -31,8 +31,6 @@ from gpucoll.waits import Waits, is_settled, keep_for_ever
 from gpucoll.work import Operation, Seen
 
 ROUNDS = 20  # bits of a mark below the number of the call
-SPINS, YIELDS = 2000, 60  # looks before a rank goes to sleep
-CROWDED = (0, 60)  # the same where ranks outnumber cores: who yields lets another one come
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
 # rank, by that one's error. What it had shown before stays.
 LATE, ASTRAY, FAILED = -1, -2, -3
@@ -92,12 +90,12 @@ class SharedExecutor:
         yield from near.meet(self._wire)
         self._has_met = True
         if near.maps and near.all_able:
-            looks = CROWDED if len(near.all) > len(os.sched_getaffinity(0)) else (SPINS, YIELDS)
+            has_core = len(near.all) <= len(os.sched_getaffinity(0))
             heads, keys, processes = (
                 tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
             self.engine = library().Engine(self, GpucollError, near.rank, self._check, os.getpid(),
-                                           *looks, near.copies, near.first,
+                                           has_core, near.copies, near.first,
                                            SMALL, near.boxes, heads, keys, processes)
             self._record()
             self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
