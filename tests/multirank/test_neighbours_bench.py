@@ -2,9 +2,9 @@
 
 import numpy
 import pytest
+from gpucoll.bench import neighbours
 
 from gpucoll import Communicator
-from gpucoll.bench import neighbours
 
 
 def same_results(mpi, name, nbytes):
