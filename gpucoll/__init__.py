@@ -22,6 +22,7 @@
     errors, arguments, parsing  typed errors; command lines under mpiexec; CPython's parser, one thread at a time
     store                       connections to rank 0, and the store by which ranks meet without MPI
     launchers, rendezvous       who started this process, whose MPI; waiting for all ranks, rank 0 for all
+    watchdog                    the deadline of MPI's start
 """
 
 from gpucoll.algorithms import algorithm, algorithms, schedule

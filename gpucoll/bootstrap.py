@@ -26,6 +26,7 @@ from gpucoll.launchers import SLURM, SRUN, TOKEN, free_port, started, torchrun_v
 from gpucoll.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
 from gpucoll.waits import Waits
+from gpucoll.watchdog import starting
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -147,16 +148,30 @@ def store_place(environment: Mapping[str, str] = os.environ) -> StorePlace | Non
     return StorePlace(int(rank), int(size), token or " ".join([meeting, *run]))
 
 
-def job(environment: Mapping[str, str] = os.environ) -> StorePlace | MPI.Intracomm:
+def start_mpi(timeout: float) -> None:
+    """Start MPI, unless mpi4py has; raise ImportError or RuntimeError where there is none.
+
+    Where that lasts longer than `timeout` seconds, as where a rank does not come to it, the process ends.
+    """
+    process = started()
+    deadline: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if process is not None and process.size > 1 and "mpi4py.MPI" not in sys.modules:
+        deadline = starting(timeout, process.launcher.rank, process.size, process.local_size)
+    with deadline:
+        from mpi4py import MPI  # noqa: F401
+
+
+def job(timeout: float, environment: Mapping[str, str] = os.environ) -> StorePlace | MPI.Intracomm:
     """Return where the ranks meet, as `gpucoll.init` has it: by a store, also a lone one without MPI, or COMM_WORLD.
 
-    Raises UsageError where several ranks were started that have no way to meet.
+    MPI starts within `timeout` seconds, or the process ends. Raises UsageError where several ranks were started that
+    have no way to meet.
     """
     place = store_place(environment)
     if place is not None:
         return place
     try:
-        from mpi4py import MPI  # noqa: F401
+        start_mpi(timeout)
     except (ImportError, RuntimeError) as error:  # the latter where mpi4py finds no library of MPI's
         process = started(environment)
         if process is None or process.size == 1:
@@ -216,6 +231,8 @@ def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
 
 
 FINALIZE = 5.0  # seconds for MPI's end where a rank has failed
+# The same where its process has ended. MPI's end would wait for it for ever: only last messages have to leave.
+DEATH = 1.0
 finalize_within: list[float] = []  # the same, by each communicator that has failed
 
 

@@ -149,7 +149,7 @@ _world: Communicator | None = None
 
 def new_world(wanted: bootstrap.Options) -> Communicator:
     """Return another communicator of all ranks. A collective call; `init` says how they meet."""
-    job = bootstrap.job()
+    job = bootstrap.job(wanted.timeout)
     if not isinstance(job, bootstrap.StorePlace):
         return Communicator(_link(MpiLink(job, wanted.timeout), wanted), wanted)
     if wanted.executor == "native":

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpucoll.bootstrap import FINALIZE, finalize_within
+from gpucoll.bootstrap import DEATH, FINALIZE, finalize_within
 from gpucoll.communicator.core import REFUSALS, Core, nothing
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
@@ -26,6 +26,7 @@ from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import Deferred, Preflight
 from gpucoll.links import LocalLink
 from gpucoll.store import linger_at_most
+from gpucoll.waits import drain_all
 
 
 class Lifecycle(Core):
@@ -109,7 +110,8 @@ class Lifecycle(Core):
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 if failure is not None:
-                    finalize_within.append(self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
+                    finalize_within.append(DEATH if self._link.processes.ended() else
+                                           self.timeout if isinstance(failure, CollectiveTimeout) else FINALIZE)
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
@@ -227,28 +229,33 @@ def _after_fork() -> None:
 def _at_exit() -> None:
     """Who leaves without closing tells the others, which may be waiting for it; then MPI ends.
 
-    MPI's end waits for all ranks: for ever, where one has died. So it has a deadline once a communicator has failed:
-    a watchdog of the interpreter's, no thread of Python's, shows where this process is then, and ends it with status 1.
+    MPI's end waits for all ranks: for ever, where one has died. So it has a deadline once a communicator has failed, a
+    short one where a process is known to have ended: a watchdog of the interpreter's, no thread of Python's, shows
+    where this process is then, and ends it with status 1.
     """
+    drain_all()
     for comm in list(_alive):
         if not (comm.closed or comm._is_forked or comm._link.mpi is None or comm._link.has_ended()):
             try:
-                is_lost = bool(comm._link.processes.ended()) or not {ENDS}.issuperset(comm._link.aborted().values())
+                is_lost = not {ENDS}.issuperset(comm._link.aborted().values())
             except comm._link.foreign:  # as MPI raises where it knows of a rank that has died
                 is_lost = True
             if is_lost:
                 finalize_within.append(FINALIZE)
+            if comm._link.processes.ended():
+                finalize_within.append(DEATH)
             comm._host.fail(RankFailedError("the process has ended", ranks=(comm.rank,)))
             comm._abort()
             comm.closed = True  # MPI's end frees communicators, and who frees one closes what it keeps
     if finalize_within:
         linger_at_most(max(finalize_within))
+        limit = DEATH if DEATH in finalize_within else max(finalize_within)
         MPI = sys.modules.get("mpi4py.MPI")  # ranks that a store joins do without
         if MPI is not None and MPI.Is_initialized() and not MPI.Is_finalized():
-            faulthandler.dump_traceback_later(max(finalize_within), exit=True, file=2)
+            faulthandler.dump_traceback_later(limit, exit=True, file=2)
             MPI.Finalize()
             faulthandler.cancel_dump_traceback_later()
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)  # after what completes calls that are under way, which registers later
+atexit.register(_at_exit)

@@ -46,11 +46,12 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
         raise ArgumentError(f"init_process_group: init_method {init_method!r} does not begin with env://, tcp:// or "
                             "file://; None is enough, since MPI knows all ranks", code="GC-INIT")
     seconds = seconds_of("init_process_group", timeout)
-    job = bootstrap.job()
+    wanted = bootstrap.options({"timeout": seconds})
+    job = bootstrap.job(wanted.timeout)
     _check_place(job.rank, job.size, {"rank": rank, "world_size": world_size}, "the call")
     given = {"rank": os.environ.get("RANK", -1), "world_size": os.environ.get("WORLD_SIZE", -1)}
     _check_place(job.rank, job.size, given, "the environment")
-    _init_from(new_world(bootstrap.options({"timeout": seconds})))
+    _init_from(new_world(wanted))
 
 
 def _init_from(communicator: Communicator) -> None:

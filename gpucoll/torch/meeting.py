@@ -46,6 +46,7 @@ def set_variables() -> None:
     process = started()
     if process is None or process.size == 1 or {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= {*os.environ}:
         return
+    bootstrap.start_mpi(bootstrap.options({}).timeout)
     world = bootstrap.world()
     bootstrap.set_variables(bootstrap.place(world), world.bcast)
 

@@ -1,0 +1,53 @@
+"""MPI's own start has a deadline: where a rank does not come to it, the others say which, and end."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pace import seconds
+
+NEVER_STARTS = """
+import os, signal, sys, time
+import gpucoll as gc
+from gpucoll.launchers import started
+how, timeout = sys.argv[1], float(sys.argv[2])
+if started().rank == 1:
+    if how == "exit":
+        os._exit(0)
+    while True:
+        os.kill(os.getpid(), signal.SIGSTOP) if how == "stop" else time.sleep(0.01)
+gc.init(timeout=timeout)
+"""
+
+
+@pytest.mark.parametrize(("how", "why"), [
+    ("exit", "has ended"), ("stop", "is stopped"), pytest.param("idle", "has not come to it", marks=pytest.mark.slow)])
+def test_who_does_not_come_to_mpis_start_is_named(mpiexec, how, why):
+    """The job ends, which is the test: nothing else would wake a process in MPI_Init."""
+    job = mpiexec(3, sys.executable, "-c", NEVER_STARTS, how, str(seconds(2)), timeout=seconds(40))
+    assert job.returncode != 0
+    told = [line for line in job.stderr.splitlines() if "[GC-TIMEOUT] init" in line]
+    assert told, job.stderr
+    assert all(f"rank 1 {why}" in line for line in told), told
+    assert "start_mpi" in job.stderr  # the stack of who waits
+
+
+STARTS = """
+import os, sys
+import gpucoll as gc
+with gc.init() as comm:
+    with open(f"/proc/self/task/{os.getpid()}/children") as children:
+        sys.stdout.write(f"{comm.size} {children.read()!r}\\n")
+"""
+
+
+def test_nothing_of_the_watch_is_left_once_mpi_has_started(mpiexec):
+    job = mpiexec(2, sys.executable, "-c", STARTS)
+    assert job.stdout == "2 ''\n2 ''\n", job
+
+
+def test_a_witness_ends_with_its_rank():
+    """It must not keep the output open of a rank that has ended long before the deadline."""
+    program = "import os; from gpucoll import watchdog\nwith watchdog.starting(1e9, 'HOME', 2, 2): os._exit(3)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=seconds(60)).returncode == 3
