@@ -7,13 +7,13 @@ An operation is a generator that yields a predicate whenever it cannot go on: "m
 
 from __future__ import annotations
 
-import atexit
 import collections
 import contextlib
 import ctypes
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, MutableSequence, Sized
 from typing import Any, Protocol
 
@@ -350,21 +350,22 @@ class Waits:
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            atexit.register(self._drain)  # before MPI ends: a work that is dropped is still awaited by other ranks
-            self._thread = threading.Thread(target=self._serve, name="gpucoll progress", daemon=True)
+            weakref.finalize(self, self._more.set).atexit = False  # the thread's end
+            self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._more),
+                                            name="gpucoll progress", daemon=True)
             self._thread.start()
+            _served.add(self)
         self._more.set()
 
-    def _serve(self) -> None:
-        """Advance the queue while there is one; sleeping gives Python's lock to those who compute."""
-        while self._thread is not None:
-            self._more.wait()
-            self._more.clear()
-            while (self._queue or self._alone) and self._thread is not None:
-                self.advance()
-                time.sleep(_nap(time.monotonic() - self.went_on))
+    def serve(self) -> bool:
+        """Advance the queue while there is one; return whether more may come. Sleeping leaves Python's lock to others.
+        """
+        while (self._queue or self._alone) and self._thread is not None:
+            self.advance()
+            time.sleep(_nap(time.monotonic() - self.went_on))
+        return self._thread is not None
 
-    def _drain(self) -> None:
+    def drain(self) -> None:
         """Complete what is under way, each operation by its deadline."""
         while (self._queue or self._alone) and self.failure is None:
             self.advance()
@@ -386,9 +387,29 @@ class Waits:
         """Let the progress thread end; what is still queued stays undone."""
         thread, self._thread = self._thread, None
         self._more.set()
+        _served.discard(self)
         if thread is not None:
-            atexit.unregister(self._drain)
             thread.join(min(self.timeout, threading.TIMEOUT_MAX))
+
+
+_served: weakref.WeakSet[Waits] = weakref.WeakSet()  # that have a progress thread
+
+
+def _serve(reference: weakref.ref[Waits], more: threading.Event) -> None:
+    """Go on with what a communicator has under way, which alone keeps it: one that was dropped ends its thread."""
+    is_wanted = True
+    while is_wanted:
+        more.wait()
+        more.clear()
+        waits = reference()
+        is_wanted = waits is not None and waits.serve()
+        del waits
+
+
+def drain_all() -> None:
+    """Complete what is under way before MPI ends: a work that was dropped is still awaited by other ranks."""
+    for waits in list(_served):
+        waits.drain()
 
 
 def is_settled(error: BaseException) -> bool:
@@ -402,3 +423,4 @@ def _raising(error: GpucollError) -> Callable[[], None]:
         raise error
 
     return hook
+

@@ -46,6 +46,9 @@ class Segment:
         self.key = 0
         # Where the system has no such files the memory is this process' own, and `attach` raises.
         self._file = os.memfd_create("gpucoll") if shared and hasattr(os, "memfd_create") else -1
+        if self._file >= 0:  # also where the segment is dropped: nothing else would close the file then
+            self._finalize = weakref.finalize(self, os.close, self._file)
+            self._finalize.atexit = False
         try:
             # The system promises more than this machine has, and ends whoever takes it.
             if nbytes > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
@@ -64,7 +67,7 @@ class Segment:
         """Let nobody map it any more; it lives until the last array on it has gone."""
         _OWN.pop(self.key, None)
         if self._file >= 0:
-            os.close(self._file)
+            self._finalize()
             self._file = -1
 
 
