@@ -53,7 +53,20 @@ DTYPES: dict[str, Dtype] = {
         Dtype("float8_e5m2", "float", 1, "Float8E5m2", "ncclFloat8e5m2", None, "float32"),
     )
 }
+# What stands for a dtype in a message between two ranks; kernels/messages.h has the same. 0 stands for bytes of any
+# dtype, and 1 for what is no user's.
+CODES = {name: code for code, name in enumerate(DTYPES, 2)}
 EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+@functools.lru_cache(maxsize=64)
+def code_of(dtype: numpy.dtype[Any]) -> int:
+    """Return what stands for a dtype in a message.
+
+    >>> code_of(numpy.dtype("int64"))
+    6
+    """
+    return CODES[row_of(dtype).name]
 
 
 def row_of(dtype: object) -> Dtype:

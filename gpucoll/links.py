@@ -13,6 +13,8 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
+from gpucoll.device.messages import Found
+from gpucoll.dtypes import CODES
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import ABORTED, TAGS
 from gpucoll.executors.mpi import came
@@ -85,6 +87,52 @@ class Link:
         """Give back what it holds. A collective call."""
 
 
+class TypedMessages:
+    """Messages over an mpi4py communicator. The code of their dtype stands in their tag, above the user's.
+
+    So a receive takes messages of its own dtype only, at no cost, and `other` finds those that it does not take.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        from mpi4py import MPI
+
+        self._comm, self._status = comm, MPI.Status()
+        # MPI promises no more than the user's tags; where it has no more, nothing is known of dtypes.
+        self._step = TAGS if (comm.Get_attr(MPI.TAG_UB) or 0) >= TAGS * (max(CODES.values()) + 1) else 0
+
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
+        """Begin to send ``[bytes, "B"]`` of a dtype of that code."""
+        return self._comm.Isend(buffer, dest, tag + dtype * self._step)
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
+        """Begin to receive ``[bytes, "B"]`` of a dtype of that code."""
+        return self._comm.Irecv(buffer, source, tag + dtype * self._step)
+
+    def other(self, source: int, tag: int, dtype: int) -> Found | None:
+        """Return the code of a message of another dtype that could be received now, and what begins to receive it."""
+        for code in CODES.values() if dtype and self._step else ():
+            if code != dtype and self._comm.Iprobe(source, tag + code * self._step, self._status):
+                row = numpy.empty(self._status.count, numpy.uint8)
+                return code, lambda: (self.Irecv([row, "B"], source, tag, code), row)  # noqa: B023
+        return None
+
+    def seen(self, source: int | None, tag: int | None) -> Seen | None:
+        """Return a message of a user's that could be received now; see `Link.seen`."""
+        from mpi4py import MPI
+
+        anybody, status = MPI.ANY_SOURCE if source is None else source, self._status
+        if not self._comm.Iprobe(anybody, MPI.ANY_TAG, status):
+            return None
+        code, its_tag = divmod(status.tag, TAGS)
+        if code != 1 and tag in (None, its_tag):
+            return Seen(status.source, its_tag, status.count)
+        if tag is None:  # the message is gpucoll.distributed's own, which takes it soon
+            return None
+        tags = [tag + code * self._step for code in (0, *CODES.values())] if self._step and tag < TAGS else [tag]
+        is_here = any(self._comm.Iprobe(anybody, one, status) for one in tags)
+        return Seen(status.source, tag, status.count) if is_here else None
+
+
 class MpiLink(Link):
     """Ranks are processes, joined by MPI; two duplicates of the communicator that it is made of."""
 
@@ -104,7 +152,8 @@ class MpiLink(Link):
         self._aborted: dict[int, int] = {}
 
     def _meet(self, mpi: MPI.Intracomm, table: Table | None) -> None:
-        self.mpi = self.points = _made(mpi.Dup)
+        self.mpi = _made(mpi.Dup)
+        self.points = TypedMessages(self.mpi)
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
         everyone = self.mpi.allgather((os.getpid(), process_namespace()))
@@ -127,13 +176,8 @@ class MpiLink(Link):
         return self._aborted
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
-        from mpi4py import MPI
-
-        status, anybody, anything = MPI.Status(), MPI.ANY_SOURCE, MPI.ANY_TAG
-        here = self.points.Iprobe(anybody if source is None else source, anything if tag is None else tag, status)
-        # A tag beyond those of users' is gpucoll.distributed's own, which takes it soon
-        is_ours = here and (tag is not None or status.tag < TAGS)
-        return Seen(status.source, status.tag, status.count) if is_ours else None
+        found: Seen | None = self.points.seen(source, tag)
+        return found
 
     def free(self) -> None:
         if self.processes.watch is not None:
@@ -149,8 +193,8 @@ def _made(make: Callable[[], T]) -> T:
     try:
         return make()
     except MPI.Exception as error:
-        raise BackendError(f"MPI makes no further communicator: {error}; close() those that are no longer used, to "
-                           "drop them frees nothing", code="GC-COMM") from error
+        raise BackendError(f"MPI makes no further communicator: {error}; close() those that are no longer used: MPI "
+                           "keeps its part of those that are only dropped", code="GC-COMM") from error
 
 
 class StoreLink(Link):

@@ -108,25 +108,25 @@ class StoreMessages:
         self._store, self._name, self._rank = store, name, rank
         self._counts: collections.Counter[tuple[int, int, int]] = collections.Counter()
 
-    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> StoredMessage:
-        """Send ``[array, "B"]`` to rank `dest`."""
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
+        """Send ``[array, "B"]`` of a dtype of that code to rank `dest`."""
         key = self._key(self._rank, dest, tag)
         self._counts[self._rank, dest, tag] += 1
-        self._store.set(key, buffer[0].tobytes())
+        self._store.set(key, bytes([dtype]) + buffer[0].tobytes())
         if tag == ABORTED:
             self._store.set(f"{self._name}/aborted", b"")
         return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
 
-    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> StoredMessage:
-        """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered."""
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
+        """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered, of a dtype of that code."""
         key = self._key(source, self._rank, tag)
         self._counts[source, self._rank, tag] += 1
-        return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8))
+        return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8), dtype)
 
     def length(self, source: int, tag: int) -> int | None:
         """Return the bytes of the message from `source` that could be received now, None where there is none."""
         found = self._store.get(self._key(source, self._rank, tag))
-        return None if found is None else len(found)
+        return None if found is None else len(found) - 1
 
     def any_aborted(self) -> bool:
         """Return whether a message has told that its rank goes no further."""
@@ -137,10 +137,14 @@ class StoreMessages:
 
 
 class StoredMessage:
-    """One message under way. `length` are the bytes that came, None until they have; without a store it was sent."""
+    """One message under way. `length` are the bytes that came, None until they have; without a store it was sent.
 
-    def __init__(self, store: KeyStore | None, key: str, row: Any) -> None:
+    `came` is the code of their dtype, the first byte of what is stored. Of another dtype nothing is written.
+    """
+
+    def __init__(self, store: KeyStore | None, key: str, row: Any, dtype: int = 0) -> None:
         self._store, self._key, self._row, self._length = store, key, row, 0 if store is None else None
+        self._dtype, self.came = dtype, 0
 
     @property
     def length(self) -> int | None:
@@ -148,8 +152,8 @@ class StoredMessage:
             value = self._store.get(self._key)
             if value is not None:
                 self._store.delete(self._key)
-                came = numpy.frombuffer(value, numpy.uint8)
-                count = min(len(came), len(self._row))
+                self.came, came = value[0], numpy.frombuffer(value, numpy.uint8, offset=1)
+                count = min(len(came), len(self._row)) if _alike(self.came, self._dtype) else 0
                 numpy.copyto(self._row[:count], came[:count])
                 self._length = len(came)
         return self._length
@@ -163,11 +167,17 @@ class StoredMessage:
         self._length = 0
 
 
+def _alike(came: int, wanted: int) -> bool:
+    """Return whether a message of one dtype may be received as another one; 0 is any."""
+    return came == wanted or 0 in (came, wanted)
+
+
 class _Message:
     """One end of a message that waits for the other; also the request that its owner tests."""
 
-    def __init__(self, row: numpy.ndarray[Any, Any]) -> None:
-        self.row = row
+    def __init__(self, row: numpy.ndarray[Any, Any], dtype: int) -> None:
+        self.row, self.dtype = row, dtype
+        self.came = 0  # the dtype of what came
         self.number = 0  # counted from the first that had to wait
         self.length: int | None = None  # of what came, once it has
 
@@ -201,8 +211,9 @@ class Mail:
             if not others:
                 del self._waiting[key, not sends]
         sent, received = (mine, other) if sends else (other, mine)
-        count = min(len(sent.row), len(received.row))
+        count = min(len(sent.row), len(received.row)) if _alike(sent.dtype, received.dtype) else 0
         numpy.copyto(received.row[:count], sent.row[:count])
+        received.came = sent.dtype
         received.length = sent.length = len(sent.row)  # which tells each whether that was all
         return mine
 
@@ -224,10 +235,10 @@ class ThreadMessages:
     def __init__(self, rank: int, mail: Mail) -> None:
         self._rank, self._mail = rank, mail
 
-    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> _Message:
-        """Begin to send ``[bytes, "B"]`` to rank `dest`."""
-        return self._mail.post(_Message(buffer[0]), (self._rank, dest, tag), sends=True)
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> _Message:
+        """Begin to send ``[bytes, "B"]`` of a dtype of that code to rank `dest`."""
+        return self._mail.post(_Message(buffer[0], dtype), (self._rank, dest, tag), sends=True)
 
-    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> _Message:
-        """Begin to receive from rank `source` into ``[bytes, "B"]``."""
-        return self._mail.post(_Message(buffer[0]), (source, self._rank, tag), sends=False)
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> _Message:
+        """Begin to receive from rank `source` into ``[bytes, "B"]`` of a dtype of that code."""
+        return self._mail.post(_Message(buffer[0], dtype), (source, self._rank, tag), sends=False)

@@ -13,13 +13,15 @@
 static const uint64_t LETTERS = 8;      // of a box
 static const uint64_t SHORT = 1 << 13;  // bytes of a message that is in its letter
 static const uint64_t LONG_ONES = 512;  // long messages from one rank to another that are under way at a time
+static const uint16_t BYTES = 0;        // in place of a dtype: any is meant
 static const int64_t ANYBODY = -1, ANYTHING = -1;  // in place of a rank and of a tag
 
 struct alignas(64) Letter {
-    enum Kind : uint32_t { SHORT_ONE, LONG_ONE };
+    enum Kind : uint16_t { SHORT_ONE, LONG_ONE };
 
     std::atomic<uint64_t> number;  // counted from 1: of this place in the ring the last one; written last
-    uint32_t kind, tag;
+    uint16_t kind, dtype;
+    uint32_t tag;
     uint64_t nbytes;
     int64_t key, offset;           // where a long message is, as a board has it
     uint64_t ticket;               // which long message it is, counted from 1
@@ -42,9 +44,14 @@ struct Transfer {
     char* row;
     uint64_t nbytes;
     uint64_t length = 0;  // of what came
+    uint16_t dtype = BYTES, came = BYTES;  // its own, and of what came
     bool sends, done = false;
     int error = 0;        // the system's, where memory is out of reach
     uint64_t ticket = 0;  // of a long one that has been written
+
+    bool fits() const {
+        return length == nbytes && (dtype == came || dtype == BYTES || came == BYTES);
+    }
 
     bool has_ended(const Box* out) {
         if (ticket != 0 && !done) done = out->ends[ticket % LONG_ONES].load(std::memory_order_acquire) >= ticket;
@@ -55,7 +62,8 @@ struct Transfer {
 // What a rank has under way with another one.
 struct Correspondence {
     struct Unasked {
-        uint32_t kind, tag;
+        uint16_t kind, dtype;
+        uint32_t tag;
         uint64_t nbytes;
         int64_t key, offset;
         uint64_t ticket;
@@ -150,8 +158,8 @@ struct Mail {
   private:
     void take(Node& node, Correspondence& one, Box::Place& place) {
         const Letter& letter = place.letter;
-        Correspondence::Unasked copy = {letter.kind, letter.tag, letter.nbytes, letter.key, letter.offset, letter.ticket,
-                                        nullptr};
+        Correspondence::Unasked copy = {letter.kind, letter.dtype, letter.tag, letter.nbytes, letter.key, letter.offset,
+                                        letter.ticket, nullptr};
         for (auto found = one.expected.begin(); found != one.expected.end(); ++found) {
             if ((*found)->tag != letter.tag) continue;
             const std::shared_ptr<Transfer> transfer = *found;
@@ -166,11 +174,12 @@ struct Mail {
         one.unasked.push_back(std::move(copy));
     }
 
-    // Nothing is written where there is another length than that of the message.
+    // Nothing is written where the message has another length or another dtype than the receive.
     void deliver(Node& node, Correspondence& one, Transfer& transfer, const Correspondence::Unasked& letter,
                  const char* content) {
         transfer.length = letter.nbytes;
-        const bool fits = letter.nbytes == transfer.nbytes;
+        transfer.came = letter.dtype;
+        const bool fits = transfer.fits();
         if (letter.kind == Letter::SHORT_ONE) {
             if (fits) std::memcpy(transfer.row, content, letter.nbytes);
         } else {
@@ -229,6 +238,7 @@ struct Mail {
     static void write(const Node& node, Correspondence& one, Transfer& transfer, Box::Place& place) {
         Letter& letter = place.letter;
         letter.tag = transfer.tag;
+        letter.dtype = transfer.dtype;
         letter.nbytes = transfer.nbytes;
         if (transfer.nbytes <= SHORT) {
             letter.kind = Letter::SHORT_ONE;

@@ -62,26 +62,48 @@ static PyObject* length_of(PyObject* object, void*) {
     return PyLong_FromUnsignedLongLong(self->transfer->length);
 }
 
-static std::shared_ptr<Transfer> transfer_of(bool sends, PyObject* array, uint32_t peer, uint32_t tag) {
+// The code of the dtype that came, 0 as long as nothing has.
+static PyObject* dtype_of(PyObject* object, void*) {
+    return PyLong_FromUnsignedLong(reinterpret_cast<Request*>(object)->transfer->came);
+}
+
+// The code of a plain dtype, as gpucoll/dtypes.py has it: it counts kinds and sizes of 1, 2, 4, ... bytes.
+static uint16_t code_of(PyObject* array) {
+    const PyArray_Descr* descr = PyArray_DESCR(array_of(array));
+    const int size = __builtin_ctz(static_cast<unsigned>(PyArray_ITEMSIZE(array_of(array))));
+    switch (descr->kind) {
+        case 'b': return 2;
+        case 'i': return static_cast<uint16_t>(3 + size);
+        case 'u': return static_cast<uint16_t>(7 + size);
+        case 'f': return static_cast<uint16_t>(size == 1 ? 11 : 11 + size);
+        default: return static_cast<uint16_t>(12 + size);
+    }
+}
+
+static std::shared_ptr<Transfer> transfer_of(bool sends, PyObject* array, uint32_t peer, uint32_t tag,
+                                             uint16_t dtype) {
     auto made = std::make_shared<Transfer>();
     made->sends = sends;
     made->peer = peer;
     made->tag = tag;
+    made->dtype = dtype;
     made->row = data_of(array);
     made->nbytes = static_cast<uint64_t>(PyArray_NBYTES(array_of(array)));
     return made;
 }
 
-// message(sends, row, peer, tag): begins to send or to receive; returns the request.
+// message(sends, row, peer, tag, dtype): begins to send or to receive; returns the request.
 static PyObject* message(PyObject* object, PyObject* given) {
     Engine* self = reinterpret_cast<Engine*>(object);
     int sends;
     PyObject* row;
     unsigned long peer, tag;
-    if (!PyArg_ParseTuple(given, "pO!kk", &sends, &PyArray_Type, &row, &peer, &tag)) return nullptr;
+    unsigned short dtype = BYTES;
+    if (!PyArg_ParseTuple(given, "pO!kk|H", &sends, &PyArray_Type, &row, &peer, &tag, &dtype)) return nullptr;
     if (!self->mail.reaches(peer) || !PyArray_IS_C_CONTIGUOUS(array_of(row)))
         return PyErr_Format(PyExc_ValueError, "no message to rank %lu", peer);
-    const auto transfer = transfer_of(sends != 0, row, static_cast<uint32_t>(peer), static_cast<uint32_t>(tag));
+    const auto transfer = transfer_of(sends != 0, row, static_cast<uint32_t>(peer), static_cast<uint32_t>(tag),
+                                      dtype);
     PyObject* made = make_request(self, transfer, row);
     if (made != nullptr) self->mail.begin(self->node, transfer);
     return made;
@@ -169,17 +191,17 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
     bool done;
     Py_BEGIN_ALLOW_THREADS
     if (x != Py_None) {  // first, so that the other rank reads at the same time
-        sent = transfer_of(true, x, dst, static_cast<uint32_t>(tag));
+        sent = transfer_of(true, x, dst, static_cast<uint32_t>(tag), code_of(x));
         self->mail.begin(self->node, sent);
     }
     if (out != Py_None) {
-        came = transfer_of(false, out, src, static_cast<uint32_t>(tag));
+        came = transfer_of(false, out, src, static_cast<uint32_t>(tag), code_of(out));
         self->mail.begin(self->node, came);
     }
     done = await_both(self, sent.get(), came.get());
     Py_END_ALLOW_THREADS
     self->under_way--;
-    const bool fits = came == nullptr || (came->length == came->nbytes && came->error == 0);
+    const bool fits = came == nullptr || (came->fits() && came->error == 0);
     PyObject* found = nullptr;
     if (done && fits) {
         found = Py_NewRef(Py_True);
@@ -198,7 +220,8 @@ static PyMethodDef request_methods[] = {{"Cancel", cancel_request, METH_NOARGS, 
                                         {"Test", test_request, METH_NOARGS, nullptr},
                                         {"Wait", wait_request, METH_NOARGS, nullptr},
                                         {nullptr, nullptr, 0, nullptr}};
-static PyGetSetDef request_members[] = {{"length", length_of, nullptr, nullptr, nullptr},
+static PyGetSetDef request_members[] = {{"came", dtype_of, nullptr, nullptr, nullptr},
+                                        {"length", length_of, nullptr, nullptr, nullptr},
                                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 static bool make_request_type() {

@@ -16,8 +16,8 @@ from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Batch,
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.shapes import Probing, Receiving, shaped
 from gpucoll.device import NO_CAPTURE
-from gpucoll.device.messages import Counted
-from gpucoll.dtypes import is_whole
+from gpucoll.device.messages import Counted, Found
+from gpucoll.dtypes import code_of, is_whole
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.executors import BYTES, PIECE, TAGS
 from gpucoll.executors.mpi import cancel
@@ -32,6 +32,12 @@ class Points(MetadataExchange):
     def _points(self) -> Any:
         """What carries messages between two ranks."""
         return self._host.points(self._link)
+
+    @functools.cached_property
+    def _here(self) -> frozenset[int]:
+        """The ranks whose messages the engine carries."""
+        reached: frozenset[int] = getattr(self._points, "reached", frozenset())
+        return reached
 
     @functools.cached_property
     def _exchange_here(self) -> Callable[..., Any]:
@@ -65,7 +71,9 @@ class Points(MetadataExchange):
 
     @shaped(Receiving)
     def recv(self, out: Any, src: int = ANY_SOURCE, tag: int = 0, status: Any = None, *, async_op: bool = False) -> Any:
-        """Receive into `out` (shape s) from `src` and return it; MismatchError for another length. MPI-5.0, 3.2.
+        """Receive into `out` (shape s) from `src` and return it. MPI-5.0, 3.2.
+
+        MismatchError for a message of another length or, on the host, another dtype; `out` stays as it is.
 
         `src` may be ``gpucoll.ANY_SOURCE`` and `tag` ``gpucoll.ANY_TAG``, or mpi4py's, on the host: NCCL has neither,
         so that a GPU array is refused (UsageError). The first message that is there is taken, those of one rank in the
@@ -158,7 +166,7 @@ class Points(MetadataExchange):
         if begun is True:
             return out
         came, sent = begun
-        work = self._waits.soon(_ends(came, sent, x, out, src), name, out)
+        work = self._waits.soon(_ends(came, sent, x, out, src, _no_other), name, out)
         return out if work is None else work.wait()
 
     def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
@@ -171,13 +179,19 @@ class Points(MetadataExchange):
         came = sent = None
         try:
             if out is not None:
-                came = self._points.Irecv([out, BYTES], src, tag)
+                came = self._points.Irecv([out, BYTES], src, tag, code_of(out.dtype))
             if x is not None:
-                sent = self._points.Isend([x, BYTES], dst, tag)
+                sent = self._points.Isend([x, BYTES], dst, tag, code_of(x.dtype))
         except BaseException:
             cancel([] if came is None else [came], (x, out, sent))
             raise
-        yield from _ends(came, sent, x, out, src)
+        yield from _ends(came, sent, x, out, src, self._other(src, tag, out))
+
+    def _other(self, src: int, tag: int, out: Any) -> Callable[[], Found | None]:
+        """Return what finds a message of another dtype than `out`, where a receive would not take it."""
+        if out is None or src in self._here or not hasattr(self._link.points, "other"):
+            return _no_other
+        return functools.partial(self._link.points.other, src, tag, code_of(out.dtype))
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
@@ -253,7 +267,8 @@ class Points(MetadataExchange):
 
     def _send(self, x: Array, dst: int, tag: int | None) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy, where x is strided, that must live as long as this generator
-        requests = [self._points.Isend([piece, BYTES], dst, tag) for piece in _pieces(row)]
+        code = code_of(row.dtype)
+        requests = [self._points.Isend([piece, BYTES], dst, tag, code) for piece in _pieces(row)]
         try:
             yield lambda: all(request.Test() for request in requests)
         except BaseException:
@@ -265,14 +280,14 @@ class Points(MetadataExchange):
         if src is None or tag is None:
             src, tag, _ = yield from self._found(src, tag, message.status)
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
-        pieces = _pieces(row)
-        ended = [Counted(self._points.Irecv([piece, BYTES], src, tag)) for piece in pieces]
+        pieces, code, other = _pieces(row), code_of(row.dtype), self._other(src, tag, row)
+        ended = [Counted(self._points.Irecv([piece, BYTES], src, tag, code), other) for piece in pieces]
         try:
             for piece, count in zip(pieces, ended, strict=True):
                 yield count
-                count.check(src, len(piece))
+                count.check(src, len(piece), code)
         except BaseException:
-            cancel([count.request for count in ended], (out, row))
+            cancel([count.request for count in ended], (out, row, ended))
             raise
         if not out.flags.c_contiguous:
             numpy.copyto(out, row.reshape(out.shape))
@@ -339,17 +354,23 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
     return None
 
 
-def _ends(came: Any, sent: Any, x: Any, out: Any, src: int) -> Generator[Pending, None, None]:
-    """Wait for the requests of a message, unless they are None, and check the length of what came."""
+def _no_other() -> None:
+    """Find no message of another dtype, where a receive takes those, too."""
+
+
+def _ends(came: Any, sent: Any, x: Any, out: Any, src: int,
+          other: Callable[[], Found | None]) -> Generator[Pending, None, None]:
+    """Wait for the requests of a message, unless they are None, and check the length and the dtype of what came."""
+    count = None
     try:
         if came is not None:
-            count = Counted(came)
+            count = Counted(came, other)
             yield count
-            count.check(src, out.nbytes)
+            count.check(src, out.nbytes, code_of(out.dtype))
         if sent is not None:
             yield sent.Test
     except BaseException:
-        cancel([] if came is None else [came], (x, out, sent))
+        cancel([] if count is None else [count.request], (x, out, sent, count))
         raise
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
 
 from gpucoll.device import Part, Transport, Waiting
+from gpucoll.dtypes import CODES
 from gpucoll.errors import BackendError, MismatchError
+
+Found: TypeAlias = tuple[int, Callable[[], tuple[Any, Any]]]
+LOOK = 5e-3  # seconds between two looks for a message of another dtype
+NAMES = {code: name for name, code in CODES.items()}
 
 
 class MessageTransport(Transport):
@@ -42,21 +48,28 @@ def _mpi() -> Any:
 
 
 class Counted:
-    """A receive that knows how many bytes came: `length`, None where they were more than there is room."""
+    """A receive that knows how many bytes came: `length`, None where they were more than there is room.
 
-    def __init__(self, request: Any) -> None:
-        self.request = request
+    `came` is the code of their dtype, 0 where it is not known. Over MPI, whose receives wait for one dtype only,
+    `other` finds a message of another dtype that has come in its place: the code, and what begins to receive it
+    elsewhere.
+    """
+
+    def __init__(self, request: Any, other: Callable[[], Found | None] = lambda: None) -> None:
+        self.request, self.came = request, 0
         self.length: int | None = None
-        self._status = None if hasattr(request, "length") else _mpi().Status()
+        self._other, self._next_look, self._kept = other, 0.0, None
+        self._status: Any = None if hasattr(request, "length") else _mpi().Status()
 
     def __call__(self) -> bool:
         """Return whether it has ended."""
         if self._status is None:  # between threads: the other one may tell it at any time
             self.length = self.request.length
+            self.came = getattr(self.request, "came", 0)
             return self.length is not None
         try:
             if not self.request.Test(self._status):
-                return False
+                return self._gives_way()
         except _mpi().Exception as error:
             if error.Get_error_class() != _mpi().ERR_TRUNCATE:
                 raise
@@ -64,8 +77,31 @@ class Counted:
         self.length = self._status.count
         return True
 
-    def check(self, source: int, room: int) -> None:
-        """Raise MismatchError where what came is not as long as the `room` for it."""
+    def _gives_way(self) -> bool:
+        """Look now and then for a message of another dtype, which is received in place of this one's; return False."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        found, self._next_look = (self._other() if self._next_look else None), now + LOOK
+        if found is not None:
+            self.request.Cancel()
+            self.request.Wait(self._status)
+            if self._status.Is_cancelled():
+                self.came, begin = found
+                self.request, self._kept = begin()
+                self._other = lambda: None
+            else:  # its own has come meanwhile
+                self.length = self._status.count
+                return True
+        return False
+
+    def check(self, source: int, room: int, dtype: int = 0) -> None:
+        """Raise MismatchError where what came is not of this dtype, or not as long as the `room` for it."""
+        if dtype and self.came not in (0, dtype):
+            error = MismatchError(f"recv: rank {source} sent {NAMES[self.came]}, out is {NAMES[dtype]}",
+                                  code="GC-DTYPE", ranks=(source,))
+            error.settled = True
+            raise error
         if self.length != room:
             sent = "more bytes" if self.length is None else f"{self.length} bytes"
             error = MismatchError(f"recv: rank {source} sent {sent}, out has {room}", code="GC-SHAPE", ranks=(source,))

@@ -1,5 +1,6 @@
 """Messages between two ranks, groups of calls, splits."""
 
+import itertools
 import os
 import threading
 
@@ -8,6 +9,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.device.messages import Counted
+from gpucoll.dtypes import DTYPES, numpy_dtype
 from pace import seconds
 
 
@@ -86,6 +88,30 @@ def wrong_lengths(comm):
         assert mismatch.value.ranks == (0,)
         with pytest.raises(gc.MismatchError, match="out has 16"):
             comm.recv(x[:2], 0)
+    comm.barrier()
+
+
+def wrong_dtypes(comm):
+    """An error on the receiver, whose array stays as it is; the next message is received."""
+    names = [] if comm.options.emulated or comm.size == 1 else list(DTYPES)
+    receives = (lambda out: comm.recv(out, 0), lambda out: comm.recv(out, 0, async_op=True).wait(),
+                lambda out: comm.plan("recv", out=out, src=0)(), lambda out: comm.recv(out, gc.ANY_SOURCE))
+    for nbytes, (sent, wanted) in itertools.product((16, 1 << 16), itertools.pairwise([*names, *names[:1]])):
+        content = (numpy.arange(nbytes) % 2).astype(numpy.uint8)  # which is of every dtype
+        x = content.view(numpy_dtype(sent))
+        if comm.rank == 0:
+            for _ in receives:
+                comm.send(x, 1)
+            comm.send(x, 1, async_op=True).wait()
+        elif comm.rank == 1:
+            for receive in receives:
+                out = (1 - content).view(numpy_dtype(wanted))
+                with pytest.raises(gc.MismatchError, match=f"sent {sent}, out is {wanted}") as mismatch:
+                    receive(out)
+                assert (mismatch.value.code, mismatch.value.ranks) == ("GC-DTYPE", (0,))
+                assert (out.view(numpy.uint8) == 1 - content).all()
+            out = (1 - content).view(x.dtype)
+            assert (comm.recv(out, 0).view(numpy.uint8) == content).all()
     comm.barrier()
 
 
@@ -206,7 +232,7 @@ def broken_off(comm):
 
 
 def all_programs(comm):
-    for program in (messages, groups, splits, wrong_lengths, in_order, refused, broken_off):
+    for program in (messages, groups, splits, wrong_lengths, wrong_dtypes, in_order, refused, broken_off):
         program(comm)
 
 

@@ -221,17 +221,22 @@ class SharedExecutor:
         """Whether messages between ranks of this node go by the engine; the same on all ranks, once they have met."""
         return self.engine is not None and self._near.copies
 
-    def Isend(self, buffer: list[Any], dest: int, tag: int = 0) -> Any:
-        """Begin to send ``[bytes, "B"]``, as mpi4py does."""
-        if dest in self._near.all:
-            return self.engine.message(True, buffer[0], dest, tag)
-        return self._link.points.Isend(buffer, dest, tag)
+    @property
+    def reached(self) -> frozenset[int]:
+        """The ranks of this node."""
+        return self._near.all
 
-    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> Any:
-        """Begin to receive ``[bytes, "B"]``, as mpi4py does."""
+    def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
+        """Begin to send ``[bytes, "B"]`` of a dtype of that code, as mpi4py does."""
+        if dest in self._near.all:
+            return self.engine.message(True, buffer[0], dest, tag, dtype)
+        return self._link.points.Isend(buffer, dest, tag, dtype)
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> Any:
+        """Begin to receive ``[bytes, "B"]`` of a dtype of that code, as mpi4py does."""
         if source in self._near.all:
-            return self.engine.message(False, buffer[0], source, tag)
-        return self._link.points.Irecv(buffer, source, tag)
+            return self.engine.message(False, buffer[0], source, tag, dtype)
+        return self._link.points.Irecv(buffer, source, tag, dtype)
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
         """Return a message that could be received now, from anybody and with any tag where they are None; or None."""
