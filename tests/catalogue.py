@@ -19,6 +19,7 @@ CRASHES = "multirank/test_deaths.py::test_a_rank_that_crashes_shows_where_and_it
 ELSEWHERE = "multirank/test_deaths.py::test_who_dies_on_another_host_is_named"
 NOT_COME_ELSEWHERE = "multirank/test_deaths.py::test_who_does_not_come_on_another_host_is_named"
 NOT_COME_TO_INIT = "multirank/test_deaths.py::test_who_does_not_come_to_init_is_named"
+NOT_COME_TO_START = "multirank/test_starting.py::test_who_does_not_come_to_mpis_start_is_named"
 THREADS = "multirank/test_disagreements.py::test_threads_that_differ_are_told_without_the_engine_too"
 NOT_COME = "multirank/test_deaths.py::test_a_rank_that_does_not_come_is_named_at_the_deadline"
 UNCAUGHT = "multirank/test_guard.py::test_an_exception_that_nobody_catches_ends_the_job"
@@ -48,16 +49,18 @@ class Row(NamedTuple):
 ROWS = {
     1: Row("shapes differ", (DIFFER, EIGHT), mutants=("unlike shapes are told as unlike counts",)),
     2: Row("as many elements in another shape", (DIFFER, EIGHT), mutants=("ranks compare bytes, not shapes",)),
-    3: Row("dtypes differ", (DIFFER, EIGHT), mutants=("ranks compare kinds of dtypes",)),
+    3: Row("dtypes differ", (DIFFER, EIGHT, "multirank/test_points.py::test_points_between_processes"),
+            "of messages between GPU arrays: NCCL's carry none",
+            mutants=("ranks compare kinds of dtypes", "a message of another dtype is taken")),
     4: Row("ops differ", (DIFFER, EIGHT, "multirank/test_disagreements.py::test_words_that_come_late_are_waited_for"),
             mutants=("ranks do not compare ops", "words that come late are not waited for")),
     5: Row("roots differ", (DIFFER, EIGHT), mutants=("ranks do not compare roots",)),
     6: Row("another collective", (DIFFER, EIGHT, THREADS), mutants=("ranks do not compare collectives",)),
     7: Row("two calls in another order", (DIFFER, EIGHT), mutants=("ranks that have differed are not in step",)),
     8: Row("a rank skips a call and ends", (EXITS, KILLED), mutants=("who has aborted is not looked at",)),
-    9: Row("a call that the others never make", (NOT_COME, NOT_COME_TO_INIT,
+    9: Row("a call that the others never make", (NOT_COME, NOT_COME_TO_INIT, NOT_COME_TO_START,
             "contract/test_uses.py::test_a_rank_that_never_comes_is_a_timeout"),
-            mutants=("who does not come to init is not named",)),
+            mutants=("who does not come to init is not named", "MPI's start has no deadline")),
     10: Row("the order crossed over two groups", (alone("crossed-2"),), mutants=("who waits names itself",)),
     11: Row("counts that do not sum, or differ", (ARGUMENTS, DENIED), mutants=("counts may sum to anything",)),
     12: Row("a rank that is not in the group calls", ("multirank/test_distributed_groups.py::test_program",),
@@ -107,7 +110,7 @@ ROWS = {
     42: Row("a rank has no more memory", (UNCAUGHT, KILLED, alone("taken_out-3")),
             "nothing tells the system's SIGKILL from others",
             mutants=("who lacks memory for a communicator tells nobody",)),
-    43: Row("SIGSTOP", (NOT_COME, NOT_COME_ELSEWHERE, NOT_COME_TO_INIT),
+    43: Row("SIGSTOP", (NOT_COME, NOT_COME_ELSEWHERE, NOT_COME_TO_INIT, NOT_COME_TO_START),
             mutants=("who stops in init is waited for without a deadline",)),
     44: Row("SIGCONT after the others gave up", ("multirank/test_deaths.py::test_a_rank_that_goes_on_too_late_is_told",
             "multirank/test_failures.py::test_a_late_rank_writes_nowhere_and_all_end_in_order"),
@@ -138,7 +141,7 @@ ROWS = {
     56: Row("exit with open communicators after a failure",
             ("multirank/test_deaths.py::test_who_goes_on_after_a_death_comes_to_its_end",
             "multirank/test_failures.py::test_a_late_rank_writes_nowhere_and_all_end_in_order", KILLED),
-            mutants=("who goes on after a death waits for MPI's end",)),
+            mutants=("who goes on after a death waits for MPI's end", "MPI's end waits for the dead")),
     57: Row("many communicators", (CLOSED, "multirank/test_edges.py::test_what_threads_close_is_gone"),
             mutants=("what is closed keeps its files",)),
     58: Row("groups of odd ranks", ("multirank/test_distributed_groups.py::test_program",),

@@ -81,7 +81,7 @@ MAIL = {
     "the last is the first": Mutant((("        one.unasked.push_back(std::move(copy));",
                                       "        one.unasked.push_front(std::move(copy));"),), "same_tag", ranks=2),
     "any tag": Mutant((("if ((*found)->tag != letter.tag) continue;", ""),), "backwards"),
-    "of any length": Mutant((("const bool fits = letter.nbytes == transfer.nbytes;",
+    "of any length": Mutant((("const bool fits = transfer.fits();",
                               "const bool fits = letter.nbytes <= transfer.nbytes;"),), "lengths", ranks=2),
 }
 # Plans that are not whole (engine/test_plans.py) end a process by these.

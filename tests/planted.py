@@ -60,7 +60,7 @@ PLANTED = [
     ("guard", "MPI's start has no deadline", "gpucoll/bootstrap.py",
      'if process is not None and process.size > 1 and "mpi4py.MPI" not in sys.modules:', "if False:"),
     ("guard", "MPI's end waits for the dead", "gpucoll/communicator/lifecycle.py",
-     "limit = DEATH if DEATH in finalize_within else max(finalize_within)", "limit = 600.0"),
+     "limit = DEATH if DEATH in finalize_within else max(finalize_within)", "limit = max(finalize_within)"),
     ("product", "ranks meet once before a split", "gpucoll/communicator/points.py",
      "        self._all_gather_metadata({}, \"split\")", "        #"),
     ("product", "ranks meet once before a communicator is made", "gpucoll/bootstrap.py",

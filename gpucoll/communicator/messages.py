@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
+
+import numpy
 
 from gpucoll.arrays import Array, Space, Target, address, flat, target
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.device import Part
+from gpucoll.device.messages import Counted, Found
+from gpucoll.dtypes import code_of
 from gpucoll.errors import MismatchError
-from gpucoll.work import Operation, Seen
+from gpucoll.executors import PIECE
+from gpucoll.executors.mpi import cancel
+from gpucoll.work import Operation, Pending, Seen
 
 
 class Special(enum.IntEnum):
@@ -113,3 +120,29 @@ def _part(row: Array, peer: int | None, tag: int | None) -> Part:
     assert peer is not None  # nor the tag: any of them is refused for GPU arrays
     assert tag is not None
     return Part(address(row), row.nbytes, peer, tag)
+
+
+def no_other() -> None:
+    """Find no message of another dtype, where a receive takes those, too."""
+
+
+def ends(came: Any, sent: Any, x: Any, out: Any, src: int,
+          other: Callable[[], Found | None]) -> Generator[Pending, None, None]:
+    """Wait for the requests of a message, unless they are None, and check the length and the dtype of what came."""
+    count = None
+    try:
+        if came is not None:
+            count = Counted(came, other)
+            yield count
+            count.check(src, out.nbytes, code_of(out.dtype))
+        if sent is not None:
+            yield sent.Test
+    except BaseException:
+        cancel([] if count is None else [count.request], (x, out, sent, count))
+        raise
+
+
+def pieces_of(row: Array) -> list[Array]:
+    """Return the bytes of a row in pieces: MPI counts them in 31 bits. An empty row is one piece."""
+    everything = row.view(numpy.uint8)
+    return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]

@@ -12,7 +12,18 @@ import numpy
 from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overlap
 from gpucoll.communicator.core import nothing
 from gpucoll.communicator.gpu import DeviceSpace
-from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Batch, PointMessage, Status, tell
+from gpucoll.communicator.messages import (
+    ANY_SOURCE,
+    ANY_TAG,
+    PROC_NULL,
+    Batch,
+    PointMessage,
+    Status,
+    ends,
+    no_other,
+    pieces_of,
+    tell,
+)
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.shapes import Probing, Receiving, shaped
 from gpucoll.device import NO_CAPTURE
@@ -166,7 +177,7 @@ class Points(MetadataExchange):
         if begun is True:
             return out
         came, sent = begun
-        work = self._waits.soon(_ends(came, sent, x, out, src, _no_other), name, out)
+        work = self._waits.soon(ends(came, sent, x, out, src, no_other), name, out)
         return out if work is None else work.wait()
 
     def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
@@ -185,12 +196,12 @@ class Points(MetadataExchange):
         except BaseException:
             cancel([] if came is None else [came], (x, out, sent))
             raise
-        yield from _ends(came, sent, x, out, src, self._other(src, tag, out))
+        yield from ends(came, sent, x, out, src, self._other(src, tag, out))
 
     def _other(self, src: int, tag: int, out: Any) -> Callable[[], Found | None]:
         """Return what finds a message of another dtype than `out`, where a receive would not take it."""
         if out is None or src in self._here or not hasattr(self._link.points, "other"):
-            return _no_other
+            return no_other
         return functools.partial(self._link.points.other, src, tag, code_of(out.dtype))
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
@@ -268,7 +279,7 @@ class Points(MetadataExchange):
     def _send(self, x: Array, dst: int, tag: int | None) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy, where x is strided, that must live as long as this generator
         code = code_of(row.dtype)
-        requests = [self._points.Isend([piece, BYTES], dst, tag, code) for piece in _pieces(row)]
+        requests = [self._points.Isend([piece, BYTES], dst, tag, code) for piece in pieces_of(row)]
         try:
             yield lambda: all(request.Test() for request in requests)
         except BaseException:
@@ -280,7 +291,7 @@ class Points(MetadataExchange):
         if src is None or tag is None:
             src, tag, _ = yield from self._found(src, tag, message.status)
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
-        pieces, code, other = _pieces(row), code_of(row.dtype), self._other(src, tag, row)
+        pieces, code, other = pieces_of(row), code_of(row.dtype), self._other(src, tag, row)
         ended = [Counted(self._points.Irecv([piece, BYTES], src, tag, code), other) for piece in pieces]
         try:
             for piece, count in zip(pieces, ended, strict=True):
@@ -354,26 +365,6 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
     return None
 
 
-def _no_other() -> None:
-    """Find no message of another dtype, where a receive takes those, too."""
-
-
-def _ends(came: Any, sent: Any, x: Any, out: Any, src: int,
-          other: Callable[[], Found | None]) -> Generator[Pending, None, None]:
-    """Wait for the requests of a message, unless they are None, and check the length and the dtype of what came."""
-    count = None
-    try:
-        if came is not None:
-            count = Counted(came, other)
-            yield count
-            count.check(src, out.nbytes, code_of(out.dtype))
-        if sent is not None:
-            yield sent.Test
-    except BaseException:
-        cancel([] if count is None else [count.request], (x, out, sent, count))
-        raise
-
-
 def _end_of(work: Work) -> Operation:
     """Come to an end when `work` has, and as it has."""
     yield work.is_enqueued
@@ -385,12 +376,6 @@ POINTS = ("send", "recv", "sendrecv")
 NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
                "a message from a named rank; pass src= and tag=, or receive into an array on the host")
 PLAIN = "?bBhHiIlLqQefdFD"  # codes of the dtypes that NumPy has and we have
-
-
-def _pieces(row: Array) -> list[Array]:
-    """Return the bytes of a row in pieces: MPI counts them in 31 bits. An empty row is one piece."""
-    everything = row.view(numpy.uint8)
-    return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]
 
 
 def check_tag(name: str, tag: Any) -> int:

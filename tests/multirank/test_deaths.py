@@ -6,6 +6,7 @@ a machine as quick as the one that they were written on.
 
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -136,6 +137,8 @@ def test_who_goes_on_after_a_death_comes_to_its_end(mpiexec, how):
     job = mpiexec(3, sys.executable, "-c", GOES_ON, how, options=require_launcher().vendor.keep_survivors,
                   timeout=seconds(30))
     assert job.stdout == "(1,)\n(1,)\n", job.stderr
+    # Where MPI's end does wait, the watchdog says how long it was given.
+    assert {*re.findall(r"^Timeout \((.*)\)!", job.stderr, re.MULTILINE)} <= {"0:00:01"}, job.stderr
 
 
 @pytest.mark.parametrize(("how", "last"), [

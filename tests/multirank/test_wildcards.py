@@ -134,7 +134,7 @@ def wrong(comm):
         with pytest.raises(gc.ArgumentError):
             call()
     if comm.rank == 1:
-        comm.send(numpy.ones(2), 0)
+        comm.send(numpy.ones(2, int), 0)
     if comm.rank == 0 and comm.size > 1:
         with pytest.raises(gc.MismatchError, match="sent 16 bytes, out has 24") as error:
             comm.recv(x)
