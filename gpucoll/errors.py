@@ -119,3 +119,8 @@ def nearest(name: object, known: Iterable[str]) -> str:
     names = list(known)
     guess = difflib.get_close_matches(str(name), names, 1)
     return (f"; did you mean {guess[0]}?" if guess else ";") + " known: " + ", ".join(names)
+
+
+def is_settled(error: BaseException) -> bool:
+    """Return whether an error leaves nothing under way."""
+    return isinstance(error, GpucollError) and error.settled

@@ -17,13 +17,7 @@ import weakref
 from collections.abc import Callable, Generator, MutableSequence, Sized
 from typing import Any, Protocol
 
-from gpucoll.errors import (
-    BackendError,
-    CollectiveTimeout,
-    GpucollError,
-    RevokedError,
-    UsageError,
-)
+from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError, UsageError, is_settled
 from gpucoll.work import Operation, Pending, UnderWay, Work
 
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
@@ -410,11 +404,6 @@ def drain_all() -> None:
     """Complete what is under way before MPI ends: a work that was dropped is still awaited by other ranks."""
     for waits in list(_served):
         waits.drain()
-
-
-def is_settled(error: BaseException) -> bool:
-    """Return whether an error leaves nothing under way."""
-    return isinstance(error, GpucollError) and error.settled
 
 
 def _raising(error: GpucollError) -> Callable[[], None]:

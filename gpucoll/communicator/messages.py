@@ -17,7 +17,7 @@ from gpucoll.dtypes import code_of
 from gpucoll.errors import MismatchError
 from gpucoll.executors import PIECE
 from gpucoll.executors.mpi import cancel
-from gpucoll.work import Operation, Pending, Seen
+from gpucoll.work import Operation, Pending, Seen, Work
 
 
 class Special(enum.IntEnum):
@@ -146,3 +146,23 @@ def pieces_of(row: Array) -> list[Array]:
     """Return the bytes of a row in pieces: MPI counts them in 31 bits. An empty row is one piece."""
     everything = row.view(numpy.uint8)
     return [everything[start:start + PIECE] for start in range(0, len(everything), PIECE)] or [everything]
+
+
+def end_of(work: Work) -> Operation:
+    """Come to an end when `work` has, and as it has."""
+    yield work.is_enqueued
+    if work.error is not None:
+        raise work.error
+
+
+def together(*operations: Generator[Pending, None, None]) -> Operation:
+    """Run operations side by side: each has begun before the first is waited for."""
+    pending = [(operation, next(operation, None)) for operation in operations]
+    try:
+        for operation, done in pending:
+            while done is not None:
+                yield done
+                done = next(operation, None)
+    finally:
+        for operation in operations:
+            operation.close()

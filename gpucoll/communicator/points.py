@@ -19,10 +19,12 @@ from gpucoll.communicator.messages import (
     Batch,
     PointMessage,
     Status,
+    end_of,
     ends,
     no_other,
     pieces_of,
     tell,
+    together,
 )
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.shapes import Probing, Receiving, shaped
@@ -244,7 +246,7 @@ class Points(MetadataExchange):
                 group.insert(0, Work(self._waits, self._batch.run(), message.name, None, self._batch.completion))
                 self._batch.work = group[0]
             self._batch.add(message)
-            group.append(Work(self._waits, _end_of(self._batch.work), message.name, message.result,
+            group.append(Work(self._waits, end_of(self._batch.work), message.name, message.result,
                               self._batch.completion))
             return group[-1]
         work = Work(self._waits, self._host_operation(message), message.name, message.result)
@@ -268,13 +270,13 @@ class Points(MetadataExchange):
         works = [Work(self._waits, iter(()), one.name, one.result, batch.completion) for one in messages]
         works[0].operation = batch.run()
         for work in works[1:]:
-            work.operation = _end_of(works[0])
+            work.operation = end_of(works[0])
         return [self._waits.start(work) for work in works]
 
     def _host_operation(self, message: PointMessage) -> Operation:
         sent = None if message.given is None else self._send(message.given, message.to, message.tag)
         received = None if message.taken is None else self._recv(message, message.taken)
-        return _together(*(part for part in (received, sent) if part is not None))
+        return together(*(part for part in (received, sent) if part is not None))
 
     def _send(self, x: Array, dst: int, tag: int | None) -> Generator[Pending, None, None]:
         row = flat(x, HOST)  # a copy, where x is strided, that must live as long as this generator
@@ -365,13 +367,6 @@ def _wrong_split(color: Any, key: Any) -> ArgumentError | None:
     return None
 
 
-def _end_of(work: Work) -> Operation:
-    """Come to an end when `work` has, and as it has."""
-    yield work.is_enqueued
-    if work.error is not None:
-        raise work.error
-
-
 POINTS = ("send", "recv", "sendrecv")
 NO_WILDCARD = ("NCCL has no tags, and takes no message from anybody: a GPU array, or one on the emulated device, takes "
                "a message from a named rank; pass src= and tag=, or receive into an array on the host")
@@ -383,16 +378,3 @@ def check_tag(name: str, tag: Any) -> int:
     if not is_whole(tag) or not 0 <= tag < TAGS:
         raise ArgumentError(f"{name}: tag {tag!r} is not in 0..{TAGS - 1}", code="GC-TAG")
     return int(tag)
-
-
-def _together(*operations: Generator[Pending, None, None]) -> Operation:
-    """Run operations side by side: each has begun before the first is waited for."""
-    pending = [(operation, next(operation, None)) for operation in operations]
-    try:
-        for operation, done in pending:
-            while done is not None:
-                yield done
-                done = next(operation, None)
-    finally:
-        for operation in operations:
-            operation.close()

@@ -22,12 +22,20 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab, at
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, MismatchError, PeerError, RankFailedError
+from gpucoll.errors import (
+    BackendError,
+    CollectiveTimeout,
+    GpucollError,
+    MismatchError,
+    PeerError,
+    RankFailedError,
+    is_settled,
+)
 from gpucoll.executors import FIRST_TAG, PIECE, REFUSED, TAGS, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import TEXT, Messages, Plans
-from gpucoll.waits import Waits, is_settled, keep_for_ever
+from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation, Seen
 
 ROUNDS = 20  # bits of a mark below the number of the call
