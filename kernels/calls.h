@@ -37,6 +37,7 @@ struct Entry {
 };
 
 static const npy_intp APART = -1, ANY = -2;
+static const uint64_t ASKED = 20000;  // nanoseconds for which a rank with a core of its own asks Python without yielding
 
 struct Engine {
     PyObject_HEAD
@@ -51,6 +52,7 @@ struct Engine {
     PyObject* errors;                             // the class of what that raises
     bool closed;
     int under_way;  // calls of threads: what they use stays
+    std::atomic<uint64_t> calling;  // the number of the call in which a thread waits in what Python calls, or 0
     uint64_t turn;  // which way of a set is overwritten next
     Entry entries[SETS * WAYS];
 };
@@ -180,6 +182,31 @@ static int call_python(PyObject* called, const std::vector<const char*>& rows, u
     return found == nullptr ? -1 : found != Py_False;
 }
 
+// The same of a plan `by_calls`, whose function may return what does the call, and waits for its end, in place of whether it
+// is done: that is kept, for calls on the same rows.
+static int call_prepared(Engine* self, PlanObject* planned, PyObject* called, const std::vector<const char*>& rows) {
+    if (planned->prepared == nullptr || !std::equal(rows.begin(), rows.end(), planned->prepared_on)) {
+        PyObject* arguments[3] = {};
+        for (int i = 0; i < 3; i++) arguments[i] = PyLong_FromVoidPtr(const_cast<char*>(rows[static_cast<size_t>(i)]));
+        PyObject* found = PyErr_Occurred() ? nullptr : PyObject_Vectorcall(called, arguments, 3, nullptr);
+        for (PyObject* one : arguments) Py_XDECREF(one);
+        if (found == nullptr) return -1;
+        if (PyBool_Check(found)) {
+            Py_DECREF(found);
+            return found == Py_True;
+        }
+        Py_XSETREF(planned->prepared, found);
+        std::copy(rows.begin(), rows.end(), planned->prepared_on);
+    }
+    PyObject* call = Py_NewRef(planned->prepared);
+    self->calling = self->node.walks;
+    PyObject* found = PyObject_CallNoArgs(call);
+    self->calling = 0;
+    Py_DECREF(call);
+    Py_XDECREF(found);
+    return found == nullptr ? -1 : 1;
+}
+
 // Calls a method of the executor's; false with an error set.
 static bool ask(Engine* self, PyObject* name, PyObject* first = nullptr, PyObject* second = nullptr) {
     PyObject* found = PyErr_Occurred() ? nullptr
@@ -190,20 +217,35 @@ static bool ask(Engine* self, PyObject* name, PyObject* first = nullptr, PyObjec
     return found != nullptr;
 }
 
-// Goes on with the call under way: 1 where it has ended, 0 where it waits, -1 with an error set.
-static int advance(Engine* self, bool patient) {
+// Whether what Python waits for is to be asked for once more: for about as long as any other wait, which this rank leaves
+// to others that want its core where it has asked for some time, or ranks outnumber cores.
+static bool is_soon(const Node& node, double* since) {
+    const double time = now();
+    if (*since == 0) *since = time;
+    if (node.spins == 0 || time > *since + 1e-9 * static_cast<double>(ASKED)) sched_yield();
+    return time < *since + 1e-9 * static_cast<double>(PATIENCE);
+}
+
+// Goes on with the call under way: 1 where it has ended, 0 where it waits, -1 with an error set. What Python waits for,
+// as a message, it may ask for again and again at first; in a long wait that is left to `gpucoll.waits`, which sleeps.
+static int advance(Engine* self, bool patient, bool asks_again = false) {
     Walker& walker = self->walker;
+    double since = 0;  // when what Python calls was first asked whether it is done
     PyObject* calls = self->current->calls;  // the plan stays: who lets go of it is in no call
     for (;;) {
         Walker::Outcome outcome = Walker::WAITING;
         bool lacks_memory = false;
-        Py_BEGIN_ALLOW_THREADS
-        try {
-            outcome = walker.go_on(self->node, patient);
-        } catch (const std::exception&) {
-            lacks_memory = true;
+        // To let other threads run takes longer than what is left where the others are in the call already.
+        if (walker.plan->by_calls && walker.plan->finish == nullptr) outcome = walker.go_on(self->node, false);
+        if (outcome == Walker::WAITING) {
+            Py_BEGIN_ALLOW_THREADS
+            try {
+                outcome = walker.go_on(self->node, patient);
+            } catch (const std::exception&) {
+                lacks_memory = true;
+            }
+            Py_END_ALLOW_THREADS
         }
-        Py_END_ALLOW_THREADS
         if (lacks_memory) {
             PyErr_NoMemory();
             return -1;
@@ -220,9 +262,11 @@ static int advance(Engine* self, bool patient) {
             case Walker::CALLING: {
                 const Instruction& one = walker.plan->instructions[walker.at];
                 const uint32_t count = walker.find_rows(self->node, one);
-                done = call_python(PyTuple_GET_ITEM(calls, one.mark), walker.rows, count);
-                if (done <= 0) return done;
-                walker.at++;
+                PyObject* called = PyTuple_GET_ITEM(calls, one.mark);
+                done = walker.plan->by_calls ? call_prepared(self, self->current, called, walker.rows)
+                                             : call_python(called, walker.rows, count);
+                if (done < 0 || (done == 0 && !(asks_again && is_soon(self->node, &since)))) return done;
+                walker.at += static_cast<size_t>(done);
                 break;
             }
             case Walker::DIFFERS:
@@ -270,7 +314,7 @@ static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out,
 
 // Does a planned call from its beginning to its end, unless the root is in another one; false with an error set.
 static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject* x, PyObject* out) {
-    const int done = begin(self, planned, x, out, true) ? advance(self, true) : -1;
+    const int done = begin(self, planned, x, out, true) ? advance(self, true, true) : -1;
     const bool well = done > 0 || (done == 0 && linger(self, name));
     if (!well) spoil(self, name, x, out);
     self->walker.plan = nullptr;
@@ -297,7 +341,7 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
     const Plan* plan = entry->plan->plan;
     if (plan->overwrites) {
         const bool given = out == Py_None || out == x;
-        const bool only_read = plan->small && plan->root == self->node.rank;
+        const bool only_read = (plan->small || plan->by_calls) && plan->root == self->node.rank;
         const bool ready = given && (only_read || PyArray_ISWRITEABLE(array_of(x)));
         return Py_NewRef(ready ? x : Py_None);
     }
@@ -308,9 +352,11 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
     return Py_NewRef(may_write(self, entry, x, out) ? out : Py_None);
 }
 
-// Notes that this thread is in a call, or is no more, where Python has a part in it; false with an error set.
-static bool owns(Engine* self, PlanObject* planned, bool begins) {
-    if (PyTuple_GET_SIZE(planned->calls) == 0) return true;
+// Whether Python has a part in a call, beside what is prepared, in which no signal's handler runs.
+static bool runs_python(const PlanObject* planned) { return PyTuple_GET_SIZE(planned->calls) > 0 && planned->prepared == nullptr; }
+
+// Notes that this thread is in such a call, or is no more; false with an error set.
+static bool owns(Engine* self, bool begins) {
     PyObject* thread = begins ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : Py_NewRef(Py_None);
     const bool noted = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
     Py_XDECREF(thread);
@@ -330,9 +376,10 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     Py_DECREF(mine);
     const double started = now();
     self->under_way++;
+    const bool owned = runs_python(known.plan);
     if (self->closed) {
         Py_SETREF(out, Py_NewRef(Py_None));
-    } else if (!owns(self, known.plan, true) || !perform(self, name, known.plan, x, out) || !owns(self, known.plan, false)) {
+    } else if ((owned && !owns(self, true)) || !perform(self, name, known.plan, x, out) || (owned && !owns(self, false))) {
         Py_CLEAR(out);
     } else if (self->walker.has_passed) {
         Py_SETREF(out, Py_NewRef(Py_None));

@@ -129,6 +129,11 @@ static PyObject* tell(PyObject* object, PyObject* where) {
     Py_RETURN_NONE;
 }
 
+// calling(): the number of the call in which a thread waits in what Python calls (see `call_prepared`), or 0.
+static PyObject* calling(PyObject* object, PyObject*) {
+    return PyLong_FromUnsignedLongLong(reinterpret_cast<Engine*>(object)->calling);
+}
+
 // settle(): the call under way is none, as all ranks know; nothing has been moved.
 static PyObject* settle(PyObject* object, PyObject*) {
     Engine* self = reinterpret_cast<Engine*>(object);
@@ -266,6 +271,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"awaited", awaited, METH_NOARGS, nullptr},
                                 {"bind", bind, METH_VARARGS, nullptr},
                                 {"begin", begin_method, METH_VARARGS, nullptr},
+                                {"calling", calling, METH_NOARGS, nullptr},
                                 {"close", close_method, METH_NOARGS, nullptr},
                                 {"ends", ends_method, METH_NOARGS, nullptr},
                                 {"exchange", reinterpret_cast<PyCFunction>(exchange), METH_FASTCALL, nullptr},

@@ -46,6 +46,10 @@ static const uint32_t SHOWN = 3;
 // With whom a rank compares its call before data move: with nobody, with those that it reads from, with all.
 enum Check : uint32_t { OFF, PEERS, ALL };
 
+// How a rank can do a call that Python's calls do (`Plan::by_calls`): by one that WAITS until it has ended, and with its
+// result IN_PLACE of its input. MPI takes either from all ranks or from none.
+enum Way : uint32_t { WAITS = 1, IN_PLACE = 2 };
+
 // Where a rank's buffers are, as keys of segments and offsets, and what its call is.
 struct Board {
     int64_t places[SHOWN][2];
@@ -62,6 +66,7 @@ struct alignas(64) Head {
     alignas(8) std::atomic<int64_t> failure;
     int64_t token;
     std::atomic<int64_t> listens;  // the last call of which it has waited for the root to say what it is
+    std::atomic<uint32_t> ways[2];
     alignas(64) Board boards[2];
     // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
 };
@@ -313,6 +318,7 @@ struct Plan {
     std::vector<Part> parts;
     size_t lead = 0;             // instructions that lay out the input, before this rank shows that it is in the call
     bool places_result = false;  // rather than have all of OUTPUT copied to the caller's array
+    bool by_calls = false;       // Python's calls do all of it, on the caller's arrays
 
     // `one` is over all parts that have no instruction yet.
     void add(const Instruction& one) {
@@ -343,6 +349,7 @@ struct Walker {
     int64_t history;    // of the calls before
     bool has_slept = false;  // the last wait was in vain
     bool has_passed;   // the root is in another call than this rank took it to be: nothing has begun
+    bool may_wait;     // whether the caller's thread has nothing else to do than this call
     Stage stage;
     size_t at;         // in what the stage waits for
     uint32_t awaited;  // the last rank
@@ -351,8 +358,8 @@ struct Walker {
     std::vector<Base> bases;
     std::vector<const char*> rows;
 
-    // Throws where there is no memory for what is aside: nothing has begun then. Who `listens` looks first whether the root is
-    // in this call.
+    // Throws where there is no memory for what is aside: nothing has begun then. A thread that does the whole call `listens`:
+    // it looks first whether the root is in this call.
     void begin(Node& node, const Plan* walked, const char* x, char* out, bool listens) {
         bases.resize(node.ranks * SHOWN);
         if (node.aside.size() < walked->aside) node.aside.resize(walked->aside);
@@ -364,6 +371,7 @@ struct Walker {
         signature = plan->signature ^ static_cast<int64_t>(node.walks << 8) ^ history;
         half = node.walks & 1;
         has_passed = false;
+        may_wait = listens;
         awaited = node.rank;
         node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
         stage = listens && walked->announced && walked->root != node.rank ? LISTENING : BEFORE;
@@ -464,12 +472,14 @@ struct Walker {
         show(node.heads[node.rank], base + SETTLED);
     }
 
-    // Leaves the addresses of what a CALL is about in `rows`, the first that of `to`; returns how many.
+    // Leaves the addresses of what a CALL is about in `rows`, the first that of `to`, and last of a plan `by_calls` the ways
+    // that are open to all ranks; returns how many.
     uint32_t find_rows(const Node& node, const Instruction& one) {
-        rows.resize(one.count + 2);
+        rows.resize(one.count + 1 + plan->by_calls);
+        if (plan->by_calls) rows[one.count + 1] = reinterpret_cast<const char*>(static_cast<uintptr_t>(common_ways(node)));
         rows[0] = place(node, one.to).start;
         for (uint32_t i = 0; i < one.count; i++) rows[i + 1] = place(node, plan->parts[one.first + i]).start;
-        return one.count + 1;
+        return one.count + 1 + plan->by_calls;
     }
 
   private:
@@ -492,6 +502,18 @@ struct Walker {
     // Whether a rank has gone on without this call, whose memory would be written to.
     bool is_left(const Node& node, uint32_t rank) const {
         return plan->writes && node.heads[rank]->failure.load(std::memory_order_acquire) != 0;
+    }
+
+    // The ways that this rank and all others show, which have met: none where they do not meet.
+    uint32_t common_ways(const Node& node) const {
+        uint32_t ways = node.check == ALL ? WAITS | IN_PLACE : 0;
+        for (uint32_t peer : node.near) ways &= node.heads[peer]->ways[half].load(std::memory_order_relaxed);
+        return ways & node.heads[node.rank]->ways[half].load(std::memory_order_relaxed);
+    }
+
+    uint32_t own_ways() const {
+        const bool in_place = plan->given > 0 && from >= to && from < to + plan->taken;
+        return (may_wait ? WAITS : 0) | (in_place ? IN_PLACE : 0);
     }
 
     int64_t signature_of(const Node& node, uint32_t rank) const {
@@ -524,6 +546,7 @@ struct Walker {
         // So that a call which ranks that did not meet in it took for different ones is told where they meet next.
         const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(plan->signature)) * 0x9e3779b97f4a7c15u;
         node.history = static_cast<int64_t>(mix ^ mix >> 29);
+        if (plan->by_calls) head->ways[half].store(own_ways(), std::memory_order_relaxed);
         head->signatures[half].store(signature, std::memory_order_relaxed);
         show(head, base);
     }
@@ -536,6 +559,8 @@ struct Walker {
         const Segment* slab = nullptr;
         if (nbytes == 0) {
             mine.start = nullptr;
+        } else if (plan->by_calls) {
+            // Python's calls are given the caller's arrays
         } else if (row != nullptr && !plan->read[buffer] && !(buffer == INPUT ? from == to || plan->copies_input
                                                                              : plan->keeps_output)) {
             // only this rank needs it

@@ -23,6 +23,8 @@ struct PlanObject {
     PyObject_HEAD
     Plan* plan;
     PyObject* calls;  // what its CALLs call, after what to call while it waits; or an empty tuple
+    PyObject* prepared;        // of a plan `by_calls`, what does it on these rows; or null
+    const char* prepared_on[3];
 };
 
 static PyTypeObject plan_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
@@ -60,6 +62,7 @@ struct Reading {
 
     // Whether each of this rank's buffers has memory wherever it may have to be.
     bool has_staging() const {
+        if (plan->by_calls) return true;  // nobody reads them
         const bool needs[] = {plan->copies_input || !node->copies, !node->copies, true};
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             const uint64_t most = std::max(plan->small ? node->workspace_bytes : 0, node->staging_bytes(buffer));
@@ -127,6 +130,7 @@ struct Reading {
         if (has_place && !take_part(to, nbytes, &one.to)) return false;
         if (!take_parts(sources, nbytes) || !take_parts(copies, nbytes)) return false;
         plan->add(one);
+        plan->by_calls = plan->instructions.size() == 1 && opcode == Instruction::CALL && one.count == 1;
         const bool is_lead = plan->lead == plan->instructions.size();
         switch (opcode) {
             case Instruction::AWAIT: return whole(is_near(peer) && is_mark(mark));
@@ -200,11 +204,11 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     if (!whole(is_like)) return false;
     const Reading reading = {plan, &node, PyTuple_GET_SIZE(*called)};
     return take_numbers(peers, &plan->peers) && take_numbers(starts, &plan->starts)
-        && whole(reading.has_staging() && reading.has_blocks())
         && whole(std::all_of(plan->peers.begin(), plan->peers.end(),
                              [&](uint32_t peer) { return reading.is_near(peer) && peer != node.rank; }))
         && for_each(readers, [&](PyObject* one) { return reading.take_reader(one); })
-        && for_each(instructions, [&](PyObject* one) { return reading.take_instruction(one); });
+        && for_each(instructions, [&](PyObject* one) { return reading.take_instruction(one); })
+        && whole(reading.has_staging() && reading.has_blocks());
 }
 
 // Returns a plan for a node, null with an error set for one that is not whole.
@@ -227,11 +231,13 @@ static PyObject* make_plan(const Node& node, PyObject* given) {
 
 static int traverse_plan(PyObject* object, visitproc visit, void* arg) {
     Py_VISIT(reinterpret_cast<PlanObject*>(object)->calls);
+    Py_VISIT(reinterpret_cast<PlanObject*>(object)->prepared);
     return 0;
 }
 
 static int forget_plan(PyObject* object) {
     Py_CLEAR(reinterpret_cast<PlanObject*>(object)->calls);
+    Py_CLEAR(reinterpret_cast<PlanObject*>(object)->prepared);
     return 0;
 }
 
@@ -240,5 +246,6 @@ static void unmake_plan(PyObject* object) {
     PyObject_GC_UnTrack(object);
     delete self->plan;
     Py_XDECREF(self->calls);
+    Py_XDECREF(self->prepared);
     Py_TYPE(object)->tp_free(object);
 }

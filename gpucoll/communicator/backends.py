@@ -30,6 +30,7 @@ from gpucoll.waits import Waits
 from gpucoll.work import Operation
 
 if TYPE_CHECKING:
+    from gpucoll.executors.native import NativeExecutor
     from gpucoll.executors.shared import SharedExecutor
 
 NATIVE = "native"
@@ -44,6 +45,11 @@ class Backend(Protocol):
 
     @property
     def executors(self) -> tuple[Executor, ...]: ...
+
+
+def is_on_engine(executor: Executor) -> bool:
+    """Return whether the engine does an executor's calls: it compares, records and completes them."""
+    return executor.name in WITH_ENGINE or getattr(executor, "on_engine", False)
 
 
 def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
@@ -110,6 +116,7 @@ class HostBackend:
         first = self.executors[0]
         self._shared = cast("SharedExecutor", first) if first.name in WITH_ENGINE else None
         self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
+        self._native = cast("NativeExecutor | None", next((one for one in self.executors if one.name == NATIVE), None))
         self._is_observed = False
         self._preflight: Comparison | None = None
         self.fallback: Comparison | None = None  # where there is no engine, which is known once ranks have met
@@ -122,7 +129,7 @@ class HostBackend:
         if self._shared is not None and flight is not None:
             self._shared.record(flight.memory, LAST, HEAD, CALLS)
         self.executors = tuple(
-            observed(one, observers, preflight) if one.name in WITH_ENGINE else
+            observed(one, observers, preflight) if is_on_engine(one) else
             observed(one, [*recorded, *observers], self) for one in self.executors)
 
     def meeting(self) -> Operation:
@@ -136,6 +143,8 @@ class HostBackend:
             return None
         shared.engine.follow(*waits.gate(), waits, GpucollError)
         waits.is_busy = shared.engine.is_busy
+        if self._native is not None:
+            self._native.watch.late = waits.late
         return shared.engine
 
     def points(self, link: Link) -> Any:
@@ -173,7 +182,7 @@ class HostBackend:
     @property
     def compares_calls(self) -> bool:
         """Whether all ranks' calls are compared by the engine."""
-        return self._shared is not None and self._shared.name == "shared" and self._shared.engine is not None
+        return self._shared is not None and self._shared.compares_calls
 
     def compare(self, words: str) -> Operation:
         """Compare a call with the other ranks', before data move."""
@@ -261,9 +270,9 @@ def _place(x: Any) -> Key:
 
 def plan_of(executor: Executor, task: Task) -> Any:
     """Return the engine's plan for calls like `task`, None where another executor does them, or takes a step more."""
-    if executor.name not in WITH_ENGINE or task.collective == "exscan":
+    if not is_on_engine(executor) or task.collective == "exscan":
         return None
-    return cast("SharedExecutor", executor).plan(task)
+    return cast("SharedExecutor | NativeExecutor", executor).plan(task)
 
 
 @functools.lru_cache(PLANS)
@@ -284,6 +293,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
     from gpucoll.executors.shared import SharedExecutor
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
+    shared = None
     if asked in (None, name):
         shared = SharedExecutor(link, heap, timeout, check, name)
         if link.mpi is not None:
@@ -294,4 +304,4 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 
-        yield NativeExecutor(link.wire)
+        yield NativeExecutor(link.wire, shared, timeout)

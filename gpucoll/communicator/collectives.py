@@ -100,11 +100,12 @@ class Collectives(MetadataExchange):
         The other ranks learn shape and dtype from what the root shows of its call, or by one host message; that tells
         them, too, if the root refuses its own arguments: PeerError.
         """
-        is_plain = stream is None and not async_op and self._group is None and self._host.shows_calls is not None
-        same: Key = ("scatter", "", root, algorithm) if is_plain else ()
-        result = self._express(*same, x, out) if same else None
-        if result is not None:
-            return result
+        same: Key = ()
+        if stream is None and not async_op and self._group is None:
+            result = self._express("scatter", "", root, algorithm, x, out)
+            if result is not None:
+                return result
+            same = ("scatter", "", root, algorithm) if self._host.shows_calls is not None else ()
         who, options = self._checked_sizes("scatter", root), CallOptions(algorithm, async_op, stream)
         if self.rank != who.root:
             return self._scatter_to(out, who, options, same)
@@ -121,7 +122,7 @@ class Collectives(MetadataExchange):
                 self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
             self._refuse(error, f"scatter of {metadata['dtype']} in {(*metadata['shape'][1:],)}: " if metadata else "")
             raise
-        if made and made[0] is shows and len(made[1].words) < TEXT:
+        if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].words) < TEXT:
             return self._begin(*made, options, same, source, out)
         self._broadcast_metadata(self.rank, metadata, "scatter")
         return self._scatter_known(source, out, who, options, metadata, ())  # nor may it be known without

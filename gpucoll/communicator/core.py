@@ -33,7 +33,6 @@ from gpucoll.arrays import (
 )
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import (
-    WITH_ENGINE,
     Backend,
     CachedCall,
     HostBackend,
@@ -41,6 +40,7 @@ from gpucoll.communicator.backends import (
     able,
     cached_call,
     choose,
+    is_on_engine,
     plan_of,
     signature_of,
 )
@@ -373,4 +373,4 @@ def is_finished_by(executor: Executor, task: Task) -> bool:
     """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
     if task.op is None or task.output is None:
         return True
-    return task.collective != "exscan" and (executor.name in WITH_ENGINE or task.op.name not in ("avg", *LOGICAL))
+    return task.collective != "exscan" and (is_on_engine(executor) or task.op.name not in ("avg", *LOGICAL))

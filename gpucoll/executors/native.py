@@ -6,42 +6,75 @@ min and max, logical ops on floats) MPI calls back into NumPy through an op of o
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import math
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy
 from mpi4py import MPI
 
-from gpucoll.arrays import combiner
+from gpucoll.arrays import address, combiner
+from gpucoll.arrays.symmetric import at
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
+from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors import Task
+from gpucoll.executors.shared.plans import IN_PLACE, WAITS
 from gpucoll.ops import LOGICAL, Op
 from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
 
+if TYPE_CHECKING:
+    from gpucoll.executors.shared import SharedExecutor
+
 _MAKING = threading.Lock()
-CALLS = {"all_reduce": "Iallreduce", "reduce": "Ireduce", "broadcast": "Ibcast", "all_gather": "Iallgather",
-         "gather": "Igather", "scatter": "Iscatter", "reduce_scatter": "Ireduce_scatter_block",
-         "all_to_all": "Ialltoall", "scan": "Iscan", "exscan": "Iexscan", "all_gather_v": "Iallgatherv",
-         "gather_v": "Igatherv", "scatter_v": "Iscatterv", "reduce_scatter_v": "Ireduce_scatter",
-         "all_to_all_v": "Ialltoallv", "barrier": "Ibarrier"}
+CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
+         "gather": "Gather", "scatter": "Scatter", "reduce_scatter": "Reduce_scatter_block", "all_to_all": "Alltoall",
+         "scan": "Scan", "exscan": "Exscan", "all_gather_v": "Allgatherv", "gather_v": "Gatherv",
+         "scatter_v": "Scatterv", "reduce_scatter_v": "Reduce_scatter", "all_to_all_v": "Alltoallv",
+         "barrier": "Barrier"}
+# Those that are in place in MPI where they are for a user; the input of any other is copied.
+MAY_BE_IN_PLACE = {"all_reduce", "reduce", "all_gather", "gather", "all_to_all", "scan", "exscan"}
+LOOK = 0.5  # seconds between two looks at a blocking call
 ON_BOOL = {"sum": "LOR", "max": "LOR", "bor": "LOR", "lor": "LOR", "prod": "LAND", "min": "LAND", "band": "LAND",
            "land": "LAND", "bxor": "LXOR", "lxor": "LXOR"}
 
 
 class NativeExecutor:
-    """Runs MPI's non-blocking collectives, so that every wait has a deadline, over `comm`, which is nobody else's."""
+    """Runs MPI's collectives over `comm`, which is nobody else's.
+
+    Where the engine of `node` compares calls, ranks meet there, and MPI's call follows. It is the blocking one where
+    the thread of every rank waits for it: Open MPI's others take up to four times as long. Each rank is in it then, so
+    that it ends unless a process stops or dies there. MPI's calls cannot be called back: at the deadline a thread
+    raises CollectiveTimeout, which ends the job. All other calls are MPI's non-blocking ones, between two looks at
+    which a rank keeps to its deadline.
+    """
 
     name = "native"
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, comm: MPI.Intracomm, node: SharedExecutor | None = None, timeout: float = math.inf) -> None:
+        self._comm, self._node = comm, node if node is not None and node.compares_calls else None
+        self.watch = Watch(timeout, self._calling)
+        self._copied = numpy.empty(0, numpy.uint8)
         with _MAKING:  # the threads of a process share the datatypes
             for dtype in DTYPES.values():
                 _datatype(dtype)
+
+    def _calling(self) -> int:
+        engine = None if self._node is None else self._node.engine  # which is gone once the communicator is closed
+        return 0 if engine is None else engine.calling()
+
+    @property
+    def on_engine(self) -> bool:
+        """Whether its calls are the engine's, which compares, records and completes them."""
+        return self._node is not None
+
+    @property
+    def shows_calls(self) -> SharedExecutor | None:
+        """What shows each rank's call to all others before data move, None where there is none."""
+        return self._node
 
     def serves(self, task: Task) -> str | None:
         """Every collective and op that MPI has."""
@@ -49,56 +82,140 @@ class NativeExecutor:
             return "MPI has no op for an expression"
         return None
 
+    def plan(self, task: Task) -> Any:
+        """Return what the engine does for calls like `task`; None where there is none."""
+        if self._node is None:
+            return None
+        sizes = [None if row is None else row.nbytes for row in (task.input, task.output)]
+        key = task.words, task.lengths, task.in_place, *sizes
+        return self._node.plan_by_calls(task, key, lambda: _Call(self, self._comm, task))
+
     def run(self, task: Task) -> Operation:
         """Start MPI's collective and wait for its end."""
-        if task.in_place and task.collective != "broadcast":
-            # MPI takes IN_PLACE from all ranks or from none; the copy lives as long as this generator
-            task = dataclasses.replace(task, input=task.input.copy(), in_place=False)
         if task.collective == "broadcast" and task.input is not None and not task.in_place:
             numpy.copyto(task.output, task.input)
-        request = getattr(self._comm, CALLS[task.collective])(*_arguments(task))
+        if self._node is not None:
+            yield from self._node.walk(lambda: self.plan(task), task.input, task.output)
+            return
+        call = _Call(self, self._comm, task)
+        to, source = (0 if row is None else address(row) for row in (task.output, task.input))
+
+        def ended() -> bool:
+            return call(to, source, 0) is True
+
         try:
-            while not request.Test():
-                yield request.Test
+            if not ended():
+                yield ended
         except BaseException:
-            keep_for_ever((task, request))  # MPI goes on writing: its collectives cannot be called back
+            keep_for_ever((task, call))  # MPI goes on writing: its collectives cannot be called back
             raise
 
+    def copied(self, source: int, nbytes: int) -> int:
+        """Return where a copy of this memory is, which is kept until the next one: new pages cost more than copying."""
+        if self._copied.nbytes < nbytes:
+            self._copied = numpy.empty(nbytes, numpy.uint8)
+        self._copied[:nbytes] = at(source, nbytes)
+        return address(self._copied)
+
     def close(self) -> None:
-        """Nothing to give back."""
+        """Let go of the memory, and of the thread that looks at the clock."""
+        self.watch.close()
+        self._copied = numpy.empty(0, numpy.uint8)
 
 
-def _arguments(task: Task) -> list[Any]:
-    """Return mpi4py's arguments for a task."""
-    row = COLLECTIVES[task.collective]
-    if task.collective == "barrier":
-        return []
-    if row.reduces:
-        lengths = [] if task.lengths is None else [task.lengths[0]]
-        arguments = [*_both(task), *lengths, _op(task)]
-    elif task.collective == "broadcast":
-        arguments = [_moved(task, 1)]
-    else:
-        arguments = [_moved(task, 0), _moved(task, 1)]
-    return [*arguments, task.root] if row.rooted else arguments
+class Watch:
+    """Looks after blocking calls of MPI's: its thread raises what `late` returns for one that takes `timeout` seconds.
+
+    `calling` tells the number of the call in which a thread waits for MPI, 0 for none.
+    """
+
+    def __init__(self, timeout: float, calling: Callable[[], int]) -> None:
+        self._timeout, self._calling = timeout, calling
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.late: Callable[[str], CollectiveTimeout] = CollectiveTimeout
+
+    def start(self) -> None:
+        """Begin to look, if there is a deadline; idempotent."""
+        if self._thread is None and self._timeout < math.inf:
+            self._thread = threading.Thread(target=self._look, name="gpucoll deadline", daemon=True)
+            self._thread.start()
+
+    def _look(self) -> None:
+        pause, looks, seen = min(LOOK, self._timeout / 4), 0, 0
+        while not self._closed.wait(pause):
+            number = self._calling()
+            # Not by the clock: this process may have been stopped itself.
+            looks, seen = looks + 1 if number == seen != 0 else 0, number
+            if looks * pause >= self._timeout:
+                raise self.late("MPI's own collective")
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
 
 
-def _moved(task: Task, side: int) -> list[Any] | None:
-    """Return mpi4py's spelling of a side whose values do not matter, as bytes; None where there is none."""
-    row, promised = (task.input, task.output)[side], COLLECTIVES[task.collective]
-    if row is None:
-        return None
-    if task.lengths is None or not (promised.input, promised.output)[side].blocks:
-        return [row.view(numpy.uint8), MPI.BYTE]
-    return [row.view(numpy.uint8), [length * row.dtype.itemsize for length in task.lengths[side]], MPI.BYTE]
+class _Call:
+    """MPI's collective for tasks like `task`, on memory that may be another one each time; called until it is True.
 
+    `to` and `source` are where result and input are, 0 for none; `ways` are open to all ranks. Where all may wait it
+    returns the blocking call, which is the same each time on the same memory.
+    """
 
-def _both(task: Task) -> tuple[list[Any], list[Any] | None]:
-    """Return mpi4py's spelling of input and output; what MPI does not know travels as unsigned of the same width."""
-    kind = _datatype(task.dtype)
-    source, target = (row if row is None or task.dtype.mpi else row.view(f"u{task.dtype.itemsize}")
-                      for row in (task.input, task.output))
-    return [source, kind], None if target is None else [target, kind]
+    def __init__(self, executor: NativeExecutor, comm: MPI.Intracomm, task: Task) -> None:
+        name = CALLS[task.collective]
+        self._wait, self._begin = getattr(comm, name), getattr(comm, f"I{name.lower()}")
+        self._executor, self._name, self._lengths = executor, task.collective, task.lengths
+        row = COLLECTIVES[task.collective]
+        self._row, self._dtype, self._is_in_place = row, task.dtype, task.in_place and row.name != "broadcast"
+        self._sizes = [None if side is None else side.nbytes for side in (task.input, task.output)]
+        self._more: list[Any] = [_op(task)] if row.reduces else []
+        if row.reduces and task.lengths is not None:
+            self._more.insert(0, task.lengths[0])
+        self._more += [task.root] if row.rooted else []
+        self._request: Any = None
+
+    def __call__(self, to: int, source: int, ways: int) -> bool | Callable[[], object]:
+        if self._request is None:
+            may_be_in_place = self._name in MAY_BE_IN_PLACE and (ways & IN_PLACE or self._row.rooted)
+            is_copied = self._is_in_place and not may_be_in_place
+            arguments = self._made(to, source, is_copied)
+            if ways & WAITS:
+                self._executor.watch.start()
+                return functools.partial(self._wait_on_copy if is_copied else self._wait, *arguments)
+            if is_copied:
+                arguments[0] = self._side(0, self._executor.copied(source, self._sizes[0] or 0))
+            self._request = self._begin(*arguments)
+        if not self._request.Test():
+            return False
+        self._request = None
+        return True
+
+    def _wait_on_copy(self, source: int, *arguments: Any) -> None:
+        self._wait(self._side(0, self._executor.copied(source, self._sizes[0] or 0)), *arguments)
+
+    def _made(self, to: int, source: int, is_copied: bool) -> list[Any]:
+        """Return mpi4py's arguments; the first is the address of an input that is to be copied."""
+        if self._name == "barrier":
+            return []
+        result = [self._side(1, to), *self._more]
+        if self._name == "broadcast":
+            return result
+        if self._is_in_place:
+            return [source if is_copied else MPI.IN_PLACE, *result]
+        return [self._side(0, source), *result]
+
+    def _side(self, side: int, place: int) -> list[Any] | None:
+        """Return mpi4py's spelling of a side, as bytes where values do not matter; None where there is none."""
+        nbytes, promised = self._sizes[side], (self._row.input, self._row.output)[side]
+        if nbytes is None:
+            return None
+        memory = MPI.buffer.fromaddress(place, nbytes)
+        if self._row.reduces:
+            return [memory, _datatype(self._dtype)]
+        if self._lengths is None or not promised.blocks:
+            return [memory, MPI.BYTE]
+        return [memory, [length * self._dtype.itemsize for length in self._lengths[side]], MPI.BYTE]
 
 
 @functools.cache

@@ -34,7 +34,7 @@ from gpucoll.errors import (
 from gpucoll.executors import FIRST_TAG, PIECE, REFUSED, TAGS, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
-from gpucoll.executors.shared.plans import TEXT, Messages, Plans
+from gpucoll.executors.shared.plans import TEXT, Called, Messages, Plans
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation, Seen
 
@@ -180,7 +180,7 @@ class SharedExecutor:
             return iter(())
         if words.startswith(REFUSED):
             words = shortened(f"{words}\n{call_site()}", TEXT - 1)
-        return self._walk(lambda: self._plans.without_data(words), None, None)
+        return self.walk(lambda: self._plans.without_data(words), None, None)
 
     def awaited(self) -> set[int] | None:
         """Return the rank that the call under way waits for; None where there is none, or messages are waited for."""
@@ -254,15 +254,25 @@ class SharedExecutor:
                 return None if found is None else Seen(*found)
         return self._link.seen(source, tag)
 
+    @property
+    def compares_calls(self) -> bool:
+        """Whether all ranks' calls are compared by the engine."""
+        return self.name == "shared" and self.engine is not None
+
     def plan(self, task: Task) -> Any:
         """Return what the engine does for calls like `task`."""
         return self._plans.of(task)
 
+    def plan_by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
+        """Return the same where the function that is `made` does all but comparing; see `Plans.by_calls`."""
+        return self._plans.by_calls(task, key, made)
+
     def run(self, task: Task) -> Operation:
         """Carry out `task`; when that fails, no other rank begins to read or write its arrays any more."""
-        return self._walk(lambda: self.plan(task), task.input, task.output)
+        return self.walk(lambda: self.plan(task), task.input, task.output)
 
-    def _walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
+    def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
+        """Carry out a plan on these arrays."""
         try:
             self.engine.begin(plan(), x, out)
             if not self.engine.go_on():

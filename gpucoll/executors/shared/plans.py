@@ -27,6 +27,7 @@ LINE = 64
 ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
 INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = range(6)
+WAITS, IN_PLACE = 1, 2  # ways to do a call, as kernels/engine.h has them
 TEXT = 256  # bytes for the words of a call
 KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
          "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")  # as combine.h has them
@@ -34,6 +35,9 @@ PLACES = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lo
 NOTHING = -1  # in place of an op
 
 Part = tuple[int, int, int]
+# What does a call, given the addresses of result and input, 0 for none, and the ways that are open to all ranks, WAITS and
+# IN_PLACE. It is called until it returns True, or a blocking call, which is made now and whenever all three are the same.
+Called = Callable[[int, int, int], bool | Callable[[], object]]
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
 
 
@@ -93,22 +97,54 @@ class Plans:
         writer = Writer(task, near.rank, by_node, self._messages, apart=small)
         instructions = (*(writer.fused() if one_pass else writer.rows()),)
         readers = [(BUFFERS.index(name), peer, mark) for (name, peer), mark in writer.readers.items()]
-        announced = (task.detail != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
-            and len(near.all) == near.size
-        if announced and near.rank == task.root:  # all others read what it shows of the call
-            readers += [(0, peer, 0) for peer in near.all - {near.rank}]
+        readers += [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
         starts = () if task.lengths is None else tuple(
             start for layout in plan.layouts for start in _padded(layout, near.size + 1))
         # Alike on all ranks, unlike their scratch: the engine refuses what is too long for a workspace.
         in_control = small and task.nbytes <= TINY and task.lengths is None and len(near.all) == near.size
-        text = task.words
+        flags = (in_control, small, copies,
+                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", False,
+                 self._is_announced(task))
+        return self._shown_plan(task.words, (*sizes, writer.aside, task.dtype.itemsize),
+                                 self._reduction(task), flags, task.root,
+                                 (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
+
+    def by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
+        """Return the plan of calls like `task` that a function does, once ranks have compared them; `made` makes it.
+
+        `key` tells apart what `made` depends on.
+        """
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) == KEPT:
+                self._kept.clear()
+            sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
+            is_broadcast = task.collective == "broadcast"
+            call = CALL, 0, 1, (self._near.rank, RESULT, 0), 0, ((self._near.rank, GIVEN, 0),), ()
+            readers = [(INPUT, peer, 0) for peer in self._readers_of_call(task)]
+            flags = False, False, False, False, is_broadcast, False, self._is_announced(task)
+            plan = self._shown_plan(task.words, (0 if is_broadcast else sizes[0], sizes[1], 0, 0, task.dtype.itemsize),
+                                    self._reduction(task), flags, task.root, (), (*readers,), (), (call,),
+                                    (self._messages.idle, made()))
+            found = self._kept[key] = (plan, None, None)
+        return found[0]
+
+    def _is_announced(self, task: Task) -> bool:
+        """Return whether the other ranks learn from what the root shows that there is this call."""
+        near = self._near
+        return (task.detail != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
+            and len(near.all) == near.size
+
+    def _readers_of_call(self, task: Task) -> frozenset[int]:
+        """Return who reads what this rank shows of its call, beside comparing it."""
+        near = self._near
+        return near.all - {near.rank} if self._is_announced(task) and near.rank == task.root else frozenset()
+
+    def _reduction(self, task: Task) -> tuple[int, int, int]:
+        """Return dtype and op as the engine has them, and what `_finish` does."""
         place = NOTHING if task.op is None or task.op.expression else PLACES.index(
             "sum" if task.op.factor is not None else task.op.name)
-        flags = (in_control, small, copies,
-                 task.in_place and task.collective == "broadcast", task.collective == "broadcast", False, announced)
-        return self._shown_plan(text, (*sizes, writer.aside, task.dtype.itemsize),
-                                 (KINDS.index(task.dtype.name), place, self._finish(task)), flags, task.root,
-                                 (*writer.peers,), tuple(readers), starts, instructions, (*writer.calls,))
+        return KINDS.index(task.dtype.name), place, self._finish(task)
 
     def _shown_plan(self, words: str, *more: Any) -> Any:
         return self._engine.plan(shortened(words, TEXT - 1), fingerprint(words), *more)

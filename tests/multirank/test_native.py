@@ -1,0 +1,174 @@
+"""MPI's own collectives, made again and again: as the ranks' engine compares them, which then lets MPI do them."""
+
+import json
+import subprocess
+import sys
+from unittest import mock
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.communicator import core
+from gpucoll.executors.native import NativeExecutor
+from pace import seconds
+
+COUNTS = (3, 70_000)  # elements of a block: what MPI sends at once, and what it does not
+native = {"algorithm": "native"}
+
+
+def blocks(size, count):
+    """What each rank puts in for each other one: row i is rank i's, its element j is for rank j."""
+    return numpy.arange(size * size * count, dtype=float).reshape(size, size, count) % 1013
+
+
+def cases(comm, count):
+    """Yield a name, what a call returns that is made on new arrays each time, in place or not, and what that must be.
+
+    In place the result is in the memory of the input, or the input is a block of the result.
+    """
+    size, rank = comm.size, comm.rank
+    every = blocks(size, count)
+    sums, mine = every.sum(0), every[rank]
+
+    def reducing(name, expected, **options):
+        def call(is_in_place, **more):
+            x = mine.copy()
+            return getattr(comm, name)(x, out=x if is_in_place else numpy.full_like(x, -1.0), **options, **more)
+
+        return name, call, expected
+
+    def gathered(is_in_place, **more):
+        out = numpy.full((size, size, count), -1.0)
+        out[rank] = mine
+        return comm.all_gather(out[rank] if is_in_place else mine.copy(), out=out, **more)
+
+    yield reducing("all_reduce", sums)
+    yield reducing("scan", every[:rank + 1].sum(0))
+    yield reducing("all_to_all", every[:, rank])
+    yield "all_gather", gathered, every
+    yield "reduce_scatter", lambda _, **more: comm.reduce_scatter(mine.copy(), **more), sums[rank]
+    for root in range(size):
+        def at_root(x, root=root):
+            return x if rank == root else None
+
+        def reduced(is_in_place, root=root, **more):
+            x = mine.copy()
+            return comm.reduce(x, out=at_root(x, root) if is_in_place else None, root=root, **more)
+
+        def to_root(is_in_place, root=root, **more):
+            out = numpy.full((size, size, count), -1.0)
+            out[rank] = mine
+            return comm.gather(out[rank] if is_in_place and rank == root else mine, out=at_root(out, root), root=root,
+                               **more)
+
+        yield f"reduce to {root}", reduced, at_root(sums)
+        yield f"gather to {root}", to_root, at_root(every)
+        yield (f"broadcast from {root}", lambda _, root=root, **more: comm.broadcast(mine.copy(), root=root, **more),
+               every[root])
+        yield (f"scatter from {root}", lambda _, root=root, **more: comm.scatter(
+            every[root].copy() if rank == root else None, root=root, **more), every[root][rank])
+
+
+def in_unlike_ways(mpi, check):
+    """The threads of some ranks wait for the call and those of others do not; some are in place: MPI wants one way."""
+    turns = [(waits, places) for waits in (True, False, None) for places in (True, False, None)] * 2
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60), check=check) as comm:
+        for count in COUNTS:
+            for name, call, expected in cases(comm, count):
+                for waits, places in turns:  # None: the odd ranks
+                    waits_here, in_place = (comm.rank % 2 == 1 if one is None else one for one in (waits, places))
+                    found = call(in_place, **native) if waits_here else call(in_place, **native, async_op=True).wait()
+                    where = name, count, waits, places
+                    assert found is None if expected is None else (found == expected).all(), where
+
+
+@pytest.mark.parametrize("check", ["full", pytest.param("off", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_make_one_call_in_unlike_ways(ranks, size, check):
+    ranks(in_unlike_ways, size, check, timeout=seconds(100))
+
+
+def again(mpi):
+    """A call like one before takes no step in Python until MPI's, blocking; it copies nothing, in place too."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        for name, call, expected in cases(comm, 5):
+            for in_place in (False, True):
+                call(in_place, **native)
+                with mock.patch.object(core.Core, "_run", side_effect=AssertionError(name)), \
+                        mock.patch.object(core.Core, "_begin", side_effect=AssertionError(name)), \
+                        mock.patch.object(NativeExecutor, "copied", side_effect=AssertionError(name)):
+                    found = call(in_place, **native)
+                assert found is None if expected is None else (found == expected).all(), (name, in_place)
+        comm.barrier(**native)
+        with mock.patch.object(core.Core, "_run", side_effect=AssertionError):
+            comm.barrier(**native)
+
+
+def test_a_call_like_one_before_is_the_engines(ranks):
+    ranks(again, 3, timeout=seconds(60))
+
+
+def differ(mpi):
+    """In a call that ranks have made before: all are told alike, nothing is moved, and the next call is like any."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        x, y, out = numpy.full(4, comm.rank + 1.0), numpy.full(5, comm.rank + 1.0), numpy.zeros(5)
+        for _ in range(2):
+            assert (comm.all_reduce(x, out=out[:4], **native) == 6).all()
+            assert (comm.all_reduce(y, out=out, **native) == 6).all()
+        for _ in range(2):
+            out[:] = -1.0
+            with pytest.raises(gc.MismatchError) as found:
+                comm.all_reduce(*((y, out) if comm.rank == 2 else (x, out[:4])), **native)
+            assert (found.value.code, found.value.ranks) == ("GC-SHAPE", (2,))
+            assert (out == -1).all(), "written to"
+            assert (comm.all_reduce(x, out=out[:4], **native) == 6).all()
+
+
+def test_ranks_that_differ_in_calls_made_before_are_told(ranks):
+    ranks(differ, 3, timeout=seconds(60))
+
+
+RECORDED = """
+import numpy, gpucoll as gc
+
+with gc.init() as comm:
+    for x in (numpy.ones(3), numpy.ones(3), numpy.ones(6)[::2 if comm.rank else 1][:3]):
+        comm.all_reduce(x, algorithm="native")
+"""
+
+
+def test_each_call_is_recorded_once(mpiexec, tmp_path):
+    """On ranks that plan it, as a strided array's, and on those that do not."""
+    job = mpiexec(2, sys.executable, "-c", RECORDED, env={"GPUCOLL_DUMP_DIR": str(tmp_path)})
+    assert job.returncode == 0, job.stderr
+    shown = subprocess.run([sys.executable, "-m", "gpucoll", "report", "--trace", tmp_path / "trace.json", tmp_path],
+                           capture_output=True, text=True, check=True)
+    events = json.loads((tmp_path / "trace.json").read_text())
+    events = events if isinstance(events, list) else events["traceEvents"]
+    calls = [event["pid"] for event in events if event.get("name", "").startswith("all_reduce by native")]
+    assert sorted(calls) == [0, 0, 0, 1, 1, 1], (shown.stdout, events)
+
+
+STOPS = """
+import os, signal, sys
+import numpy, gpucoll as gc
+from gpucoll.executors import native
+
+def stops(op, dtype):
+    os.kill(os.getpid(), signal.SIGSTOP)  # in MPI's call, before the others have all of the result
+
+with gc.init(timeout=float(sys.argv[1])) as comm:
+    x = numpy.ones(1 << 20, numpy.float16)  # which MPI lets NumPy add
+    for turn in range(4):
+        if (comm.rank, turn) == (1, 3):
+            native.combiner = stops
+        comm.all_reduce(x, algorithm="native")
+"""
+
+
+def test_a_rank_that_stops_in_mpis_blocking_call_ends_the_job_at_the_deadline(mpiexec):
+    job = mpiexec(2, sys.executable, "-c", STOPS, str(seconds(1.0)))
+    assert job.returncode != 0
+    assert "CollectiveTimeout: [GC-TIMEOUT] MPI's own collective: waited" in job.stderr, job.stderr
+    assert "is stopped in its call 4, all_reduce by native" in job.stderr, job.stderr
