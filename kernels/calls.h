@@ -355,8 +355,8 @@ static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObje
 // Whether Python has a part in a call, beside what is prepared, in which no signal's handler runs.
 static bool runs_python(const PlanObject* planned) { return PyTuple_GET_SIZE(planned->calls) > 0 && planned->prepared == nullptr; }
 
-// Notes that this thread is in such a call, or is no more; false with an error set.
-static bool owns(Engine* self, bool begins) {
+// Notes that this thread is in such a call, or no more; false with an error set.
+static bool own(Engine* self, bool begins) {
     PyObject* thread = begins ? PyLong_FromUnsignedLong(PyThread_get_thread_ident()) : Py_NewRef(Py_None);
     const bool noted = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
     Py_XDECREF(thread);
@@ -379,7 +379,7 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     const bool owned = runs_python(known.plan);
     if (self->closed) {
         Py_SETREF(out, Py_NewRef(Py_None));
-    } else if ((owned && !owns(self, true)) || !perform(self, name, known.plan, x, out) || (owned && !owns(self, false))) {
+    } else if ((owned && !own(self, true)) || !perform(self, name, known.plan, x, out)) {
         Py_CLEAR(out);
     } else if (self->walker.has_passed) {
         Py_SETREF(out, Py_NewRef(Py_None));
@@ -388,6 +388,7 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     }
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
+    if (owned) own(self, false);  // whatever has been raised
     Py_XDECREF(PyObject_CallNoArgs(self->release));
     PyErr_Restore(kind, value, trace);
     self->under_way--;

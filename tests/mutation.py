@@ -52,6 +52,7 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "order": ["tests/engine"],
     "plan": ["tests/engine"],
     "mail": ["tests/multirank/test_mail.py"],
+    "native": ["tests/multirank/test_native.py"],
 }
 class Verdict(NamedTuple):
     fault: Fault

@@ -78,6 +78,30 @@ class Task:
                 f"root {self.root}{where}{self.detail}")
 
 
+# Ways to make a call of MPI's that are open to all ranks, as kernels/engine.h has them: by one that waits until it has
+# ended, and with the result in place of the input.
+WAITS, IN_PLACE = 1, 2
+# What does a call, given the addresses of result and input, 0 for none, and such ways. It is called until it returns
+# True, or a blocking call, which is made whenever all three are the same.
+Called: TypeAlias = Callable[[int, int, int], bool | Callable[[], object]]
+
+
+class Meets(Protocol):
+    """The ranks of a node, which meet in the engine to compare a call that another executor then makes."""
+
+    engine: Any
+
+    @property
+    def compares_calls(self) -> bool:
+        """Whether all ranks' calls are compared by the engine."""
+
+    def plan_by_calls(self, task: Task, key: Any, made: Callable[[], Called]) -> Any:
+        """Return the engine's plan of such a call; `key` tells apart what `made` depends on."""
+
+    def walk(self, plan: Callable[[], Any], x: Any, out: Any) -> Operation:
+        """Carry out a plan on these arrays."""
+
+
 class Executor(Protocol):
     """Runs tasks; made for a communicator, closed with it.
 

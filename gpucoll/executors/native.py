@@ -10,7 +10,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 from mpi4py import MPI
@@ -20,14 +20,10 @@ from gpucoll.arrays.symmetric import at
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.executors import Task
-from gpucoll.executors.shared.plans import IN_PLACE, WAITS
+from gpucoll.executors import IN_PLACE, WAITS, Meets, Task
 from gpucoll.ops import LOGICAL, Op
 from gpucoll.waits import keep_for_ever
 from gpucoll.work import Operation
-
-if TYPE_CHECKING:
-    from gpucoll.executors.shared import SharedExecutor
 
 _MAKING = threading.Lock()
 CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",
@@ -54,9 +50,9 @@ class NativeExecutor:
 
     name = "native"
 
-    def __init__(self, comm: MPI.Intracomm, node: SharedExecutor | None = None, timeout: float = math.inf) -> None:
+    def __init__(self, comm: MPI.Intracomm, node: Meets | None = None, timeout: float = math.inf) -> None:
         self._comm, self._node = comm, node if node is not None and node.compares_calls else None
-        self.watch = Watch(timeout, self._calling)
+        self.watch = BlockingWatch(timeout, self._calling)
         self._copied = numpy.empty(0, numpy.uint8)
         with _MAKING:  # the threads of a process share the datatypes
             for dtype in DTYPES.values():
@@ -72,7 +68,7 @@ class NativeExecutor:
         return self._node is not None
 
     @property
-    def shows_calls(self) -> SharedExecutor | None:
+    def shows_calls(self) -> Meets | None:
         """What shows each rank's call to all others before data move, None where there is none."""
         return self._node
 
@@ -123,7 +119,7 @@ class NativeExecutor:
         self._copied = numpy.empty(0, numpy.uint8)
 
 
-class Watch:
+class BlockingWatch:
     """Looks after blocking calls of MPI's: its thread raises what `late` returns for one that takes `timeout` seconds.
 
     `calling` tells the number of the call in which a thread waits for MPI, 0 for none.

@@ -151,19 +151,20 @@ def test_each_call_is_recorded_once(mpiexec, tmp_path):
 
 
 STOPS = """
-import os, signal, sys
+import os, signal, sys, threading
 import numpy, gpucoll as gc
-from gpucoll.executors import native
 
-def stops(op, dtype):
-    os.kill(os.getpid(), signal.SIGSTOP)  # in MPI's call, before the others have all of the result
+def stop(calling):
+    while not calling():
+        pass
+    os.kill(os.getpid(), signal.SIGSTOP)  # where MPI has much to do yet, and rank 0 nothing without this one
 
 with gc.init(timeout=float(sys.argv[1])) as comm:
-    x = numpy.ones(1 << 20, numpy.float16)  # which MPI lets NumPy add
+    x, out = numpy.ones(8 << 20), numpy.zeros(8 << 20)
     for turn in range(4):
         if (comm.rank, turn) == (1, 3):
-            native.combiner = stops
-        comm.all_reduce(x, algorithm="native")
+            threading.Thread(target=stop, args=(comm._engine.calling,), daemon=True).start()
+        comm.all_reduce(x, out=out, algorithm="native")
 """
 
 
@@ -172,3 +173,22 @@ def test_a_rank_that_stops_in_mpis_blocking_call_ends_the_job_at_the_deadline(mp
     assert job.returncode != 0
     assert "CollectiveTimeout: [GC-TIMEOUT] MPI's own collective: waited" in job.stderr, job.stderr
     assert "is stopped in its call 4, all_reduce by native" in job.stderr, job.stderr
+
+
+def refused_inside(mpi, algorithm, op):
+    """Whoever has been told that ranks differ, in a call in which Python has a part, goes on."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        x = numpy.full(3, 2.0)
+        for _ in range(2):
+            comm.all_reduce(x, op=op, algorithm=algorithm)
+            comm.all_reduce(x[:2], op=op, algorithm=algorithm)
+        for _ in range(3):
+            with pytest.raises(gc.MismatchError):
+                comm.all_reduce(x[:2] if comm.rank else x, op=op, algorithm=algorithm)
+            comm.gather(x)
+            comm.all_reduce(numpy.ones(7), algorithm="native", async_op=True).wait()
+
+
+@pytest.mark.parametrize(("algorithm", "op"), [("native", "sum"), ("ring", gc.elementwise_op("a + b - a * b", 0))])
+def test_ranks_that_differ_where_python_has_a_part_go_on(ranks, algorithm, op):
+    ranks(refused_inside, 2, algorithm, op, timeout=seconds(60))

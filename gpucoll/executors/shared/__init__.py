@@ -31,10 +31,10 @@ from gpucoll.errors import (
     RankFailedError,
     is_settled,
 )
-from gpucoll.executors import FIRST_TAG, PIECE, REFUSED, TAGS, Task, call_site, disagreement, shortened
+from gpucoll.executors import FIRST_TAG, PIECE, REFUSED, TAGS, Called, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
-from gpucoll.executors.shared.plans import TEXT, Called, Messages, Plans
+from gpucoll.executors.shared.plans import TEXT, Messages, Plans
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation, Seen
 

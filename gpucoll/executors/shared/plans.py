@@ -16,7 +16,7 @@ from gpucoll.arrays import address, combiner
 from gpucoll.arrays.symmetric import Heap, Segment, at
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
-from gpucoll.executors import REFUSED, Task, fingerprint, shortened
+from gpucoll.executors import REFUSED, Called, Task, fingerprint, shortened
 from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
@@ -27,7 +27,6 @@ LINE = 64
 ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
 INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = range(6)
-WAITS, IN_PLACE = 1, 2  # ways to do a call, as kernels/engine.h has them
 TEXT = 256  # bytes for the words of a call
 KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
          "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")  # as combine.h has them
@@ -35,9 +34,6 @@ PLACES = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lo
 NOTHING = -1  # in place of an op
 
 Part = tuple[int, int, int]
-# What does a call, given the addresses of result and input, 0 for none, and the ways that are open to all ranks, WAITS and
-# IN_PLACE. It is called until it returns True, or a blocking call, which is made now and whenever all three are the same.
-Called = Callable[[int, int, int], bool | Callable[[], object]]
 Row = tuple[int, int, int, Part | None, int, tuple[Part, ...], tuple[Part, ...]]
 
 
