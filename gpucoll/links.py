@@ -90,23 +90,24 @@ class Link:
 class TypedMessages:
     """Messages over an mpi4py communicator. The code of their dtype stands in their tag, above the user's.
 
-    So a receive takes messages of its own dtype only, at no cost, and `other` finds those that it does not take.
+    So a receive takes the first message of its own dtype, at no cost, and `other` finds those that
+    the receive does not take. A message of another dtype that was sent before is overtaken: it is never misread.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
-        self._comm, self._status = comm, MPI.Status()
+        self._comm, self._status, self._send, self._receive = comm, MPI.Status(), comm.Isend, comm.Irecv
         # MPI promises no more than the user's tags; where it has no more, nothing is known of dtypes.
         self._step = TAGS if (comm.Get_attr(MPI.TAG_UB) or 0) >= TAGS * (max(CODES.values()) + 1) else 0
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
         """Begin to send ``[bytes, "B"]`` of a dtype of that code."""
-        return self._comm.Isend(buffer, dest, tag + dtype * self._step)
+        return self._send(buffer, dest, tag + dtype * self._step)
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> MPI.Request:
         """Begin to receive ``[bytes, "B"]`` of a dtype of that code."""
-        return self._comm.Irecv(buffer, source, tag + dtype * self._step)
+        return self._receive(buffer, source, tag + dtype * self._step)
 
     def other(self, source: int, tag: int, dtype: int) -> Found | None:
         """Return the code of a message of another dtype that could be received now, and what begins to receive it."""

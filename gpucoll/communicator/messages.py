@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import numpy
@@ -12,7 +12,7 @@ import numpy
 from gpucoll.arrays import Array, Space, Target, address, flat, target
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.device import Part
-from gpucoll.device.messages import Counted, Found
+from gpucoll.device.messages import Counted
 from gpucoll.dtypes import code_of
 from gpucoll.errors import MismatchError
 from gpucoll.executors import PIECE
@@ -122,19 +122,15 @@ def _part(row: Array, peer: int | None, tag: int | None) -> Part:
     return Part(address(row), row.nbytes, peer, tag)
 
 
-def no_other() -> None:
-    """Find no message of another dtype, where a receive takes those, too."""
-
-
-def ends(came: Any, sent: Any, x: Any, out: Any, src: int,
-          other: Callable[[], Found | None]) -> Generator[Pending, None, None]:
+def ends(came: Any, sent: Any, x: Any, out: Any, src: int, points: Any = None, tag: int = 0,
+         code: int = 0) -> Generator[Pending, None, None]:
     """Wait for the requests of a message, unless they are None, and check the length and the dtype of what came."""
     count = None
     try:
         if came is not None:
-            count = Counted(came, other)
+            count = Counted(came, points, src, tag, code or code_of(out.dtype))
             yield count
-            count.check(src, out.nbytes, code_of(out.dtype))
+            count.check(src, out.nbytes)
         if sent is not None:
             yield sent.Test
     except BaseException:

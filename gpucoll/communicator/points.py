@@ -21,7 +21,6 @@ from gpucoll.communicator.messages import (
     Status,
     end_of,
     ends,
-    no_other,
     pieces_of,
     tell,
     together,
@@ -29,7 +28,7 @@ from gpucoll.communicator.messages import (
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.shapes import Probing, Receiving, shaped
 from gpucoll.device import NO_CAPTURE
-from gpucoll.device.messages import Counted, Found
+from gpucoll.device.messages import Counted
 from gpucoll.dtypes import code_of, is_whole
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.executors import BYTES, PIECE, TAGS
@@ -45,12 +44,6 @@ class Points(MetadataExchange):
     def _points(self) -> Any:
         """What carries messages between two ranks."""
         return self._host.points(self._link)
-
-    @functools.cached_property
-    def _here(self) -> frozenset[int]:
-        """The ranks whose messages the engine carries."""
-        reached: frozenset[int] = getattr(self._points, "reached", frozenset())
-        return reached
 
     @functools.cached_property
     def _exchange_here(self) -> Callable[..., Any]:
@@ -179,7 +172,7 @@ class Points(MetadataExchange):
         if begun is True:
             return out
         came, sent = begun
-        work = self._waits.soon(ends(came, sent, x, out, src, no_other), name, out)
+        work = self._waits.soon(ends(came, sent, x, out, src), name, out)
         return out if work is None else work.wait()
 
     def _soon(self, name: str, x: Any, dst: int, out: Any, src: int, tag: int) -> Any:
@@ -190,21 +183,16 @@ class Points(MetadataExchange):
 
     def _whole(self, x: Any, dst: int, out: Any, src: int, tag: int) -> Generator[Pending, None, None]:
         came = sent = None
+        code, points = code_of((x if out is None else out).dtype), self._points
         try:
             if out is not None:
-                came = self._points.Irecv([out, BYTES], src, tag, code_of(out.dtype))
+                came = points.Irecv([out, BYTES], src, tag, code)
             if x is not None:
-                sent = self._points.Isend([x, BYTES], dst, tag, code_of(x.dtype))
+                sent = points.Isend([x, BYTES], dst, tag, code if out is None else code_of(x.dtype))
         except BaseException:
             cancel([] if came is None else [came], (x, out, sent))
             raise
-        yield from ends(came, sent, x, out, src, self._other(src, tag, out))
-
-    def _other(self, src: int, tag: int, out: Any) -> Callable[[], Found | None]:
-        """Return what finds a message of another dtype than `out`, where a receive would not take it."""
-        if out is None or src in self._here or not hasattr(self._link.points, "other"):
-            return no_other
-        return functools.partial(self._link.points.other, src, tag, code_of(out.dtype))
+        yield from ends(came, sent, x, out, src, points, tag, code)
 
     def _message(self, name: str, tag: Any, x: Any = None, dst: Any = None, out: Any = None,
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
@@ -293,12 +281,12 @@ class Points(MetadataExchange):
         if src is None or tag is None:
             src, tag, _ = yield from self._found(src, tag, message.status)
         row = out.reshape(-1) if out.flags.c_contiguous else numpy.empty(out.size, out.dtype)
-        pieces, code, other = pieces_of(row), code_of(row.dtype), self._other(src, tag, row)
-        ended = [Counted(self._points.Irecv([piece, BYTES], src, tag, code), other) for piece in pieces]
+        pieces, code, points = pieces_of(row), code_of(row.dtype), self._points
+        ended = [Counted(points.Irecv([piece, BYTES], src, tag, code), points, src, tag, code) for piece in pieces]
         try:
             for piece, count in zip(pieces, ended, strict=True):
                 yield count
-                count.check(src, len(piece), code)
+                count.check(src, len(piece))
         except BaseException:
             cancel([count.request for count in ended], (out, row, ended))
             raise

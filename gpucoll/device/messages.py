@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy
 
@@ -15,7 +14,7 @@ from gpucoll.dtypes import CODES
 from gpucoll.errors import BackendError, MismatchError
 
 Found: TypeAlias = tuple[int, Callable[[], tuple[Any, Any]]]
-LOOK = 5e-3  # seconds between two looks for a message of another dtype
+LOOKS = 256  # in vain, before one for a message of another dtype: that costs a call of MPI's for each dtype
 NAMES = {code: name for name, code in CODES.items()}
 
 
@@ -51,14 +50,14 @@ class Counted:
     """A receive that knows how many bytes came: `length`, None where they were more than there is room.
 
     `came` is the code of their dtype, 0 where it is not known. Over MPI, whose receives wait for one dtype only,
-    `other` finds a message of another dtype that has come in its place: the code, and what begins to receive it
-    elsewhere.
+    `points.other` finds a message of another dtype than `dtype` that has come in its place from `source` with `tag`:
+    the code, and what begins to receive it elsewhere.
     """
 
-    def __init__(self, request: Any, other: Callable[[], Found | None] = lambda: None) -> None:
-        self.request, self.came = request, 0
-        self.length: int | None = None
-        self._other, self._next_look, self._kept = other, 0.0, None
+    came, length, _looks, _kept = 0, cast("int | None", None), 0, None  # at first: a short message sets few of them
+
+    def __init__(self, request: Any, points: Any = None, source: int = 0, tag: int = 0, dtype: int = 0) -> None:
+        self.request, self._points, self._where = request, points, (source, tag, dtype)
         self._status: Any = None if hasattr(request, "length") else _mpi().Status()
 
     def __call__(self) -> bool:
@@ -69,7 +68,8 @@ class Counted:
             return self.length is not None
         try:
             if not self.request.Test(self._status):
-                return self._gives_way()
+                self._looks += 1
+                return self._looks % LOOKS == 0 and self._gives_way()
         except _mpi().Exception as error:
             if error.Get_error_class() != _mpi().ERR_TRUNCATE:
                 raise
@@ -79,26 +79,22 @@ class Counted:
 
     def _gives_way(self) -> bool:
         """Look now and then for a message of another dtype, which is received in place of this one's; return False."""
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        found, self._next_look = (self._other() if self._next_look else None), now + LOOK
+        found: Found | None = None if self._points is None or self.came else self._points.other(*self._where)
         if found is not None:
             self.request.Cancel()
             self.request.Wait(self._status)
             if self._status.Is_cancelled():
                 self.came, begin = found
                 self.request, self._kept = begin()
-                self._other = lambda: None
             else:  # its own has come meanwhile
                 self.length = self._status.count
                 return True
         return False
 
-    def check(self, source: int, room: int, dtype: int = 0) -> None:
-        """Raise MismatchError where what came is not of this dtype, or not as long as the `room` for it."""
-        if dtype and self.came not in (0, dtype):
-            error = MismatchError(f"recv: rank {source} sent {NAMES[self.came]}, out is {NAMES[dtype]}",
+    def check(self, source: int, room: int) -> None:
+        """Raise MismatchError where what came is not of its dtype, or not as long as the `room` for it."""
+        if self.came and self._where[2] not in (0, self.came):
+            error = MismatchError(f"recv: rank {source} sent {NAMES[self.came]}, out is {NAMES[self._where[2]]}",
                                   code="GC-DTYPE", ranks=(source,))
             error.settled = True
             raise error

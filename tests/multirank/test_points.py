@@ -112,7 +112,7 @@ def wrong_dtypes(comm):
                 assert (out.view(numpy.uint8) == 1 - content).all()
             out = (1 - content).view(x.dtype)
             assert (comm.recv(out, 0).view(numpy.uint8) == content).all()
-    comm.barrier()
+        comm.barrier()  # over MPI a later message of the right dtype would be taken first
 
 
 def in_order(comm):
@@ -260,6 +260,16 @@ def test_a_message_that_ends_between_two_questions_has_a_length():
 def on_processes(mpi):
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60), check="off") as comm:
         all_programs(comm)
+
+
+def over_mpi(mpi):
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="mpi") as comm:
+        wrong_dtypes(comm)
+
+
+def test_unlike_dtypes_over_mpi(ranks):
+    """As between nodes, where the engine carries no messages."""
+    ranks(over_mpi, 2, timeout=seconds(60))
 
 
 @pytest.mark.parametrize("size", [1, 3, pytest.param(8, marks=pytest.mark.slow)])

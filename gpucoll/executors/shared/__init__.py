@@ -229,11 +229,6 @@ class SharedExecutor:
         """Whether messages between ranks of this node go by the engine; the same on all ranks, once they have met."""
         return self.engine is not None and self._near.copies
 
-    @property
-    def reached(self) -> frozenset[int]:
-        """The ranks of this node."""
-        return self._near.all
-
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to send ``[bytes, "B"]`` of a dtype of that code, as mpi4py does."""
         if dest in self._near.all:
@@ -245,6 +240,10 @@ class SharedExecutor:
         if source in self._near.all:
             return self.engine.message(False, buffer[0], source, tag, dtype)
         return self._link.points.Irecv(buffer, source, tag, dtype)
+
+    def other(self, source: int, tag: int, dtype: int) -> Any:
+        """Return what `links.TypedMessages.other` does, of ranks of other nodes."""
+        return self._link.points.other(source, tag, dtype)
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
         """Return a message that could be received now, from anybody and with any tag where they are None; or None."""
