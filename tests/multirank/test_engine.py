@@ -27,7 +27,6 @@ from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants
 from pace import seconds
 from ranks import RankError
 
-SLEEPERS = 3  # the word of a control segment, as kernels/engine.h has it
 COLLECTIVES = ("all_reduce", "reduce", "broadcast", "gather", "all_gather", "all_to_all", "reduce_scatter", "scan",
                "barrier")
 
@@ -179,6 +178,9 @@ def another_root_is_told_later(mpi):
             comm.all_reduce(x, out, algorithm="ring")
 
 
+LOOKS = 3
+
+
 def one_fails_later(mpi):
     """A call to which all have done their part ends well, although one of them has failed since.
 
@@ -190,13 +192,17 @@ def one_fails_later(mpi):
         for _ in range(3):
             comm.broadcast(x, 0, algorithm="chain")
         x[:] = comm.rank + 7
-        if comm.rank == 1:  # late: until then rank 2 waits for it, sleeps, looks at what others do, and sleeps again
-            failed, mine, waiting = (comm._host.executors[0]._near.words[rank] for rank in range(3))
-            while not failed[FAILURE]:
-                os.sched_yield()
-            for sleeps in (True, False) * 3:
-                while bool(mine[SLEEPERS]) != sleeps and not waiting[FAILURE]:
-                    os.sched_yield()
+        failed, looks = comm._host.executors[0]._near.words[0], itertools.count()
+
+        def look():
+            """Count the looks of a rank that waits, once rank 0 has failed; let rank 1 go on at the last of them."""
+            if failed[FAILURE] and next(looks) == LOOKS:
+                mpi.send(None, 1)
+
+        if comm.rank == 2:  # sleeps, looks at what others do, and sleeps again
+            comm._waits.hooks.append(look)
+        if comm.rank == 1:  # late
+            mpi.recv(source=2)
         comm.broadcast(x, 0, algorithm="chain")
         assert (x == 7).all()
         if comm.rank == 0:
