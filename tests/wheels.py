@@ -149,19 +149,23 @@ def surface():
     return seen, wrong
 
 
+def structs():
+    """One of each struct of launch arguments."""
+    from gpucoll.device import launch, peer
+
+    heap = peer.PeerHeap(peer.Room(2), 0, [1, 2], 3, 1.0)
+    return {"copy": launch.COPY(1, 2, 3), "reduce": launch.REDUCE(*range(8), 1, 2, 3),
+            "pack": launch.PACK(1, 2, 3, 4, *range(16)), "scale": launch.SCALE(1, 2, 3, bytes(16)),
+            "packets": heap.packets(1, 2, 3), "shots": heap.shots(1, 2, 3),
+            "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1)}
+
+
 def costs():
     """Microseconds of CuPy's own conversion of each struct of launch arguments; none has fields to describe."""
     from cupy.cuda.function import CNumpyArray
 
-    from gpucoll.device import launch, peer
-
-    heap = peer.Heap(peer.Room(2), 0, [1, 2], 3, 1.0)
-    structs = {"copy": launch.COPY(1, 2, 3), "reduce": launch.REDUCE(*range(8), 1, 2, 3),
-               "pack": launch.PACK(1, 2, 3, 4, *range(16)), "scale": launch.SCALE(1, 2, 3, bytes(16)),
-               "packets": heap.packets(1, 2, 3), "shots": heap.shots(1, 2, 3),
-               "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1)}
     found, wrong = {}, []
-    for name, one in structs.items():
+    for name, one in structs().items():
         taken = min(timeit.repeat(lambda one=one: CNumpyArray(one), number=2000, repeat=9)) / 2000 * 1e6
         found[name] = round(taken, 2)
         if one.dtype.names is not None or one.size != 1:

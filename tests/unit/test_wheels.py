@@ -10,10 +10,9 @@ import filelock
 import pytest
 
 import packages
+import wheels
 from gpucoll.device.store import user_store
 from pace import seconds
-
-pytestmark = pytest.mark.nightly
 
 WHEELS = Path(__file__).parents[1] / "wheels.py"
 COMMON = ["numpy", "mpi4py", "platformdirs", "filelock", "ml_dtypes"]
@@ -46,6 +45,12 @@ def asked(name, *arguments):
     return json.loads(job.stdout)
 
 
+def test_structs_of_launch_arguments_are_made_as_the_package_makes_them():
+    """Without wheels: the nightly tests beside this one measure these."""
+    assert [one.size for one in wheels.structs().values()] == [1] * 7
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["newest", "oldest"])
 def test_the_real_ones_have_what_we_call(name):
     said = asked(name)
@@ -57,6 +62,7 @@ def test_the_real_ones_have_what_we_call(name):
     assert len(said["costs"][0]) == 7
 
 
+@pytest.mark.nightly
 def test_what_is_missing_is_said():
     said = asked("bare", "absent")
     assert "[GC-NCCL] NCCL gives no id on rank 0" in said["NCCL"]
