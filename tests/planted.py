@@ -60,7 +60,7 @@ PLANTED = [
     ("guard", "MPI's start has no deadline", "gpucoll/bootstrap.py",
      'if process is not None and process.size > 1 and "mpi4py.MPI" not in sys.modules:', "if False:"),
     ("guard", "MPI's end waits for the dead", "gpucoll/communicator/lifecycle.py",
-     "limit = DEATH if DEATH in finalize_within else max(finalize_within)", "limit = max(finalize_within)"),
+     "DEATH if self._link.processes.ended() else", "FINALIZE if self._link.processes.ended() else"),
     ("native", "MPI's call blocks where another rank's does not", "gpucoll/executors/native.py",
      "if ways & WAITS:", "if True:"),
     ("native", "MPI's call is in place where another rank's is not", "gpucoll/executors/native.py",

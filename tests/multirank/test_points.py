@@ -272,6 +272,10 @@ def test_unlike_dtypes_over_mpi(ranks):
     ranks(over_mpi, 2, timeout=seconds(60))
 
 
+def test_unlike_dtypes_between_threads_without_the_engine():
+    gc.run_local(wrong_dtypes, 2, executor="mpi", timeout=seconds(60))
+
+
 @pytest.mark.parametrize("size", [1, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_points_between_processes(ranks_anywhere, size):
     ranks_anywhere(on_processes, size, timeout=seconds(60))
