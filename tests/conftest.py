@@ -13,6 +13,7 @@ if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))  # pytest's "importlib" mode does not: tests import `ranks` and `grids`
 
 import grids  # noqa: E402 (the path comes first)
+import leftovers  # noqa: E402
 import pace  # noqa: E402
 import reporting  # noqa: E402
 from ranks import INSTALL_HINT, RankPool, find_launcher, launch  # noqa: E402
@@ -48,6 +49,16 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("nightly") and item.config.option.timeout:  # whole grids, beside each other
             item.add_marker(pytest.mark.timeout(GRID * item.config.option.timeout))
     items.sort(key=lambda item: item.path.is_relative_to(HERE / "unit"))  # the short ones fill the gaps at the end
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left():
+    """A test fails that leaves its process in another state: an environment variable, an algorithm, a descriptor."""
+    before = leftovers.look()
+    yield
+    left = leftovers.restored(before)
+    if left:
+        pytest.fail(f"the test left behind: {'; '.join(left)}", pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -98,16 +109,5 @@ def emulated_kernels():
 @pytest.fixture
 def own_algorithms():
     """What a test registers is gone after it; names of its own keep it from what others have cached."""
-    from gpucoll.algorithms import _REGISTRY, _USED, registry
-    from gpucoll.msccl import _REGISTERED
-
-    registry()
-    held = [(one, one.copy()) for one in (_REGISTRY, _USED, _REGISTERED, sys.modules)]
-    yield
-    for one, before in held[:3]:
-        one.clear()
-        one.update(before)
-    for name in {*sys.modules} - {*held[3][1]}:
-        if name.startswith("gpucoll_file_"):
-            del sys.modules[name]
-    registry.cache_clear()
+    with leftovers.without_algorithms():
+        yield

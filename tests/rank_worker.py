@@ -16,8 +16,11 @@ import shutil
 import signal
 import sys
 import threading
+import time
 import traceback
 from multiprocessing.connection import Client
+
+import leftovers
 
 
 def load_module(name, file):
@@ -64,12 +67,18 @@ def communicator_for(world, size, generation, made):
 
 
 def perform(order, world, made):
+    """The pickled result of a program, and a line for everything that the program has left in this process."""
     sys.path[:] = [os.path.abspath(place) for place in order["path"]]
     program = operator.attrgetter(order["program"])(load_module(order["module"], order["file"]))
     args, kwargs = pickle.loads(order["arguments"])
     communicator = communicator_for(world, order["size"], order["generation"], made)
-    with variables(order["environment"]):
-        return pickle.dumps(program(communicator, *args, **kwargs))
+    before = leftovers.look()
+    try:
+        with variables(order["environment"]):
+            answer = pickle.dumps(program(communicator, *args, **kwargs))
+    finally:  # a program that has raised is told of by its error
+        left = leftovers.restored(before)
+    return answer, left
 
 
 def portable(error):
@@ -88,14 +97,18 @@ def portable(error):
 
 
 def serve(channel, world):
-    """Answer each order by ("ok", pickled value) or ("error", what `portable` makes), until an empty one ends it."""
-    made = {}
+    """Answer each order by ("ok", pickled value, leftovers, seconds) or ("error", what `portable` makes, (), seconds).
+
+    The seconds are those of the processor since the last answer. An empty order ends the loop.
+    """
+    made, used = {}, time.process_time()
     while order := channel.recv_bytes():
         try:
-            answer = "ok", perform(pickle.loads(order), world, made)
+            answer = "ok", *perform(pickle.loads(order), world, made)
         except BaseException as error:  # SystemExit too: the worker outlives every program
-            answer = "error", portable(error)
-        channel.send(answer)
+            answer = "error", portable(error), ()
+        used, before = time.process_time(), used
+        channel.send((*answer, used - before))
 
 
 def dump_stacks_on_signal(path, bell):

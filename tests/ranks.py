@@ -21,6 +21,8 @@ import uuid
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
+import budgets
+import leftovers
 from jobs import (  # noqa: F401 (whoever uses ranks may find jobs here)
     INSTALL_HINT,
     StartFailed,
@@ -61,6 +63,10 @@ class RankDied(PoolError):
     """The processes of `ranks` ended while the program ran; the first one first, where the others ended later."""
 
 
+class LeftBehind(PoolError):
+    """The program ended well, but left something in the processes of `ranks`, which serve other programs after it."""
+
+
 class Rank:
     """One worker process as the parent sees it, greeted over both of its connections."""
 
@@ -80,7 +86,8 @@ class Job:
     """The rank processes of a pool, from their start to their end: every one connected and waiting for an order."""
 
     def __init__(self, size):
-        self.token, self.ranks = uuid.uuid4().hex, []
+        self.token, self.ranks, self.lasting = uuid.uuid4().hex, [], set()
+        self.used = 0.0  # processor seconds of the ranks that have been reported
         self.generation = 0  # the number of runs that failed: see `communicator_for` in rank_worker.py
         self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))  # mode 0700: only this user can connect
         with socket.socket(socket.AF_UNIX) as listener, open(self.folder / "mpiexec.output", "wb") as output:
@@ -114,6 +121,8 @@ class Job:
                 raise StartFailed(f"{size} ranks see a world of {world}: mpiexec and the MPI of mpi4py differ")
             met[number, kind] = connection, pid
         os.close(ended)
+        self.lasting = {("child", self.process.pid), *(("descriptor", one.fileno()) for one, _ in met.values())}
+        leftovers.lasting |= self.lasting
         return [Rank(number, met[number, "bell"][1], self.folder, met[number, "channel"][0], met[number, "bell"][0])
                 for number in range(size)]
 
@@ -131,12 +140,16 @@ class Job:
 
     def end(self, in_order=False):
         """No rank and no file is left; in order: the ranks leave their loop and finalise MPI, if they do so in time."""
+        before = budgets.children_seconds()
         if in_order:
             with contextlib.suppress(OSError):
                 for rank in self.ranks:
                     rank.channel.send_bytes(b"")
                 ends_within(self.process, 10)
         end_job(self.process, self.token)
+        counted_again = min(self.used, budgets.children_seconds() - before)  # those of ranks that mpiexec waited for
+        budgets.used_by_ranks[0] -= counted_again
+        leftovers.lasting.difference_update(self.lasting)
         for rank in self.ranks:
             rank.channel.close()
             rank.bell.close()
@@ -150,6 +163,7 @@ class Run:
         self.job, self.name, self.ranks = job, name, job.ranks[:size]
         self.answers = {}  # rank number: ("ok" or "error", value, or exception and its text), unpickled
         self.dead = []  # rank numbers, the first to die first
+        self.left = {}  # rank number: what its program has left behind
 
     def send(self, order):
         for rank in self.ranks:
@@ -171,8 +185,11 @@ class Run:
                    if rank.number not in self.answers and rank.number not in self.dead}
         for channel in wait(waiting, timeout):
             try:
-                state, pickled = channel.recv()
+                state, pickled, left, used = channel.recv()
+                self.job.used += used
+                budgets.used_by_ranks[0] += used
                 self.answers[waiting[channel]] = state, pickle.loads(pickled)
+                self.left |= {waiting[channel]: left} if left else {}
             except (EOFError, ConnectionError):
                 self.dead.append(waiting[channel])
 
@@ -204,6 +221,10 @@ class Run:
             return self.error(RankError, raised, f"{self.name} raised on {spoken(raised)} of {len(self.ranks)}{after}")
         if late:
             return self.error(RanksHung, late, f"{self.name} did not end within {timeout:g} s on {spoken(late)}")
+        if self.left:
+            shown = dict.fromkeys(line for lines in self.left.values() for line in lines)
+            return LeftBehind(f"{self.name} left behind on {spoken(sorted(self.left))}: {'; '.join(shown)}",
+                              sorted(self.left))
         return None
 
     def error(self, kind, ranks, headline):
@@ -238,7 +259,8 @@ class RankPool:
         run, None removes a variable.
 
         RankError where it raises; ranks that then do not end within `grace` seconds count as hung. RanksHung at the
-        timeout, RankDied as soon as a rank's process is gone. With `allow_errors` an exception is a result: the list
+        timeout, RankDied as soon as a rank's process is gone. LeftBehind names what the program has left in a process;
+        as far as possible, the process is put back. With `allow_errors` an exception is a result: the list
         has ("ok", value) or ("error", exception) for each rank, a RuntimeError for one that cannot be pickled.
         """
         __tracebackhide__ = True

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+import budgets
 from grids import SEED
 
 RECORD = "GPUCOLL_TEST_RECORD"  # the file to append to, where the environment names one
@@ -35,17 +36,32 @@ def write(state, name):
             file.write(f"{state} {name}\n")
 
 
-class Starts:
+class Clock:
+    """In each process that runs tests: every report says how many processor seconds its phase has taken."""
+
+    def __init__(self):
+        self.before = budgets.processor_seconds()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item):
+        now = budgets.processor_seconds()
+        item.user_properties.append(("cpu", now - self.before))  # the report copies them; its own is the last
+        self.before = now
+
+
+class Starts(Clock):
     """In a worker."""
 
     def pytest_runtest_logstart(self, nodeid):
         write("started", nodeid)
 
 
-class Reporter:
+class Reporter(Clock):
     """One for a run, in its first process."""
 
     def __init__(self, config):
+        super().__init__()
+        self.ledger = budgets.Ledger()
         self.terminal = config.pluginmanager.get_plugin("terminalreporter")
         self.live = self.terminal is not None and self.terminal.isatty and config.option.verbose <= 0
         self.live = self.live and config.option.capture != "no"
@@ -68,6 +84,7 @@ class Reporter:
 
     def pytest_runtest_logreport(self, report):
         """A test that fails says so at once: the process that runs it may not come to its end."""
+        self.ledger.add(report)
         if report.failed:
             if self.outcomes.get(report.nodeid) != "failed":
                 self.failed += 1
@@ -109,10 +126,20 @@ class Reporter:
             self.terminal.rewrite(line[: shutil.get_terminal_size().columns - 1], erase=True)
             self.shown = now
 
+    def pytest_sessionfinish(self, session):
+        if session.exitstatus == 0 and self.ledger.far_over():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
     def pytest_terminal_summary(self, terminalreporter):
         if self.live:
             terminalreporter.rewrite("", erase=True)
             terminalreporter.line("")
+        if RECORD in os.environ:  # as scripts/test has it
+            terminalreporter.section("what took longest, and the folders' budgets")
+            terminalreporter.write("".join(f"{line}\n" for line in self.ledger.lines()))
+            for folder in self.ledger.far_over():
+                terminalreporter.write_line(f"FAILED tests/{folder}: far more processor seconds than its budget, see "
+                                            "tests/budgets.py", red=True)
         if self.failed:
             terminalreporter.write_line(f"samples were drawn by GPUCOLL_TEST_SEED={SEED}: scripts/test --seed {SEED} "
                                         "draws the same")

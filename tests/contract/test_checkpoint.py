@@ -65,13 +65,16 @@ def killed_after(lines, folder, functions):
 
 
 def swept(tmp_path, count, functions=()):
-    """Interrupt a save after numbers of lines drawn from all that it runs; what is there afterwards is whole."""
+    """Interrupt a save at its first line, at its last one and at others that are drawn; the folder stays whole."""
     on_threads(RANKS, saved, tmp_path, 1.0)
-    most = 1
+    least, most = 0, 1
     while not killed_after(most, tmp_path, functions):
-        most *= 2
+        least, most = most, 2 * most
     found = set()
-    for lines in sorted(random.Random(SEED).sample(range(most), min(count, most))):
+    while most - least > 1:  # the number of lines that a save runs
+        middle = (least + most) // 2
+        least, most = (least, middle) if killed_after(middle, tmp_path, functions) else (middle, most)
+    for lines in sorted({0, least, *random.Random(SEED).sample(range(most), min(count, most))}):
         on_threads(RANKS, saved, tmp_path, 1.0)
         has_ended = killed_after(lines, tmp_path, functions)
         for size in (1, RANKS):
@@ -83,9 +86,10 @@ def swept(tmp_path, count, functions=()):
     assert len(list(tmp_path.iterdir())) == RANKS + 1  # what was left behind has been removed
 
 
-def test_an_interrupted_checkpoint(tmp_path):
-    """At every line of what changes the folder."""
-    swept(tmp_path, 1000, ("_count", "_write_through"))
+@pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_an_interrupted_checkpoint(tmp_path, count):
+    """At lines of what changes the folder; with `--all` at every line."""
+    swept(tmp_path, count, ("_count", "_write_through"))
 
 
 @pytest.mark.nightly

@@ -189,6 +189,8 @@ def forked(comm):
         os._exit(0)
     os.waitpid(child, 0)
     assert eval(os.read(reader, 1000)) == ["GC-FORK"] * 3
+    os.close(reader)
+    os.close(writer)
     assert (work.wait() == comm.size).all()
     assert (again() == comm.size).all()
 

@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
+import leftovers
 import oracle
 from gpucoll import Copy, RecvReduce, Send, Slice
 from pace import seconds
@@ -13,6 +14,7 @@ from pace import seconds
 OWN = str(Path(__file__).parents[1] / "own.py")
 
 
+@leftovers.without_algorithms()
 def unlike(mpi, name, executor, check):
     """Rank 1 adds up in another order: told on all ranks, and nothing has moved; the next call is right."""
     def make(rank, size):
@@ -32,6 +34,7 @@ def unlike(mpi, name, executor, check):
         assert (comm.all_reduce(x, algorithm="ring") == comm.size * x).all()
 
 
+@leftovers.without_algorithms()
 def wrong(mpi, name, executor):
     """One rank's is wrong, or it has none: it says so, and the others are told."""
     def make(rank, size):
@@ -46,6 +49,7 @@ def wrong(mpi, name, executor):
         assert (comm.all_reduce(numpy.ones(3)) == comm.size).all()
 
 
+@leftovers.without_algorithms()
 def loaded(mpi, executor):
     """From a file, twice on the same arrays, and by a plan."""
     with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:

@@ -2,16 +2,22 @@
 
 import ctypes
 import os
+import re
+import signal
 import subprocess
 import sys
+import threading
+import warnings
 from multiprocessing.connection import wait
 from pathlib import Path
 
+import numpy
 import pytest
 
+import leftovers
 from jobs import JOB_MARK, JobTimeout, marked
 from pace import seconds
-from ranks import RankDied, RankError, RankPool, RanksHung
+from ranks import LeftBehind, RankDied, RankError, RankPool, RanksHung
 
 
 class Picky(Exception):
@@ -37,13 +43,59 @@ def exchange(comm):
 
 
 def wait_for(comm, culprit, action=None):
-    """All ranks but the culprit wait in MPI; it does what is named, or nothing."""
+    """All ranks but the culprit wait in MPI. Once they do, the culprit does what is named, or nothing."""
     if comm.rank != culprit:
+        comm.send(None, dest=culprit, tag=8)  # from here on, the stack of this rank shows this function
         comm.recv(source=culprit, tag=9)
+    else:
+        for _ in range(comm.size - 1):
+            comm.recv(tag=8)
     if action:
         comm.isend(0, dest=comm.rank, tag=5)
         {"raise": lambda: raise_on(comm, [culprit]), "exit": lambda: os._exit(3), "abort": lambda: comm.Abort(5),
          "crash": lambda: ctypes.string_at(0)}[action]()
+
+
+def leaves(comm, what):
+    """Rank 1 leaves something in its process; no other rank does."""
+    if comm.rank == 1:
+        LEAVES[what]()
+
+
+def register():
+    import gpucoll as gc
+
+    gc.algorithm("all_reduce", "left_here", chunks=1)(lambda rank, size: iter(()))
+
+
+def wait_forever():
+    threading.Thread(target=FOREVER.wait, name="waits forever", daemon=True).start()
+
+
+def patch():
+    from gpucoll.algorithms import Algorithm
+
+    Algorithm.price = patch
+
+
+FOREVER = threading.Event()
+LEAVES = {
+    "an algorithm": register, "a variable": lambda: os.environ.update(LEFT_HERE="1"), "a thread": wait_forever,
+    "a descriptor": lambda: os.open("/dev/null", os.O_RDONLY), "a folder": lambda: os.chdir("/"), "a patch": patch,
+    "a handler": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+    "a child": lambda: os.posix_spawn("/bin/true", ["true"], {}),
+    "a filter": lambda: warnings.simplefilter("ignore", BytesWarning),
+    "a setting": lambda: numpy.seterr(divide="ignore"),
+}
+NAMES = {
+    "an algorithm": r"table gpucoll.algorithms._REGISTRY: new \('all_reduce', 'left_here'\)",
+    "a variable": "variable LEFT_HERE: new", "a thread": "thread .* waits forever",
+    "a descriptor": "descriptor .* /dev/null", "a folder": "state the current folder: .* has become '/'",
+    "a patch": "attribute gpucoll.algorithms.Algorithm.price: replaced",
+    "a handler": "signal handler SIGTERM: .*SIG_DFL.* has become .*SIG_IGN", "a child": "child .* not waited for",
+    "a filter": "state the filters of warnings: ", "a setting": "setting numpy.seterr: .* has become .*ignore",
+}
+LASTS = ("a thread", "a descriptor", "a child")  # nobody but their owner can end them
 
 
 def works(ranks, *sizes):
@@ -84,10 +136,28 @@ def test_errors_show_where_and_what_was_printed_or_are_results(ranks):
     assert (type(error), str(error)) == (RuntimeError, "Picky: this and that")
 
 
+@pytest.mark.parametrize("what", LEAVES)
+def test_a_program_that_leaves_something_fails_and_the_next_one_does_not_find_it(three, what):
+    assert works(three, 2)
+    for _ in range(1 if what in LASTS else 2):  # were it still there, the second program would leave nothing new
+        with pytest.raises(LeftBehind, match=f"test_pool.leaves left behind on rank 1: .*{NAMES[what]}") as caught:
+            three(leaves, 2, what)
+        assert caught.value.ranks == [1]
+        assert works(three, 2)
+
+
+@pytest.mark.parametrize("what", LEAVES.keys() - {*LASTS})
+def test_what_a_test_leaves_in_this_process_is_named_and_put_back(what):
+    before = leftovers.look()
+    LEAVES[what]()
+    assert re.search(NAMES[what], "; ".join(leftovers.restored(before)))
+    assert leftovers.restored(before) == []
+
+
 @pytest.mark.parametrize(("action", "kind", "options"), [
-    (None, RanksHung, {"timeout": 0.3}), ("exit", RankDied, {}),
+    (None, RanksHung, {"timeout": 1}), ("exit", RankDied, {}),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("raise", RankError, {"grace": 0.2}), ("raise", RanksHung, {"timeout": 0.3, "allow_errors": True}),
+        ("raise", RankError, {"grace": 0.2}), ("raise", RanksHung, {"timeout": 1, "allow_errors": True}),
         ("abort", RankDied, {}), ("crash", RankDied, {})])])
 def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options):
     assert works(three, 1, 3)  # all have imported this file: the time is for what it does

@@ -87,7 +87,7 @@ MOVES = [sources.reducing("steps", None, DTYPES[name])
 
 
 def test_kernels_compile():
-    """A sample of ops and dtypes, other ones every day; kernels and lines of GPUs take turns."""
+    """A sample of ops and dtypes, other ones for each seed; kernels and lines of GPUs take turns."""
     try:
         archs = [arch for arch in gate.ARCHS if int(arch.removeprefix("sm_")) in nvrtc.archs()]
     except BackendError as error:

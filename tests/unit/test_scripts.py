@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
+import budgets
 import environment
+import pace
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -35,10 +37,12 @@ def test_last():
     open("there", "w").close()
     if "WAIT" in os.environ: time.sleep(600)
 """
-PROGRAM = '''
+START = '''
 import runpy, sys, types
 script = types.SimpleNamespace(**runpy.run_path(sys.argv[1]))
 script.processes.ROOT = sys.argv[2]
+'''
+PROGRAM = START + '''
 planted = f"""import sys
 sys.path.insert(0, {sys.argv[4]!r})
 import reporting
@@ -49,14 +53,20 @@ sys.exit(script.conclude(parts, "nightly", 71.6))
 '''
 
 
+def own_suite(folder, suite=SUITE, name="test_it.py", more=""):
+    """A suite with the conftest.py of this one, and more in it."""
+    folder.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
+    folder.joinpath(name).write_text(suite)
+    (folder / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text().replace(
+        "HERE = Path(__file__).parent\n", f"HERE = Path({str(ROOT / 'tests')!r})\n") + more)
+
+
 @pytest.mark.parametrize(("variable", "workers", "line", "code"), [
     ("DIE", 0, "2 passed, 2 failed, 1 skipped", 3), ("WAIT", 1, "2 passed, 1 failed, 1 skipped", 143),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
         ("PASS", 0, "3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "2 passed, 2 failed, 1 skipped", 1)])])
 def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, code):
-    (tmp_path / "test_it.py").write_text(SUITE)
-    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text().replace(
-        "HERE = Path(__file__).parent\n", f"HERE = Path({str(ROOT / 'tests')!r})\n"))
+    own_suite(tmp_path)
     job = subprocess.Popen([sys.executable, "-c", PROGRAM, ROOT / "scripts" / "test", tmp_path, str(workers),
                             ROOT / "tests"],
                            cwd=tmp_path, stdout=-1, text=True,
@@ -69,3 +79,76 @@ def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, c
     assert lines[-1] == f"nightly: {line}, 2 of 3 planted faults caught, 72 min", lines
     assert job.returncode == code
     assert lines[-2].startswith("stopped, with exit code 143, in test_it.py::test_last") == (variable == "WAIT")
+
+
+REPEATS = START + """
+script.environment.ensure = lambda extras: sys.executable
+sys.argv[1:] = ["--repeat", "3", "--beside", "2", "--seed", "7", "-n", "0", "-k", "quick or skipped"]
+sys.exit(script.main())
+"""
+
+
+def test_a_tier_is_repeated_with_other_seeds_beside_other_work(tmp_path):
+    """The table has a row for each run: what it was drawn by, what ran beside it, and how it ended."""
+    own_suite(tmp_path)
+    job = subprocess.run([sys.executable, "-c", REPEATS, ROOT / "scripts" / "test", tmp_path], cwd=tmp_path, text=True,
+                         capture_output=True, env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")})
+    lines = job.stdout.splitlines()
+    table = [line.split() for line in lines[lines.index("seed  beside  seconds  passed  failed  names of failures"):]]
+    assert [row[:2] + row[3:] for row in table[1:4]] == [
+        [seed, beside, "2", "1", "test_it.py::test_quick[1]"] for seed, beside in (("7", "0"), ("8", "2"), ("9", "0"))]
+    assert [f"samples: GPUCOLL_TEST_SEED={seed}" in job.stdout for seed in (7, 8, 9)] == [True] * 3
+    assert (lines[-1], job.returncode) == ("total: 6 passed, 3 failed, 3 skipped, 0 min", 1)
+
+
+class Report:
+    """What the ledger reads of a report of pytest's."""
+
+    def __init__(self, nodeid, duration, cpu, *keywords):
+        self.nodeid, self.duration, self.keywords = nodeid, duration, dict.fromkeys(keywords, 1)
+        self.user_properties = [("cpu", 99.0), ("cpu", cpu)]  # of an earlier phase, and of this one
+
+
+def test_folders_are_held_to_their_budgets(monkeypatch):
+    """Seconds are only shown; processor seconds fail a run that holds them, and slow tests count for neither."""
+    monkeypatch.setenv(pace.VARIABLE, "2.0")
+    monkeypatch.setattr(budgets, "BUDGETS", {"unit": (10, 4), "peer": (10, 4)})
+    ledger = budgets.Ledger()
+    for report in (Report("tests/unit/test_a.py::one", 3.0, 2.0), Report("tests/unit/test_a.py::one", 4.0, 1.0),
+                   Report("tests/unit/test_a.py::two", 99.0, 8.0), Report("tests/peer/test_b.py::slow", 99, 99, "slow"),
+                   Report("tests/peer/test_b.py::three", 1.0, 16.5), Report("test_it.py::four", 1.0, 99.0)):
+        ledger.add(report)
+    assert ledger.lines() == [
+        "  99.0 s  tests/unit/test_a.py::two", "   7.0 s  tests/unit/test_a.py::one",
+        "   1.0 s  tests/peer/test_b.py::three", "   1.0 s  test_it.py::four",
+        "tests/peer: 1 tests, 1 of 20 s, 16 of 8 processor seconds  <-- OVER BUDGET",
+        "tests/unit: 2 tests, 106 of 20 s, 11 of 8 processor seconds  <-- OVER BUDGET"]
+    monkeypatch.delenv(budgets.HOLD, raising=False)
+    assert ledger.far_over() == []
+    monkeypatch.setenv(budgets.HOLD, "1")
+    assert ledger.far_over() == ["peer"]  # twice its budget
+
+
+ALONE = START + 'sys.exit(script.conclude([script.run_part(sys.executable, script.pytest_words(sys.argv[3:]))], "all", 1))'
+BURNS = """
+import time
+def test_burns():
+    end = time.process_time() + 0.4
+    while time.process_time() < end:
+        pass
+"""
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_folder_far_over_its_budget_fails_the_run_that_holds_it(tmp_path, workers):
+    """The processor seconds come from the process that runs the test, whichever that is."""
+    own_suite(tmp_path, BURNS, "tests/unit/test_it.py", "import budgets\nbudgets.BUDGETS = {'unit': (0.01, 0.01)}\n")
+    for hold, code in (("", 0), ("1", 1)):
+        environ = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), pace.VARIABLE: "1.0", budgets.HOLD: hold}
+        job = subprocess.run([sys.executable, "-c", ALONE, ROOT / "scripts" / "test", tmp_path, "-n", workers],
+                             text=True, cwd=tmp_path, capture_output=True, env=environ)
+        assert "tests/unit: 1 tests" in job.stdout, job.stdout + job.stderr
+        assert "OVER BUDGET" in job.stdout
+        assert ("FAILED tests/unit: far more processor seconds" in job.stdout) == bool(hold)
+        assert (job.stdout.splitlines()[-1], job.returncode) == (
+            f"all: 1 passed, {code} failed, 0 skipped, 1 min", code)

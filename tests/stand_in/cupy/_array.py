@@ -179,10 +179,13 @@ def hosts(operands):
     return [x._host if isinstance(x, ndarray) else x for x in operands]
 
 
+FILTERS = threading.RLock()  # those of warnings belong to the process: two threads would restore each other's
+
+
 def call(function, *operands):
     """A new array that will hold what `function` makes of the operands, on the current stream."""
     given = hosts(operands)
-    with warnings.catch_warnings(), numpy.errstate(all="ignore"):
+    with FILTERS, warnings.catch_warnings(), numpy.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         probe = numpy.asarray(function(*(numpy.zeros(x.shape, x.dtype) if isinstance(x, numpy.ndarray) else x
                                          for x in given)))
@@ -199,7 +202,7 @@ def write(target, function, *operands):
 
 def enqueue(work, target):
     def act():
-        with warnings.catch_warnings(), numpy.errstate(all="ignore"):
+        with numpy.errstate(all="ignore"):
             work()
         return True
 

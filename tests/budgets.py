@@ -1,0 +1,86 @@
+"""How long each folder of tests may take in the default tier, and how long it took.
+
+Two clocks run. The seconds that a test lasted are printed: they are what a user waits for, and they depend on whatever
+else the machine does. The processor seconds of a test's own processes hardly do; therefore these alone may fail a run,
+and only `scripts/test --all`, at `LIMIT` times the budget. A single test never fails by a clock.
+"""
+
+import os
+import resource
+from collections import Counter
+from typing import NamedTuple
+
+import pace
+
+HOLD = "GPUCOLL_TEST_HOLD"  # in the environment: a folder far above its budget fails the run
+LIMIT = 2.0
+SLOWEST = 20
+# Seconds on the reference machine, summed over the processes of pytest: a run with two takes half of all. The right
+# column, processor seconds, is of all processes that the tests start.
+BUDGETS = {
+    "contract": (110, 130),
+    "engine": (25, 40),
+    "kernels": (25, 30),
+    "multirank": (230, 330),
+    "peer": (15, 20),
+    "unit": (80, 110),
+}
+used_by_ranks = [0.0]  # processor seconds of the ranks of living pools, as these have reported them
+
+
+class Spent(NamedTuple):
+    """What the tests of one folder took: their number, seconds and processor seconds."""
+
+    tests: int
+    seconds: float
+    cpu: float
+
+
+def processor_seconds():
+    """The processor seconds of this process, of all children that it has waited for, and of the pool's ranks."""
+    own, others = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime + used_by_ranks[0]
+
+
+def children_seconds():
+    others = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return others.ru_utime + others.ru_stime
+
+
+class Ledger:
+    """The tests of the default tier of one run, as their reports come in."""
+
+    def __init__(self):
+        self.seconds, self.cpu = Counter(), Counter()
+
+    def add(self, report):
+        if not {"slow", "nightly"} & {*report.keywords}:
+            self.seconds[report.nodeid] += report.duration
+            self.cpu[report.nodeid] += dict(report.user_properties).get("cpu", 0.0)
+
+    def folders(self):
+        """What each folder with a budget took."""
+        found = {}
+        for name in self.seconds:
+            folder = name.split("/")[1] if name.count("/") > 1 else ""
+            if folder in BUDGETS:
+                tests, seconds, cpu = found.get(folder, (0, 0.0, 0.0))
+                found[folder] = Spent(tests + 1, seconds + self.seconds[name], cpu + self.cpu[name])
+        return dict(sorted(found.items()))
+
+    def lines(self):
+        """The slowest tests, and a line for each folder."""
+        shown = [f"{taken:6.1f} s  {name}" for name, taken in self.seconds.most_common(SLOWEST)]
+        for folder, spent in self.folders().items():
+            seconds, cpu = (pace.seconds(one) for one in BUDGETS[folder])
+            loud = "  <-- OVER BUDGET" if spent.seconds > seconds or spent.cpu > cpu else ""
+            shown.append(f"tests/{folder}: {spent.tests} tests, {spent.seconds:.0f} of {seconds:.0f} s, "
+                         f"{spent.cpu:.0f} of {cpu:.0f} processor seconds{loud}")
+        return shown
+
+    def far_over(self):
+        """The folders that fail a run, where such a run is asked for."""
+        if not os.environ.get(HOLD):
+            return []
+        return [folder for folder, spent in self.folders().items()
+                if spent.cpu > LIMIT * pace.seconds(BUDGETS[folder][1])]

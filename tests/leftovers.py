@@ -1,0 +1,324 @@
+"""The state that a test leaves behind in its process: a look before the test, a look after it, and their difference.
+
+    before = look()
+    ...
+    restored(before)        # ["variable NCCL_ALGO: new"]; the process is as it was, as far as that is possible
+
+A process serves many tests, so that the leftovers of one test become the failure of a later one. Therefore every test
+(`conftest.py`) and every program on the pool (`rank_worker.py`) has to leave its process as it has found it.
+
+Descriptors, threads, child processes and communicators have owners. Nobody else can close them safely, so that they are
+named only. Everything else is put back.
+"""
+
+import contextlib
+import functools
+import gc
+import os
+import signal
+import socket
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from pace import Patience
+
+GRACE = 2.0  # seconds for threads and children whose end has been asked for
+# Tables of the library that are for the life of a process: caches, and how long its end may take after a failure.
+CACHES = {
+    "gpucoll.bootstrap.finalize_within", "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.store._patience",
+    "gpucoll.algorithms._PHASES", "gpucoll.bootstrap._process", "gpucoll.device.cuda._functions",
+    "gpucoll.device.nvrtc._libraries", "gpucoll.guard.processes._descriptors",
+}
+REGISTRY = "gpucoll.algorithms._REGISTRY"
+USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
+KEPT = ("/dev/urandom", ".ttf")  # ends of files that Python and Matplotlib open at their first use and keep
+lasting: "set[tuple[str, int]]" = set()  # descriptors and children that belong to the session: those of a pool's job
+
+
+class Kind(NamedTuple):
+    """One kind of state: `look` returns it by name; `put` takes such a look and makes the process agree with it."""
+
+    look: Callable[[], "dict[Any, Any]"]
+    put: "Callable[[dict[Any, Any], dict[Any, Any]], None] | None"  # before, now; None where an owner has to end it
+
+
+def put_back(container: Any) -> "Callable[[dict[Any, Any], dict[Any, Any]], None]":
+    """Return a function that makes a mapping equal to a look at it, without a moment at which entries are missing."""
+    def put(before, now):
+        for name in now.keys() - before.keys():
+            del container[name]
+        container.update(before)
+    return put
+
+
+def variables():
+    """The environment, without the variable by which pytest tells which test runs."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def descriptors():
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the one of this very look
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+    guard = sys.modules.get("gpucoll.guard.processes")
+    watched = guard._descriptors.values() if guard else ()  # handles of other ranks, kept for all communicators
+    return {number: target for number, target in found.items()
+            if ("descriptor", number) not in lasting and number not in watched and not target.endswith(KEPT)}
+
+
+def children():
+    """The child processes by their ids, zombies among them: each has a parent that forgot to wait."""
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{task}/children") as file:
+            found |= {int(one): "alive or not waited for" for one in file.read().split()}
+    return {number: state for number, state in found.items() if ("child", number) not in lasting}
+
+
+def handlers():
+    """The handlers of all signals but that of pytest-timeout, which comes and goes with its timers."""
+    return {number.name: signal.getsignal(number) for number in signal.Signals if number != signal.SIGALRM}
+
+
+def put_handlers(before, now):
+    for name, handler in before.items():
+        if handler is not now[name] and handler is not None:  # None: set by C code, which alone can set it again
+            signal.signal(signal.Signals[name], handler)
+
+
+INTERPRETER = {
+    "the current folder": (os.getcwd, os.chdir),
+    "sys.path": (lambda: [*sys.path], lambda value: sys.path.__setitem__(slice(None), value)),
+    "the filters of warnings": (lambda: [*warnings.filters], lambda value: put_filters(value)),
+    "sys.excepthook": (lambda: foreign(sys.excepthook, sys.__excepthook__),
+                       lambda value: setattr(sys, "excepthook", value)),
+    "threading.excepthook": (lambda: foreign(threading.excepthook, threading.__excepthook__),
+                             lambda value: setattr(threading, "excepthook", value)),
+    "the recursion limit": (sys.getrecursionlimit, sys.setrecursionlimit),
+    "the switch interval": (sys.getswitchinterval, sys.setswitchinterval),
+    "garbage collection": (gc.isenabled, lambda value: gc.enable() if value else gc.disable()),
+    "the timeout of sockets": (socket.getdefaulttimeout, socket.setdefaulttimeout),
+}
+
+
+def foreign(hook, default):
+    """The hook, or Python's default in place of the library's own, which lasts as long as the process on purpose."""
+    return default if getattr(hook, "__module__", "") == "gpucoll.bootstrap" else hook
+
+
+def put_filters(value):
+    warnings.filters[:] = value  # type: ignore[index]
+    warnings.filterwarnings("ignore", message="no such warning")  # a change that the caches of warnings see
+    del warnings.filters[0]  # type: ignore[attr-defined]
+
+
+def interpreter():
+    return {name: get() for name, (get, _) in INTERPRETER.items()}
+
+
+def put_interpreter(before, now):
+    for name, value in before.items():
+        if now[name] != value:
+            INTERPRETER[name][1](value)
+
+
+def numerics():
+    """NumPy's settings, where NumPy is loaded."""
+    numpy = sys.modules.get("numpy")
+    return {"numpy.seterr": numpy.geterr(), "numpy.set_printoptions": numpy.get_printoptions()} if numpy else {}
+
+
+def put_numerics(before, now):
+    numpy = sys.modules["numpy"]
+    for name, value in before.items():
+        getattr(numpy, name.partition(".")[2])(**value)
+
+
+def loaded():
+    """The library's modules so far, by name."""
+    return {name: module for name, module in [*sys.modules.items()]
+            if name.partition(".")[0] == "gpucoll" and isinstance(module, types.ModuleType)}
+
+
+@functools.lru_cache(maxsize=1)
+def namespaces(count):
+    """The namespaces of the library's modules and of the classes that they define; `count` is that of all modules."""
+    found = {}
+    for name, module in loaded().items():
+        found[name] = vars(module)
+        found |= {f"{name}.{inner}": vars(value) for inner, value in [*vars(module).items()]
+                  if isinstance(value, type) and value.__module__ == name}
+    return found
+
+
+def attributes():
+    """Every attribute of the library's modules and classes: a function or a constant that a test has replaced."""
+    return {name: space.copy() for name, space in namespaces(len(sys.modules)).items()}
+
+
+def put_attributes(before, now):
+    for name, attribute, value in replaced(before, now):
+        owner, _, last = name.rpartition(".")
+        module = sys.modules.get(name)
+        setattr(module if module is not None else getattr(sys.modules[owner], last), attribute, value)
+
+
+def replaced(before, now):
+    """The attributes with another value than before. New ones are modules and names that are loaded at first use."""
+    for name, space in before.items():
+        after = now.get(name, {})
+        if not same(space, after):
+            yield from ((name, attribute, value) for attribute, value in space.items()
+                        if after.get(attribute, value) is not value and f"{name}.{attribute}" not in CACHES)
+
+
+def same(one, other):
+    """Whether two dicts hold the same values. Python compares identities first, which is quick."""
+    try:
+        return one == other
+    except ValueError:  # NumPy arrays with more than one element are neither equal nor unequal
+        return False
+
+
+@functools.lru_cache(maxsize=1)
+def containers(count):
+    """The tables of the library's modules, by their full names."""
+    return {f"{name}.{inner}": value for name, module in loaded().items() for inner, value in vars(module).items()
+            if type(value) in (dict, list, set) and not inner.startswith("__") and f"{name}.{inner}" not in CACHES}
+
+
+def tables():
+    """A copy of every table. Of the registry the users' algorithms only: the library's are loaded at first use."""
+    found = USERS | {name: value.copy() for name, value in containers(len(sys.modules)).items()}
+    return found | {REGISTRY: {key: one for key, one in found[REGISTRY].items() if one.own}}
+
+
+def put_tables(before, now):
+    before = USERS | before
+    for name, table in containers(len(sys.modules)).items():
+        if name in before and now[name] != before[name]:
+            value = before[name]
+            if isinstance(table, list):
+                table[:] = value
+            elif isinstance(table, set):
+                table.intersection_update(value)
+                table.update(value)
+            else:
+                put_back(table)(value, now[name])
+    algorithms = sys.modules.get("gpucoll.algorithms")
+    if algorithms is not None:
+        algorithms.registry.cache_clear()
+
+
+def files():
+    """The modules made of users' files by `gpucoll.load`."""
+    return {name: module for name, module in sys.modules.items() if name.startswith("gpucoll_file_")}
+
+
+def communicators():
+    lifecycle = sys.modules.get("gpucoll.communicator.lifecycle")
+    return {id(one): "not closed" for one in [*lifecycle._alive] if not one.closed} if lifecycle else {}
+
+
+def threads():
+    return {one.ident: one.name for one in threading.enumerate()}
+
+
+KINDS = {
+    "variable": Kind(variables, put_back(os.environ)),
+    "state": Kind(interpreter, put_interpreter),
+    "signal handler": Kind(handlers, put_handlers),
+    "setting": Kind(numerics, put_numerics),
+    "attribute": Kind(attributes, put_attributes),
+    "table": Kind(tables, put_tables),
+    "module": Kind(files, put_back(sys.modules)),
+    "communicator": Kind(communicators, None),
+    "thread": Kind(threads, None),
+    "child": Kind(children, None),
+    "descriptor": Kind(descriptors, None),
+}
+
+
+def look():
+    """The state of this process."""
+    return {kind: row.look() for kind, row in KINDS.items()}
+
+
+def restored(before):
+    """A line for everything that is not as in `before`; put back as far as that is possible."""
+    now, lines = look(), []
+    if any(new_ones(before, now, kind) for kind, row in KINDS.items() if row.put is None):
+        now = settled(before)
+    for kind, row in KINDS.items():
+        found = [*differences(kind, before[kind], now[kind])]
+        lines += [f"{kind} {line}" for line in found]
+        if found and row.put:
+            row.put(before[kind], now[kind])
+    return lines
+
+
+@contextlib.contextmanager
+def without_algorithms():
+    """The algorithms that are registered inside, and the modules of their files, are gone afterwards."""
+    before = {kind: KINDS[kind].look() for kind in ("table", "module")}
+    try:
+        yield
+    finally:
+        for kind, held in before.items():
+            KINDS[kind].put(held, KINDS[kind].look())
+
+
+def settled(before):
+    """The state once garbage is collected, and threads and children had time to end."""
+    gc.collect()
+    patience = Patience(GRACE)
+    while (left := patience.left()) and (found := new_threads(before)):
+        for one in found:
+            one.join(min(left, 0.1))
+    return look()
+
+
+def new_threads(before):
+    """The threads that have started since."""
+    return [one for one in threading.enumerate() if one.ident not in before["thread"]]
+
+
+def new_ones(before, now, kind):
+    return now[kind].keys() - before[kind].keys()
+
+
+def differences(kind, before, now):
+    """Describe what differs in one kind of state."""
+    if kind == "attribute":
+        yield from (f"{name}.{attribute}: replaced" for name, attribute, _ in replaced(before, now))
+    elif kind == "table":
+        for name in before.keys() & now.keys():
+            if before[name] != now[name]:
+                yield f"{name}: {change(before[name], now[name])}"
+    elif KINDS[kind].put is None:
+        yield from (f"{name}: {now[name]}" for name in now.keys() - before.keys())
+    else:
+        for name in sorted(before.keys() | now.keys()):
+            if name not in before and kind == "setting":
+                continue  # NumPy has been loaded meanwhile
+            if name not in before:
+                yield f"{name}: new"
+            elif name not in now:
+                yield f"{name}: removed"
+            elif before[name] is not now[name] and before[name] != now[name]:
+                yield f"{name}: {before[name]!r} has become {now[name]!r}"
+
+
+def change(before, now):
+    """The entries that came, went and changed, in a few words."""
+    if isinstance(before, list):
+        return f"{len(before)} elements have become {len(now)}"
+    came, went = [*(now.keys() - before.keys())] if isinstance(now, dict) else [*(now - before)], \
+        [*(before.keys() - now.keys())] if isinstance(before, dict) else [*(before - now)]
+    words = [f"{word} {', '.join(map(repr, some))}" for word, some in (("new", came), ("removed", went)) if some]
+    return "; ".join(words) or "other values"
