@@ -67,8 +67,8 @@ def run(command: "list[str]", stop: int, limit: "float | None" = None, **options
     The program has a session of its own: Ctrl-C reaches this process only, which passes on the signal `stop` instead,
     SIGINT to all of the session; what does not obey it within 20 s, or until a second Ctrl-C, is killed.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+    handlers = {number: signal.signal(number, lambda number, frame: sys.exit(128 + number))
+                for number in (signal.SIGTERM, signal.SIGHUP)}
     # A shell lets what it runs in the background ignore Ctrl-C.
     child = subprocess.Popen(command, start_new_session=True, **options,
                              preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
@@ -84,6 +84,8 @@ def run(command: "list[str]", stop: int, limit: "float | None" = None, **options
                 child.wait(20)
             except (subprocess.TimeoutExpired, KeyboardInterrupt):
                 os.killpg(child.pid, signal.SIGKILL)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def start(main: "Callable[[], int]") -> NoReturn:

@@ -29,13 +29,17 @@ from pace import Patience
 GRACE = 2.0  # seconds for threads and children whose end has been asked for
 # Tables of the library that are for the life of a process: caches, and how long its end may take after a failure.
 CACHES = {
-    "gpucoll.bootstrap.finalize_within", "gpucoll.communicator.lifecycle.finalize_within", "gpucoll.store._patience",
+    "gpucoll.communicator._world", "gpucoll.bootstrap.finalize_within", "gpucoll.store._patience",
+    "gpucoll.communicator.lifecycle.finalize_within",
     "gpucoll.algorithms._PHASES", "gpucoll.bootstrap._process", "gpucoll.device.cuda._functions",
     "gpucoll.device.nvrtc._libraries", "gpucoll.guard.processes._descriptors",
 }
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
-KEPT = ("/dev/urandom", ".ttf")  # ends of files that Python and Matplotlib open at their first use and keep
+PROGRESS = "gpucoll progress"  # the thread of a communicator, which is named itself where it is open
+# Ends of the names of files that stay open for good reasons: Python and Matplotlib keep theirs from the first use on;
+# a communicator that has failed keeps its memory as long as an array or another rank may use it, until it is collected.
+KEPT = ("/dev/urandom", ".ttf", "/memfd:gpucoll (deleted)")
 lasting: "set[tuple[str, int]]" = set()  # descriptors and children that belong to the session: those of a pool's job
 
 
@@ -91,10 +95,11 @@ def put_handlers(before, now):
             signal.signal(signal.Signals[name], handler)
 
 
+FILTERS = "the filters of warnings"
 INTERPRETER = {
     "the current folder": (os.getcwd, os.chdir),
     "sys.path": (lambda: [*sys.path], lambda value: sys.path.__setitem__(slice(None), value)),
-    "the filters of warnings": (lambda: [*warnings.filters], lambda value: put_filters(value)),
+    FILTERS: (lambda: [*warnings.filters], lambda value: put_filters(value)),
     "sys.excepthook": (lambda: foreign(sys.excepthook, sys.__excepthook__),
                        lambda value: setattr(sys, "excepthook", value)),
     "threading.excepthook": (lambda: foreign(threading.excepthook, threading.__excepthook__),
@@ -221,12 +226,14 @@ def files():
 
 
 def communicators():
+    """The communicators that are open. One that has failed is left to the collector, with its progress thread."""
     lifecycle = sys.modules.get("gpucoll.communicator.lifecycle")
-    return {id(one): "not closed" for one in [*lifecycle._alive] if not one.closed} if lifecycle else {}
+    alive = [*lifecycle._alive] if lifecycle else []
+    return {id(one): "not closed" for one in alive if not one.closed and one._waits.failure is None}
 
 
 def threads():
-    return {one.ident: one.name for one in threading.enumerate()}
+    return {one.ident: one.name for one in threading.enumerate() if one.name != PROGRESS}
 
 
 KINDS = {
@@ -285,7 +292,7 @@ def settled(before):
 
 def new_threads(before):
     """The threads that have started since."""
-    return [one for one in threading.enumerate() if one.ident not in before["thread"]]
+    return [one for one in threading.enumerate() if one.ident not in before["thread"] and one.name != PROGRESS]
 
 
 def new_ones(before, now, kind):

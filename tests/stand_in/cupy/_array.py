@@ -3,6 +3,7 @@
 Every operation is enqueued on the current stream; NumPy does it on the chunk's bytes when its turn comes.
 """
 
+import threading
 import warnings
 
 import numpy
