@@ -36,10 +36,11 @@ CACHES = {
 }
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
-PROGRESS = "gpucoll progress"  # the thread of a communicator, which is named itself where it is open
+# The thread of a communicator, which is named itself where it is open; the stand-in's GPU, which lasts as its process.
+LASTING = ("gpucoll progress", "stand-in GPU")
 # Ends of the names of files that stay open for good reasons: Python and Matplotlib keep theirs from the first use on;
 # a communicator that has failed keeps its memory as long as an array or another rank may use it, until it is collected.
-KEPT = ("/dev/urandom", ".ttf", "/memfd:gpucoll (deleted)")
+KEPT = ("/dev/urandom", ".ttf", "/memfd:gpucoll (deleted)", "/memfd:stand-in (deleted)")
 lasting: "set[tuple[str, int]]" = set()  # descriptors and children that belong to the session: those of a pool's job
 
 
@@ -60,8 +61,9 @@ def put_back(container: Any) -> "Callable[[dict[Any, Any], dict[Any, Any]], None
 
 
 def variables():
-    """The environment, without the variable by which pytest tells which test runs."""
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    """The environment, without the name of the running test and what scikit-learn's import sets for good."""
+    return {name: value for name, value in os.environ.items()
+            if name != "PYTEST_CURRENT_TEST" and not name.startswith("KMP_")}
 
 
 def descriptors():
@@ -233,7 +235,7 @@ def communicators():
 
 
 def threads():
-    return {one.ident: one.name for one in threading.enumerate() if one.name != PROGRESS}
+    return {one.ident: one.name for one in threading.enumerate() if one.name not in LASTING}
 
 
 KINDS = {
@@ -292,7 +294,7 @@ def settled(before):
 
 def new_threads(before):
     """The threads that have started since."""
-    return [one for one in threading.enumerate() if one.ident not in before["thread"] and one.name != PROGRESS]
+    return [one for one in threading.enumerate() if one.ident not in before["thread"] and one.name not in LASTING]
 
 
 def new_ones(before, now, kind):

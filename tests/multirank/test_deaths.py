@@ -263,8 +263,8 @@ def test_who_does_not_come_to_init_is_named(mpiexec, tmp_path, how):
 
 
 SHRINKS = """
-import os, signal, sys, numpy, gpucoll as gc
-comm, folder, dies = gc.init(timeout=20), sys.argv[1], len(sys.argv) > 2
+import os, signal, sys, time, numpy, gpucoll as gc
+comm, folder, dies, began = gc.init(timeout=20), sys.argv[1], len(sys.argv) > 2, time.monotonic()
 comm.all_reduce(numpy.ones(3))
 if dies and comm.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -279,8 +279,11 @@ try:
     rest.close()
 except gc.UsageError as error:
     said = [error.code]
-with open(os.path.join(folder, str(comm.rank)), "w") as file:
+with open(os.path.join(folder, f"draft {comm.rank}"), "w") as file:
     file.write(str(said))
+os.rename(file.name, os.path.join(folder, str(comm.rank)))
+while sum(map(str.isdecimal, os.listdir(folder))) < 2 and time.monotonic() < began + 60:
+    time.sleep(0.01)  # MPICH's launcher ends all ranks when the first one ends like this
 os._exit(0)  # Open MPI's own end may wait for the dead
 """
 

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import threading
+import time
 from gc import collect
 
 import numpy
@@ -11,7 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.executors.shared import neighbours
-from pace import seconds
+from pace import Patience, seconds
 from programs import check, program
 from thread_ranks import on_threads
 
@@ -222,6 +223,13 @@ def test_a_second_thread_in_a_call_is_refused():
 COLLECTING = threading.Lock()
 
 
+def held():
+    """The pages of memory, descriptors, maps of memory and threads of this process."""
+    with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
+        pages = int(memory.read().split()[1])
+        return pages, len(os.listdir("/proc/self/fd")), len(list(maps)), threading.active_count()
+
+
 @program
 def gone(comm, count, is_closed):
     """What a process holds after some communicators have been made, used, and closed or dropped, and after many more.
@@ -238,12 +246,14 @@ def gone(comm, count, is_closed):
         comm.barrier()  # every thread has left its own
         with COLLECTING:  # where one collects, another one's call would return at once
             collect()
-        with open("/proc/self/maps") as maps, open("/proc/self/statm") as memory:
-            pages = int(memory.read().split()[1])
-            return pages, len(os.listdir("/proc/self/fd")), len(list(maps)), threading.active_count()
 
-    before = make(20)
-    after = make(count)
+    make(20)
+    before = held()
+    make(count)
+    patience = Patience(20)  # a progress thread ends some time after its communicator
+    while any(more >= few + count for few, more in zip(before[1:], held()[1:], strict=True)) and patience.left():
+        time.sleep(1e-3)
+    after = held()
     assert all(more < few + count for few, more in zip(before[1:], after[1:], strict=True)), (before, after)
     if is_closed or comm.mpi is None:  # MPI's part of one that was dropped stays
         made = count * (comm.size if comm.mpi is None else 1)  # all ranks are threads of this process, or one is
