@@ -19,7 +19,7 @@ from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import ABORTED, TAGS
 from gpucoll.executors.mpi import came
 from gpucoll.guard.network import Watch
-from gpucoll.guard.processes import Processes, process_namespace, visible
+from gpucoll.guard.processes import Processes, RankThreads, process_namespace, visible
 from gpucoll.mail import Mail, StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.store import KeyStore, MemoryStore, open_store
@@ -244,7 +244,7 @@ class LocalLink(Link):
     def __init__(self, rank: int, hub: _Hub, timeout: float) -> None:
         self.place = RankTopology.of(rank, ["here"] * hub.size)
         self.wire, self.points = (ThreadMessages(rank, mail) for mail in hub.mail)
-        self.processes = Processes({})
+        self.processes = RankThreads(hub.used)
         self.table = built_in()  # a machine's own is measured between processes
         self._hub, self._ranks = hub, StoreRanks(hub.store, "splits", rank, hub.size, timeout)
         self._timeout = timeout
@@ -261,8 +261,13 @@ class LocalLink(Link):
     def _part(self, name: str, rank: int, size: int) -> LocalLink:
         return LocalLink(rank, self._hub.part(name, size), self._timeout)
 
+    def used_by(self, threads: Callable[[], set[int]]) -> None:
+        """Let `threads` return the system's numbers of the threads that made this rank's last calls."""
+        self._hub.used[self.place.rank] = threads
+
     def close(self, release: Callable[[bool], None], *, failed: bool) -> None:
-        """Leave without waiting; who leaves last calls every rank's `release` with whether any of them has failed."""
+        """Leave without waiting; the last rank to leave calls every rank's `release` with whether any has failed."""
+        self._hub.used.pop(self.place.rank, None)
         self._hub.close(release, failed)
 
 
@@ -273,6 +278,7 @@ class _Hub:
         self.size = size
         self.mail = (Mail(), Mail())
         self.store = MemoryStore()
+        self.used: dict[int, Callable[[], set[int]]] = {}  # by rank, see `LocalLink.used_by`
         self._lock = threading.Lock()
         self._parts: dict[str, list[_Hub]] = {}  # by name: the same hub, once for each rank that has still to come
         self._releases: list[Callable[[bool], None]] = []  # of those who have left

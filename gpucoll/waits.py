@@ -10,25 +10,24 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
-import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, MutableSequence, Sized
+from collections.abc import Callable, MutableSequence, Sized
 from typing import Any, Protocol
 
-from gpucoll.errors import BackendError, CollectiveTimeout, GpucollError, RevokedError, UsageError, is_settled
-from gpucoll.work import Operation, Pending, UnderWay, Work
-
-SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
-CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
-NAP = 20e-6  # seconds
-DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
-WAITED = 100e-6  # seconds: a look that takes longer, as the engine's, has waited and needs no nap after it
-SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
-# The progress thread takes its looks out of the time of who computes beside it: it naps for this share of how long
-# nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
-NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
+from gpucoll.errors import (
+    BackendError,
+    CollectiveTimeout,
+    GpucollError,
+    MismatchError,
+    RankFailedError,
+    RevokedError,
+    UsageError,
+    is_settled,
+)
+from gpucoll.polling import CROWDED_SPIN, NAP, SOON, SPIN, WAITED, nap, yields_at_once
+from gpucoll.work import Operation, Pending, UnderWay, Work, throw
 
 
 class Lasting(Protocol):
@@ -41,29 +40,6 @@ class Lasting(Protocol):
 def keep_for_ever(memory: object) -> None:
     """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-
-
-def _throw(operation: Operation, error: BaseException) -> None:
-    """Tell an operation that it has failed: it calls back its messages, and keeps what cannot be called back."""
-    if isinstance(operation, Generator):
-        with contextlib.suppress(BaseException):
-            operation.throw(error)
-
-
-def yields_at_once() -> bool:
-    """Yield the core; return whether it came back at once.
-
-    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
-    caller sleeps from then on: a sleep costs tens of microseconds.
-    """
-    began = time.monotonic()
-    os.sched_yield()
-    return time.monotonic() - began < DEAR
-
-
-def _nap(waited: float) -> float:
-    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
-    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
 
 class Waits:
@@ -90,12 +66,14 @@ class Waits:
         self._stepping = threading.Lock()
         self._more = threading.Event()
         self._thread: threading.Thread | None = None
-        self.waits_since = 0.0  # when the last wait began, of `time.monotonic`
+        self.thread = 0  # the system's number of the thread that asked for the last operation
+        self.name, self.waits_since = "", 0.0  # of the last wait, and when it began, of `time.monotonic`
         self.went_on = 0.0  # when an operation last did, of `time.monotonic`
         self.on_failure: Callable[[], None] = lambda: None  # tells the other ranks, once
         # Who is waited for, in words, and their ranks
         self.blame: Callable[[], tuple[str, tuple[int, ...]]] = lambda: ("", ())
-        self.cause: Callable[[], GpucollError | None] = lambda: None  # what is behind an error of the transport
+        # What an error of the transport, or of another rank, stems from, where more is known than it says
+        self.explain: Callable[[BaseException], GpucollError | None] = lambda error: None
         self.is_busy: Callable[[], bool] = lambda: False  # whether a call goes on that does not come through `run`
         # Operations run inside: what they change of the thread that drives them, as its current GPU, is as before then
         self.context: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
@@ -104,6 +82,7 @@ class Waits:
         """Drive `operation` to its end in this thread, after those submitted before it."""
         if self._owner == threading.get_ident():
             raise UsageError(f"{name}: called inside another call of this communicator, as by a signal handler")
+        self.thread = threading.get_native_id()
         if self._stepping.acquire(blocking=False):
             try:
                 if not self._queue:
@@ -141,7 +120,7 @@ class Waits:
         if self._queue or self.failure is not None or not self._stepping.acquire(blocking=False):
             return False
         try:
-            self._owner = owner
+            self._owner, self.thread = owner, threading.get_native_id()
             call(*arguments)
         except BaseException as error:
             self._failed(error, iter(()), name)
@@ -200,6 +179,7 @@ class Waits:
     def until(self, done: Pending, name: str, deadline: float) -> None:
         """Return when `done()`; raise CollectiveTimeout at `deadline` (of `time.monotonic`)."""
         began = self.waits_since = time.monotonic()
+        self.name = name
         patience = began + self._spin
         while True:
             looked = time.monotonic()
@@ -216,7 +196,7 @@ class Waits:
             if has_waited:
                 continue
             if now >= patience:
-                time.sleep(_nap(now - max(began, self.went_on)))
+                time.sleep(nap(now - max(began, self.went_on)))
             elif not yields_at_once():
                 patience = now
 
@@ -242,25 +222,28 @@ class Waits:
     def check(self) -> None:
         """Raise RevokedError after a failure: messages may still be under way, nothing can be trusted."""
         if self.failure is not None:
-            raise RevokedError(f"this communicator failed earlier ({self.failure}); close it and make a new one")
+            raise RevokedError(f"this communicator failed earlier ({self.failure}); close it and make a new one",
+                               ranks=self.failure.ranks)
 
     def _failed(self, error: BaseException, operation: Operation, name: str) -> None:
         """An error or an interrupt in the middle of an operation revokes the communicator.
 
-        Raises BackendError for what the transport has raised.
+        Raises what is behind the error of another rank or of the transport, at least a BackendError for the latter.
         """
         if is_settled(error):
-            _throw(operation, error)
+            throw(operation, error)
             return
-        is_first = self.failure is None
-        if isinstance(error, self._foreign):
-            self.failure = self.cause() or BackendError(f"{name}: {error}")
-            self.on_failure()
-            raise self.failure from error
-        self.failure = error if isinstance(error, GpucollError) else BackendError(f"{name}: ended by {error!r}")
-        _throw(operation, error)
+        is_first, raised = self.failure is None, error
+        if isinstance(error, (*self._foreign, BackendError, RankFailedError, CollectiveTimeout)) \
+                or (isinstance(error, MismatchError) and not error.ranks):
+            raised = self.explain(error) or (BackendError(f"{name}: {error}") if isinstance(error, self._foreign)
+                                             else error)
+        self.failure = raised if isinstance(raised, GpucollError) else BackendError(f"{name}: ended by {error!r}")
+        throw(operation, raised)
         if is_first:
             self.on_failure()
+        if raised is not error:
+            raise raised from error
 
     @property
     def has_messages(self) -> bool:
@@ -271,6 +254,7 @@ class Waits:
         """Do a message between two ranks; return the work that is left of it after a while, None where nothing is."""
         if not self._stepping.acquire(blocking=False):
             return self.start(Work(self, operation, name, result))
+        self.thread = threading.get_native_id()
         try:
             pending, patience = next(operation, None), 0.0
             while pending is not None:
@@ -305,6 +289,7 @@ class Waits:
 
     def _begin(self, work: Work, beside: MutableSequence[Work]) -> Work:
         self.check()
+        self.thread = threading.get_native_id()
         self.under_way.began()
         beside.append(work)
         self.advance()
@@ -356,7 +341,7 @@ class Waits:
         """
         while (self._queue or self._alone) and self._thread is not None:
             self.advance()
-            time.sleep(_nap(time.monotonic() - self.went_on))
+            time.sleep(nap(time.monotonic() - self.went_on))
         return self._thread is not None
 
     def drain(self) -> None:

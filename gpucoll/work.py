@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.errors import GpucollError
 
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
+
+
+def throw(operation: Operation, error: BaseException) -> None:
+    """Tell an operation that it has failed: it calls back its messages, and keeps what cannot be called back."""
+    if isinstance(operation, Generator):
+        with contextlib.suppress(BaseException):
+            operation.throw(error)
 
 
 class Seen(NamedTuple):

@@ -54,6 +54,7 @@ struct Engine {
     int under_way;  // calls of threads: what they use stays
     std::atomic<uint64_t> calling;  // the number of the call in which a thread waits in what Python calls, or 0
     uint64_t turn;  // which way of a set is overwritten next
+    long thread;  // the system's number of the thread that made the last call here, or 0
     Entry entries[SETS * WAYS];
 };
 
@@ -363,6 +364,11 @@ static bool own(Engine* self, bool begins) {
     return noted;
 }
 
+static long thread_number() {
+    static thread_local const long number = syscall(SYS_gettid);
+    return number;
+}
+
 // Does a known call unless another thread is in one, or the root in another call; returns `out`, which it takes, None, or
 // null with an error set.
 static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObject* x, PyObject* out) {
@@ -374,6 +380,7 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
         Py_RETURN_NONE;
     }
     Py_DECREF(mine);
+    self->thread = thread_number();
     const double started = now();
     self->under_way++;
     const bool owned = runs_python(known.plan);

@@ -257,6 +257,8 @@ static PyObject* walks(PyObject* object, void*) {
     return PyLong_FromUnsignedLongLong(reinterpret_cast<Engine*>(object)->node.walks);
 }
 
+static PyObject* thread_of(PyObject* object, void*) { return PyLong_FromLong(reinterpret_cast<Engine*>(object)->thread); }
+
 // is_walking(): whether a call is under way, of this thread or another one.
 static PyObject* is_walking(PyObject* object, PyObject*) {
     const Engine* self = reinterpret_cast<Engine*>(object);
@@ -291,7 +293,8 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"tell", tell, METH_O, nullptr},
                                 {"words", words_method, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
-static PyGetSetDef members[] = {{"walks", walks, nullptr, nullptr, nullptr},
+static PyGetSetDef members[] = {{"thread", thread_of, nullptr, nullptr, nullptr},
+                                {"walks", walks, nullptr, nullptr, nullptr},
                                 {nullptr, nullptr, nullptr, nullptr, nullptr}};
 static PyTypeObject engine_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_engine", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};

@@ -186,6 +186,7 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
         return mine == nullptr ? nullptr : Py_NewRef(Py_None);
     }
     Py_DECREF(mine);
+    self->thread = thread_number();
     self->under_way++;
     std::shared_ptr<Transfer> sent, came;
     bool done;

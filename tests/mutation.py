@@ -39,7 +39,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "peer": ["tests/peer", "tests/contract"],
     "race": ["tests/peer", "tests/contract"],
     "guard": [*(f"tests/multirank/test_{part}.py" for part in
-                ("edges", "points", "wildcards", "deaths", "disagreements", "stand_in", "catalogue")),
+                ("edges", "points", "wildcards", "culprits", "deferred", "deaths", "disagreements", "stand_in",
+                 "catalogue")),
               "tests/unit/test_network.py"],
     "cache": ["tests/unit/test_store.py"],
     "store": [*(f"tests/unit/test_{part}.py" for part in ("connections", "network", "rank_store")),

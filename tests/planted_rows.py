@@ -8,7 +8,7 @@ PLANTED_ROWS = [("row", *fault) for fault in (
     ("ranks compare bytes, not shapes", WORDS, "in {self.shape}{op}", "in (){op}"),
     ("ranks compare kinds of dtypes", WORDS, "bytes of {self.dtype.name}", "bytes of {self.dtype.kind}"),
     ("ranks do not compare ops", WORDS, ", op {self.op.expression or self.op.name}", ", op {self.op.expression}"),
-    ("words that come late are not waited for", SHARED, "if time.monotonic() < since + TOLD_BY_MESSAGES:", "if False:"),
+    ("words that come late are not waited for", "gpucoll/guard/preflight.py", "EXPLAINS = 1.0", "EXPLAINS = 0.0"),
     ("ranks do not compare roots", WORDS, "root {self.root}{where}", "root 0{where}"),
     ("ranks do not compare collectives", WORDS, "{self.collective} by {by}", "call by {by}"),
     ("ranks that have differed are not in step", SHARED, "            self.engine.settle()\n", ""),

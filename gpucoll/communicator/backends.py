@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -179,6 +179,14 @@ class HostBackend:
         """Return the number and the words of the last call of each rank that shows them."""
         return {} if self._shared is None else self._shared.progress()
 
+    def under_way(self) -> str:
+        """Return the call under way in words, "" where none is known."""
+        return "" if self._shared is None else self._shared.under_way()
+
+    def thread(self) -> int:
+        """Return the system's number of the thread that made the engine's last call, or 0."""
+        return 0 if self._shared is None or self._shared.engine is None else int(self._shared.engine.thread)
+
     @property
     def compares_calls(self) -> bool:
         """Whether all ranks' calls are compared by the engine."""
@@ -195,6 +203,11 @@ class HostBackend:
         if words.startswith(REFUSED):
             self._messages.skip_call()
         return iter(())
+
+    def explain_by(self, cause: Callable[[], GpucollError | None]) -> None:
+        """Let `cause` return why another rank's memory is out of reach."""
+        if self._shared is not None:
+            self._shared.cause = cause
 
     def fail(self, error: BaseException) -> None:
         """Tell the ranks of this node that this one has failed."""

@@ -17,13 +17,13 @@ from typing import Any, Self
 from gpucoll.bootstrap import DEATH, FINALIZE, finalize_within
 from gpucoll.communicator.core import REFUSALS, Core, nothing
 from gpucoll.communicator.gpu import Gpu
-from gpucoll.errors import CollectiveTimeout, GpucollError, RankFailedError, UsageError
+from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.executors import REFUSED
 from gpucoll.executors.mpi import abort, shutdown
 from gpucoll.guard.flight import CLOSED, Flight
-from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard
+from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
 from gpucoll.guard.observed import Comparison, Recorded, observers_of
-from gpucoll.guard.preflight import Deferred, Preflight
+from gpucoll.guard.preflight import EXPLAINS, Deferred, Preflight
 from gpucoll.links import LocalLink
 from gpucoll.store import linger_at_most
 from gpucoll.waits import drain_all
@@ -36,12 +36,15 @@ class Lifecycle(Core):
         super().__init__(*arguments)
         link, mpi = self._link, self._link.mpi
         guard = Guard(self.rank, link.processes, self._awaited, self._progress, link.aborted,
-                      lambda: self._waits.waits_since,
-                      lambda: set() if self._preflight is None else self._preflight.waiting())
+                      lambda: self._waits.waits_since)
+        self._guard = guard
         self._waits.hooks.append(guard.check)
-        self._waits.blame, self._waits.cause = guard.blame, guard.cause
+        self._waits.blame, self._waits.explain = guard.blame, self._explain
+        self._host.explain_by(guard.cause)
         if mpi is not None:
             self._waits.on_failure = self._abort
+        if isinstance(link, LocalLink):
+            link.used_by(lambda: {self._waits.thread, self._host.thread()} - {0})
         self._has_aborted = False
         self._flight = None
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
@@ -60,19 +63,29 @@ class Lifecycle(Core):
     def _awaited(self) -> set[int] | None:
         """Return the ranks that are waited for, None where nobody knows."""
         if self._preflight is not None and self._preflight.is_comparing:
-            return set(range(self.size)) - {self.rank}
+            return self._preflight.missing()
         return self._host.awaited()
 
     def _elsewhere(self) -> tuple[set[int], str]:
-        """Return the ranks that the engine's call under way waits for, and the call in words."""
-        _, words = self._host.progress().get(self.rank, (0, ""))
-        return self._host.awaited() or set(), f"{words} on the host"
+        """Return the ranks that a call on the host waits for, and the call in words."""
+        return self._host.awaited() or set(), f"{self._host.under_way() or self._waits.name} on the host"
+
+    def _explain(self, error: BaseException) -> GpucollError | None:
+        """Return what is behind an error of the transport or of another rank: unlike calls, or a rank that has ended.
+        """
+        is_late, is_known = isinstance(error, CollectiveTimeout), isinstance(error, MismatchError | RankFailedError)
+        if isinstance(error, RankFailedError) and {*error.ranks} & {*self._link.processes.ended()}:
+            return None
+        found = None if self._preflight is None else self._preflight.explain(
+            0 if is_late else EXPLAINS, differ=isinstance(error, MismatchError))
+        return found if found is not None or is_late or is_known else self._guard.cause()
 
     def _progress(self) -> dict[int, tuple[int, str]]:
         """Return the number and the words of the last call of ranks, as far as they are known."""
-        if self._preflight is None or self._host.compares_calls:
+        preflight = self._preflight
+        if preflight is None or (self._host.compares_calls and not preflight.missing()):
             return self._host.progress()
-        return dict.fromkeys(range(self.size), self._preflight.reached) | {self.rank: self._preflight.current}
+        return preflight.progress()
 
     def _by_messages(self, usual: str) -> Comparison | None:
         """Return what compares calls by messages, as `check` says, or else as is `usual`."""
@@ -107,6 +120,8 @@ class Lifecycle(Core):
         """Tell the other ranks, once, that this one goes no further."""
         if not self._has_aborted and not self._link.has_ended():
             self._has_aborted = True
+            if self._preflight is not None:
+                self._preflight.abandon()
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 if failure is not None:
@@ -115,6 +130,8 @@ class Lifecycle(Core):
                 why = ENDS if failure is None else LATE if isinstance(failure, CollectiveTimeout) else FAILED
                 if isinstance(failure, RankFailedError) and failure.ranks:
                     why = FAILED_BY + failure.ranks[0]
+                if isinstance(failure, CollectiveTimeout) and failure.ranks:
+                    why = late_for(failure.ranks[0])
                 abort(self._link.wire, self._living(), why)
 
     def _living(self) -> list[int]:
@@ -184,7 +201,7 @@ class Lifecycle(Core):
         if self._link.has_ended():
             return False
         if self._waits.failure is None and self._link.processes.ended():
-            self._waits.failure = self._waits.cause()
+            self._waits.failure = self._guard.cause()
         failure = self._waits.failure
         leaving = shutdown(self._link.wire, self._living(), failed=failure is not None)
         if failure is not None:
@@ -195,7 +212,7 @@ class Lifecycle(Core):
             return False
         try:
             if self._preflight is not None:
-                self._waits.run(self._preflight.finish(), "close")
+                self._waits.run(self._preflight.settled(), "close")
             self._waits.run(leaving, "close")
         except GpucollError:
             return False

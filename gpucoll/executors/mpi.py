@@ -8,6 +8,7 @@ so that one segment is combined while the next is on its way.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -83,6 +84,8 @@ class _Run:
         self._under_way: dict[int, list[Any]] = {}  # requests of the round, by the numbers of its messages
         self.receives: list[Any] = []
         self._peers: list[tuple[int, Any]] = []
+        self._testing = threading.Lock()  # MPI forbids that two threads test one request
+        self._awaited = set[int]()
         some = task.output if task.output is not None else task.input
         dtype = numpy.dtype(numpy.uint8) if some is None else some.dtype
         self._rows = {name: allocate(name, count * dtype.itemsize).view(dtype)
@@ -111,11 +114,28 @@ class _Run:
             self.receives += requests
 
     def awaited(self) -> set[int]:
-        return {peer for peer, request in self._peers if not request.Test()}
+        """Return the ranks to or from which messages of this round have not ended, as far as another thread looks."""
+        if self._testing.acquire(blocking=False):
+            try:
+                self._awaited = {peer for peer, request in self._peers if not request.Test()}
+            finally:
+                self._testing.release()
+        return self._awaited
 
     def _end(self, numbers: Iterable[int]) -> Operation:
         """Wait for those of the steps that are messages of this round."""
-        return _all([request for number in numbers for request in self._under_way.pop(number, ())])
+        left = [request for number in numbers for request in self._under_way.pop(number, ())]
+
+        def done() -> bool:
+            if left and self._testing.acquire(blocking=False):
+                try:
+                    left[:] = [request for request in left if not request.Test()]
+                finally:
+                    self._testing.release()
+            return not left
+
+        if not done():
+            yield done
 
     def _form(self, form: Form) -> None:
         dst, first, *others = map(self._row, (form.dst, *form.sources))

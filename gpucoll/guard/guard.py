@@ -15,9 +15,15 @@ LOOK = 0.05  # seconds between two looks
 # Seconds for which one is still waited for that is gone: what it had sent may be on its way. Longer where nobody knows
 # which ranks are waited for.
 GRACE, LONG_GRACE = 0.1, 0.5
+LEAVES = 1.0  # seconds between the end of a process' memory and its own, at most
 SLOW = 10.0  # seconds of a wait after which a warning names whom it is for, and between two of them
 
 log = logging.getLogger("gpucoll")
+
+
+def late_for(rank: int) -> int:
+    """Return the number of a rank that is waited for in vain, by which others are told; of that number the rank."""
+    return -1 - rank
 
 
 class Guard:
@@ -25,16 +31,16 @@ class Guard:
 
     `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
     each rank that shows its calls called last; `aborted` which go no further, not having closed, and why: they
-    END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines (LATE). `since` tells when
-    the wait began, `waiting` who is known to wait in the same call.
+    END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines, LATE, or in vain for a
+    rank that `late_for` gives a number below 0. `since` tells when
+    the wait began.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],
                  progress: Callable[[], Mapping[int, tuple[int, str]]], aborted: Callable[[], Mapping[int, int]],
-                 since: Callable[[], float], waiting: Callable[[], set[int]] = set) -> None:
+                 since: Callable[[], float]) -> None:
         self._rank, self._processes = rank, processes
         self._awaited, self._progress, self._aborted, self._since = awaited, progress, aborted, since
-        self._waiting = waiting
         self._gone: dict[int, int] = {}
         self._missed: dict[int, float] = {}  # since when ranks that are gone are waited for
         self._last = self._began = self._warned = 0.0
@@ -64,10 +70,12 @@ class Guard:
         late = sorted(rank for rank, since in self._missed.items()
                       if now - since > (LONG_GRACE if awaited is None else GRACE))
         if late:
-            if any(self._gone.get(rank) == LATE for rank in late):
+            reasons = {self._gone.get(rank, ENDS) for rank in late}
+            if any(why == LATE or why < 0 for why in reasons):
                 words = "; ".join(map(self.describe, late))
                 raise CollectiveTimeout(f"ranks {late} have waited until their deadlines: {words}",
-                                        ranks=self.blame()[1])
+                                        ranks=tuple(sorted(late_for(why) for why in reasons if why < 0))
+                                        or self.blame()[1])
             raise self._failed({max(self._gone.get(rank, 0) - FAILED_BY, -1) for rank in late} - {-1} or late)
 
     def _failed(self, ranks: Collection[int]) -> RankFailedError:
@@ -79,7 +87,7 @@ class Guard:
 
         Their memory is out of reach some time before they have ended.
         """
-        ended = set(self._processes.ended(GRACE)) - self._gone.keys()
+        ended = set(self._processes.ended(LEAVES)) - self._gone.keys()
         return self._failed(ended) if ended else None
 
     def _warn(self, now: float) -> None:
@@ -113,7 +121,6 @@ class Guard:
         if behind is None:
             behind = {rank for rank, (number, _) in self._progress().items() if number < mine}
         ranks = behind or set(self._awaited() or ()) - {self._rank}
-        ranks = ranks - self._waiting() or ranks
         ranks |= {rank for rank in self._processes.numbers
                   if rank != self._rank and self._processes.state(rank) not in ("", WAITS)}
         return "; ".join(map(self.describe, sorted(ranks))), tuple(sorted(ranks))

@@ -17,7 +17,7 @@ from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.guard.flight import Flight
 from gpucoll.guard.preflight import Deferred
-from gpucoll.work import Operation
+from gpucoll.work import Operation, throw
 
 LEVELS = ("info", "detail")
 PHASES = ("before", "after_send", "after")
@@ -75,11 +75,16 @@ class Observed:
             yield from self._comparison.compare(task.words)
         self._tell("before", task)
         waits = False
-        for pending in self._executor.run(task):
-            if not waits:
-                waits = True
-                self._tell("after_send", task)
-            yield pending
+        operation = self._executor.run(task)
+        try:
+            for pending in operation:
+                if not waits:
+                    waits = True
+                    self._tell("after_send", task)
+                yield pending
+        except BaseException as error:  # which a generator that is only dropped is not told
+            throw(operation, error)
+            raise
         if not waits:
             self._tell("after_send", task)
         self._tell("after", task)

@@ -1,199 +1,230 @@
-"""Preflight: ranks compare by messages what they call.
+"""Preflight: ranks compare their calls by messages before data move.
 
-One small exchange a call: the least of a number that stands for the call in words, and of its negative. Where they show
-that ranks differ, every rank learns everybody's words, and raises the same. A rank that refuses its own arguments takes
-part with its refusal, so that the others are told. Ranks of one node need none of this for arrays on the host: the
-engine compares calls as they meet.
+Each rank sends each call in words to all others. A rank with the words of all ranks knows whether they agree, without
+any further step of another rank, and all ranks raise the same error. A rank that refuses its own arguments sends its
+refusal in place of the call. The ranks of one node need no messages for arrays on the host: the engine compares calls.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
+import threading
 import time
 from collections.abc import Callable, Collection
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.executors import (
-    BYTES,
-    COMPARED,
-    DIFFERS,
-    LINGERS,
-    REFUSED,
-    call_site,
-    disagreement,
-    fingerprint,
-    shortened,
-)
-from gpucoll.executors.mpi import came
+from gpucoll.errors import GpucollError
+from gpucoll.executors import BYTES, COMPARED, REFUSED, call_site, disagreement, shortened
 from gpucoll.guard.guard import LOOK
-from gpucoll.guard.network import TELL
+from gpucoll.polling import NAP
 from gpucoll.waits import Waits, keep_for_ever
 from gpucoll.work import Operation
 
-WORDS = 512  # bytes of a call in words, and where it is
-MOST = 256  # calls that nobody has waited for
+WORDS = 512  # bytes of a call in words, and of its place in the user's code
+EXPLAINS = 1.0  # seconds in which an error of the transport may turn out to be a call that differs
 
 
-class Begun(NamedTuple):
-    """A comparison that has begun: number and words of the call, and, once `request` has ended, the `least` of all."""
+class Exchange:
+    """The words of one call, on their way between all ranks; `moves` says that data move in the meantime.
 
-    call: tuple[int, str]
-    mine: Array
-    least: Array
-    request: Any
+    Any thread may look, but only one at a time: MPI forbids that two threads test one request.
+    """
 
-    @property
-    def agrees(self) -> bool:
-        return bool(self.least[0] == -self.least[1])
+    def __init__(self, wire: Any, rank: int, size: int, text: str, *, moves: bool) -> None:
+        self.moves, self.is_judged = moves, False
+        self._testing = threading.Lock()
+        self._rows = numpy.empty((size, WORDS), numpy.uint8)
+        self._rows[rank] = _row(text)
+        others = [other for other in range(size) if other != rank]
+        self._receives = {other: wire.Irecv([self._rows[other], BYTES], other, COMPARED) for other in others}
+        self._sends = [wire.Isend([self._rows[rank], BYTES], other, COMPARED) for other in others]
 
+    def missing(self) -> set[int]:
+        """Return the ranks whose words are not known to have come."""
+        self.has_ended()
+        return set(self._receives)
 
-class _Least:
-    """The least of all ranks' numbers, by a message to each: a request, where a link has no collectives."""
+    def has_ended(self) -> bool:
+        """Return whether all words are known to have come, and to have gone."""
+        if (self._receives or self._sends) and self._testing.acquire(blocking=False):
+            try:
+                self._receives = {other: one for other, one in self._receives.items() if not one.Test()}
+                self._sends = [one for one in self._sends if not one.Test()]
+            finally:
+                self._testing.release()
+        return not self._receives and not self._sends
 
-    def __init__(self, wire: Any, others: list[int], mine: Array, least: Array) -> None:
-        self._rows, self._least = [mine, *(numpy.empty_like(mine) for _ in others)], least
-        self._requests = [wire.Irecv([row.view(numpy.uint8), BYTES], other, COMPARED)
-                          for other, row in zip(others, self._rows[1:], strict=True)]
-        self._requests += [wire.Isend([mine.view(numpy.uint8), BYTES], other, COMPARED) for other in others]
+    def words(self, rank: int) -> str:
+        """Return the call of a rank whose words have come, without its place in the code."""
+        return _text(self._rows[rank].tobytes()).partition("\n")[0]
 
-    def Test(self) -> bool:
-        self._requests = [request for request in self._requests if not request.Test()]
-        if not self._requests:
-            self._least[...] = numpy.min(self._rows, 0)
-        return not self._requests
+    def judge(self) -> None:
+        """Raise where ranks differ."""
+        error = self.difference()
+        self.is_judged = error is None or not self.moves
+        if error is not None:
+            raise error
+
+    def difference(self) -> GpucollError | None:
+        """Return what all ranks raise where they differ, unless all of them refuse their arguments; else None."""
+        rows = [row.tobytes() for row in self._rows]
+        if rows.count(rows[0]) == len(rows) and not rows[0].startswith(REFUSED.encode()):
+            return None
+        calls = [_text(row) for row in rows]
+        same = len({call.partition("\n")[0] for call in calls}) == 1
+        if all(call.startswith(REFUSED) for call in calls) or same:
+            return None
+        return disagreement(range(len(calls)), calls, moved=self.moves)
 
 
 class Preflight:
-    """Compares the calls of one communicator before data move, by messages of its `link` that are ours.
+    """Compares the calls of one communicator, by messages of `link` that no other part of the library receives.
 
-    `elsewhere` tells whom a call that is compared in another way waits for, and its words: where such a one has waited
-    for long to compare a call of its own, this rank compares the two.
+    `elsewhere` returns the ranks for which a call waits that is compared in another way, and that call in words. Where
+    such a rank makes a call that is compared here, this rank takes part with the words of its own call.
 
-    Those that only `begin` are looked at while ranks wait, and in later calls: where they differ the communicator has
-    failed, since data have moved.
+    A call that only begins to compare is judged while ranks wait, and by the next call: ranks that differ are told in
+    that call or in the next one. Data have moved then, so that the communicator has failed.
     """
 
     def __init__(self, link: Any, waits: Waits, elsewhere: Callable[[], tuple[Collection[int], str]]) -> None:
         self._wire, self._waits, self._rank, self._size = link.wire, waits, link.place.rank, link.place.size
-        self._others = sorted({*range(self._size)} - {self._rank})
-        self._begin: Callable[[Array, Array], Any] = functools.partial(_Least, link.wire, self._others)
-        if link.has_collectives:
+        self._elsewhere = elsewhere
+        self._calls, self._agreed = 0, ""  # how many, and the one before the last in words
+        self._exchange: Exchange | None = None  # of the last call that is compared here
+        self._looked = 0.0
+        self._missed = set[int]()  # ranks whose words were there at the last look, and for which this rank waited
+        waits.hooks.append(self.check)
+        self._is_seen: Callable[..., bool] | None = None
+        if link.has_collectives:  # between threads, and by a store, no message is seen before it is received
             from mpi4py import MPI
 
-            self._begin = functools.partial(link.wire.Iallreduce, op=MPI.MIN)
-        self._calls = 0
-        self.current = self.reached = (0, "")  # the number and the words of the last call, here and on all ranks
-        self._begun: collections.deque[Begun] = collections.deque()
-        self._telling: Operation | None = None  # everybody's words are awaited
-        self.is_comparing = False  # which takes every rank
-        self._elsewhere = elsewhere
-        self._looked, self._told = 0.0, 0
-        self._lingering: dict[int, int] = {}  # the ranks that have waited for long, and the numbers of their calls
-        self._missed = set[int]()  # those of them that this rank waited for when it looked last
-        waits.hooks.append(self.check)
-        if link.has_collectives:
+            self._is_seen = functools.partial(link.wire.Iprobe, tag=COMPARED)
+            self._anybody = MPI.ANY_SOURCE
             waits.hooks.append(self._look)
 
     def compare(self, words: str) -> Operation:
         """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
-        begun = self._started(words)
-        self.is_comparing = True
-        yield from _ended([begun.request], begun)
-        if not begun.agrees:
-            yield from self._differ(begun, moved=False)
-        self.is_comparing = False
-        self.reached = self.current
+        yield from self.settled()
+        exchange = self._begin(f"{words}\n{call_site()}", moves=False)
+        try:
+            while not exchange.has_ended():
+                yield exchange.has_ended
+        except BaseException:
+            keep_for_ever(exchange)
+            raise
+        exchange.judge()
+
+    def settled(self) -> Operation:
+        """Return when the call before is known to agree; raise where ranks differ in it."""
+        while not self._has_settled():
+            yield self._has_settled
 
     def begin(self, words: str) -> None:
-        """Compare without waiting; raise where ranks are known to differ in an earlier call."""
+        """Begin to compare a call; for at most the deadline the one before is waited for, which may raise."""
+        if not self._has_settled():
+            self._waits.until(self._has_settled, "comparing calls", self._waits.deadline())
+        self._begin(words, moves=True)
+
+    def _begin(self, text: str, *, moves: bool) -> Exchange:
+        self._calls += 1
+        if self._exchange is not None:
+            self._agreed = self._exchange.words(self._rank)
+        self._exchange = Exchange(self._wire, self._rank, self._size, text, moves=moves)
+        return self._exchange
+
+    @property
+    def _under_way(self) -> Exchange | None:
+        exchange = self._exchange
+        return None if exchange is None or exchange.is_judged else exchange
+
+    def _has_settled(self) -> bool:
         self.check()
-        if len(self._begun) == MOST:
-            self._waits.until(self._begun[0].request.Test, "comparing calls", self._waits.deadline())
-        self._begun.append(self._started(words))
+        return self._under_way is None
 
     def check(self) -> None:
-        """Raise where ranks are known to differ in a call that has begun."""
-        while self._telling is None and self._begun and self._begun[0].request.Test():
-            begun = self._begun.popleft()
-            if not begun.agrees:
-                self._telling = self._differ(begun, moved=True)
-            self.reached = begun.call
-        if self._telling is not None and next(self._telling, None) is None:
-            self._telling = None
+        """Raise where ranks are known to differ in a call during which data move."""
+        exchange = self._under_way
+        if exchange is not None and exchange.moves and exchange.has_ended():
+            exchange.judge()
+
+    def explain(self, patience: float, *, differ: bool) -> GpucollError | None:
+        """Return the difference between calls that an error may stem from; None where none is known in so many seconds.
+
+        Where ranks are known to `differ`, this one takes part in a comparison that it has not come to.
+        """
+        exchange = self._under_way
+        if exchange is None and differ and self._is_seen is not None and self._is_seen(self._anybody):
+            exchange = self._begin(self._elsewhere()[1], moves=True)
+        if exchange is None or not exchange.moves:
+            return None
+        deadline = time.monotonic() + patience
+        while not exchange.has_ended() and time.monotonic() < deadline:
+            time.sleep(NAP)
+        return exchange.difference() if exchange.has_ended() else None
+
+    def abandon(self) -> None:
+        """Keep for ever what MPI may still read and write."""
+        if self._under_way is not None:
+            keep_for_ever(self._exchange)
 
     def _look(self) -> None:
-        """Tell the others of a comparison that takes long; take part in that of a rank that will not come otherwise."""
+        """Take part in the comparison of a rank for which this one waits, and which will not come otherwise."""
         now = time.monotonic()
-        if now < self._looked + LOOK:
+        if self._under_way is not None or now < self._looked + LOOK:
             return
         self._looked = now
-        # Below 0 where all take part in it
-        first = -self._calls if self.is_comparing else self._calls - len(self._begun) + 1
-        if (self._begun or self.is_comparing) and self._told != first and now > self._waits.waits_since + TELL:
-            self._told, row = first, numpy.full(1, first, numpy.int64).view(numpy.uint8)
-            keep_for_ever((row, [self._wire.Isend([row, BYTES], other, LINGERS) for other in self._others]))
-        self._lingering.update(came(self._wire, LINGERS))
-        awaited, words = self._elsewhere() if self._lingering else ((), "")
-        missed = {rank for rank, number in self._lingering.items() if number > self._calls and rank in awaited}
+        is_seen = self._is_seen
+        assert is_seen is not None
+        awaited, words = self._elsewhere() if is_seen(self._anybody) else ((), "")
+        missed = {rank for rank in awaited if is_seen(rank)}
         if missed & self._missed:
-            self._begun.append(self._started(words))
+            self._begin(words, moves=True)
         self._missed = missed
 
-    def waiting(self) -> set[int]:
-        """Return the ranks that are known to wait in this call, as this one does."""
-        return {rank for rank, number in self._lingering.items() if abs(number) >= self._calls}
+    @property
+    def is_comparing(self) -> bool:
+        """Whether a call waits for the words of all ranks."""
+        exchange = self._under_way
+        return exchange is not None and not exchange.moves
 
-    def finish(self) -> Operation:
-        """Return when all that has begun is known to agree."""
-        yield lambda: self._telling is None and not self._begun
+    def missing(self) -> set[int]:
+        """Return the ranks that have not come to the call which is compared now."""
+        exchange = self._under_way
+        return set() if exchange is None else exchange.missing()
 
-    def _started(self, words: str) -> Begun:
-        self._calls += 1
-        self.current = self._calls, words
-        number = (fingerprint(words) >> 4) + self._calls
-        mine, least = numpy.array([number, -number]), numpy.empty(2, numpy.int64)
-        return Begun(self.current, mine, least, self._begin(mine, least))
-
-    def _differ(self, begun: Begun, *, moved: bool) -> Operation:
-        """Raise what all ranks have called, unless all refuse it.
-
-        By messages: ranks come to it after unlike numbers of other calls.
-        """
-        row = numpy.zeros(WORDS, numpy.uint8)
-        text = shortened(f"{begun.call[1]}\n{call_site()}" if not moved else begun.call[1], WORDS).encode()
-        row[:len(text)] = numpy.frombuffer(text, numpy.uint8)
-        everyone = numpy.zeros((self._size, WORDS), numpy.uint8)
-        everyone[self._rank] = row
-        requests = [self._wire.Irecv([everyone[other], BYTES], other, DIFFERS) for other in self._others]
-        requests += [self._wire.Isend([row, BYTES], other, DIFFERS) for other in self._others]
-        yield from _ended(requests, (row, everyone))
-        self.is_comparing = False
-        calls = [bytes(one).rstrip(b"\0").decode(errors="replace") for one in everyone]
-        if not all(one.startswith(REFUSED) for one in calls):
-            raise disagreement(range(len(everyone)), calls, moved=moved)
+    def progress(self) -> dict[int, tuple[int, str]]:
+        """Return the number and the words of the last call of each rank, as far as they are known."""
+        last, missing = self._exchange, self.missing()
+        if last is None:
+            return dict.fromkeys(range(self._size), (0, ""))
+        return {rank: (self._calls - 1, self._agreed) if rank in missing else (self._calls, last.words(rank))
+                for rank in range(self._size)}
 
 
 class Deferred:
     """The same for calls that do not wait for it."""
 
     def __init__(self, preflight: Preflight) -> None:
-        self.begin = preflight.begin
+        self.begin, self._settled = preflight.begin, preflight.settled
 
     def compare(self, words: str) -> Operation:
-        """Begin to compare this call."""
+        """Begin to compare this call, once the one before is known to agree."""
+        yield from self._settled()
         self.begin(words)
-        return iter(())
 
 
-def _ended(requests: list[Any], memory: object) -> Operation:
-    try:
-        for request in requests:
-            while not request.Test():
-                yield request.Test
-    except BaseException:
-        keep_for_ever((requests, memory))
-        raise
+@functools.lru_cache(256)
+def _row(text: str) -> Array:
+    row = numpy.zeros(WORDS, numpy.uint8)
+    kept = shortened(text, WORDS).encode()
+    row[:len(kept)] = numpy.frombuffer(kept, numpy.uint8)
+    return row
+
+
+@functools.lru_cache(256)
+def _text(row: bytes) -> str:
+    return row.rstrip(b"\0").decode(errors="replace")

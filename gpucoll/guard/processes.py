@@ -11,13 +11,16 @@ import contextlib
 import functools
 import os
 import select
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpucoll.guard.network import Watch
 
 WAITS = "waiting for a device"  # which passes
 STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}
+THREADS = "/proc/self/task"
+PATIENCE = 10.0  # seconds in which another thread may go on for a rank whose thread has ended
 _descriptors: dict[int, int] = {}  # by process; kept as long as this process lives
 
 
@@ -74,6 +77,38 @@ class Processes:
                 return STOPPED.get(file.read().rpartition(")")[2].split()[0], "")
         except OSError:
             return ""
+
+
+class RankThreads(Processes):
+    """Ranks that are threads of this process, by the system's numbers of the threads that made a rank's last calls.
+
+    A rank has ended where no such thread is left, and within PATIENCE no other thread has made a call for it. `used`
+    returns the numbers, by rank.
+    """
+
+    def __init__(self, used: Mapping[int, Callable[[], set[int]]]) -> None:
+        super().__init__({})
+        self._used = used
+        self._since: dict[int, tuple[set[int], float]] = {}  # when a rank was first seen without a thread
+
+    def ended(self, patience: float = 0.0) -> tuple[int, ...]:
+        now, found = time.monotonic(), list[int]()
+        for rank, used in list(self._used.items()):
+            numbers = used()
+            if not numbers or any(map(_is_running, numbers)):
+                self._since.pop(rank, None)
+            else:
+                before, since = self._since.setdefault(rank, (numbers, now))
+                if before != numbers:
+                    self._since[rank] = numbers, now
+                elif now > since + PATIENCE:
+                    found.append(rank)
+        return tuple(found)
+
+
+def _is_running(thread: int) -> bool:
+    """Return whether a thread of this process runs; True where the system does not say so."""
+    return not os.path.isdir(THREADS) or os.path.exists(f"{THREADS}/{thread}")
 
 
 def _descriptor(number: int) -> int | None:

@@ -49,8 +49,10 @@ def call(comm, name, algorithm, count, *, shape=None, dtype="f8", op="sum", root
     try:
         return getattr(comm, name)(given, **options, **more)
     except gc.GpucollError:
-        assert all((one == other).all() for one, other in zip(arrays, before, strict=True))
-        assert "out" not in more or not numpy.any(more["out"])
+        may_write = comm.check == "deferred"  # where results are, for data have moved
+        kept = [] if may_write and name == "broadcast" else zip(arrays, before, strict=True)
+        assert all((one == other).all() for one, other in kept)
+        assert may_write or "out" not in more or not numpy.any(more["out"])
         raise
 
 

@@ -58,6 +58,8 @@ def goes(how, comm, folder):
             os._exit(0)
         case "crash":
             os._exit(1)
+        case "long":  # at some time in one of many long calls
+            threading.Timer(0.3, os._exit, [0]).start()
         case "with":
             with contextlib.suppress(KeyError), comm:
                 raise KeyError(how)
@@ -96,6 +98,8 @@ def call(how, comm, x):
         trainer = training.DataParallel({"w": numpy.zeros(9)}, comm)
         trainer.ready("w", numpy.ones(9))
         trainer.finish()
+    while how == "long":
+        comm.all_reduce(numpy.ones(2_000_000), algorithm="ring")
     assert (comm.all_reduce(x) == comm.size * x).all()
 
 

@@ -71,6 +71,14 @@ def test_a_killed_rank_is_named(mpiexec, tmp_path, executor):
     assert all("has ended" in words for words in firsts)
 
 
+def test_a_rank_that_exits_in_a_long_call_is_named(mpiexec, tmp_path):
+    """Its memory is gone before its process has ended: the ranks that read it meet an error of the system's."""
+    found = survivors(mpiexec, tmp_path, "long", "auto", 3)
+    assert found.keys() == {0, 2}
+    for _, _, error, culprits, words in found.values():
+        assert (error, culprits) == ("RankFailedError", [1]), words
+
+
 @pytest.mark.parametrize(("executor", "rank", "phase"), [
     pytest.param(executor, rank, phase, marks=() if (executor, rank, phase) == ("auto", 0, "after_send") else SLOW)
     for executor in ("auto", "mpi") for rank in (0, 1, SIZE - 1) for phase in PHASES])

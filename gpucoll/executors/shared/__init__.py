@@ -40,11 +40,10 @@ from gpucoll.work import Operation, Seen
 
 ROUNDS = 20  # bits of a mark below the number of the call
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
-# rank, by that one's error. What it had shown before stays.
-LATE, ASTRAY, FAILED = -1, -2, -3
+# rank, by that one's error, or LATE_FOR less a rank, in vain for that one. What it had shown before stays.
+LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
 # Seconds that ranks which differ wait for the others to tell what they call; the same where not all of them come to it
 PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
-TOLD_BY_MESSAGES = 2.0  # seconds that words of ranks which differ elsewhere have to come
 TOLD = (1 << ROUNDS) - 2  # the mark of one that has
 OFF, PEERS, ALL = range(3)  # with whom calls are compared, as kernels/engine.h has it
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
@@ -71,7 +70,8 @@ class SharedExecutor:
         self.engine: Any = None
         self._plans: Any = None
         self._flight: Any = None
-        self._astray: dict[int, float] = {}  # since when others are known to be in another call than this one's
+        self.cause: Callable[[], GpucollError | None] = lambda: None  # of memory that is out of reach
+        self._asked: int | None = None  # the rank whose next call this one waits for
         self._requests: dict[int, list[Any]] = {}  # of the call under way: for the pieces of each message
 
     def serves(self, task: Task) -> str | None:
@@ -123,15 +123,17 @@ class SharedExecutor:
         """
         words = self._near.words
         if error is not None and not is_settled(error):
-            culprit = error.ranks[0] if isinstance(error, RankFailedError) and error.ranks else self._near.rank
-            words[self._near.rank][FAILURE] = (LATE if isinstance(error, CollectiveTimeout) else
-                                               ASTRAY if isinstance(error, MismatchError | PeerError) else
-                                               FAILED - culprit)
+            named = error.ranks[:1] if isinstance(error, RankFailedError | CollectiveTimeout) else ()
+            words[self._near.rank][FAILURE] = (
+                ASTRAY if isinstance(error, MismatchError | PeerError) else
+                FAILED - (*named, self._near.rank)[0] if not isinstance(error, CollectiveTimeout) else
+                LATE_FOR - named[0] if named else LATE)
         looked_at = () if error is not None else self._near.all if awaited is None else (awaited,)
         for rank in looked_at:
             failure = words[rank][FAILURE]
-            if failure == LATE:
-                behind = tuple(rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
+            if failure == LATE or failure <= LATE_FOR:
+                behind = (LATE_FOR - failure,) if failure <= LATE_FOR else tuple(
+                    rank for rank, (number, _) in self.progress().items() if number < self.engine.walks)
                 raise CollectiveTimeout("another rank of this node has waited until its deadline in this call; is "
                                         "every rank in the same call, with the same shape, dtype and algorithm?",
                                         ranks=behind)
@@ -146,7 +148,8 @@ class SharedExecutor:
 
         Where all compare before data move, all come here: once each has told where it is, and read where the others
         are, the call is as if it had not been. Where ranks compare only with those that they read from, or where they
-        do not `meet`, they have failed; where all that is shown is alike, messages that tell more have time to come.
+        do not `meet`, they have failed. The error names no rank where all that is shown is alike: ranks have compared
+        by messages, which explain it.
         """
         number, near, words = self.engine.walks, sorted(self._near.all), self._near.words
         settles = meet and self._check == ALL
@@ -167,11 +170,8 @@ class SharedExecutor:
                      if number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:
                 break
-        if not meet and len(set(shown.values())) < 2:  # it was told by messages, which are on their way here too
-            since = self._astray.setdefault(number, time.monotonic())
-            if time.monotonic() < since + TOLD_BY_MESSAGES:
-                words[self._near.rank][FAILURE] = 0
-                return
+        if len(set(shown.values())) < 2:
+            raise MismatchError("another rank of this node has found out that ranks make different calls")
         raise disagreement([*shown], [*shown.values()], moved=True)
 
     def compare(self, words: str) -> Operation:
@@ -184,8 +184,12 @@ class SharedExecutor:
 
     def awaited(self) -> set[int] | None:
         """Return the rank that the call under way waits for; None where there is none, or messages are waited for."""
-        rank = None if self.engine is None else self.engine.awaited()
+        rank = self._asked if self.engine is None or not self.engine.is_walking() else self.engine.awaited()
         return None if rank in (None, self._near.rank) else {rank}
+
+    def under_way(self) -> str:
+        """Return the call under way in words, "" where there is none."""
+        return self.progress()[self._near.rank][1] if self.engine is not None and self.engine.is_walking() else ""
 
     def progress(self) -> dict[int, tuple[int, str]]:
         """Return the number and the words of the last call of each rank of this node."""
@@ -201,13 +205,18 @@ class SharedExecutor:
         "" stands for one in which it waits for another rank, too. Raises as `watch` does.
         """
         words: str | None = self.engine.next_call(rank)
+        self._asked = None if words is not None else rank
         if words is None:
             self.watch(awaited=rank)
         return words
 
     def out_of_reach(self, number: int) -> None:
-        """Raise BackendError for the system's error of that number."""
-        raise BackendError(f"another rank's memory is out of reach: {os.strerror(number)}")
+        """Raise what the system's error of that number stems from: BackendError where no rank is known to have ended.
+        """
+        raise self._unreachable(os.strerror(number))
+
+    def _unreachable(self, why: object) -> GpucollError:
+        return self.cause() or BackendError(f"another rank's memory is out of reach: {why}", code="GC-MEMORY")
 
     def reach(self, slab: Slab, keys: Sequence[int]) -> None:
         """Read symmetric memory where it is: this rank's new slab, and those of all ranks by their keys."""
@@ -221,7 +230,7 @@ class SharedExecutor:
         try:
             row = self._near.attached(rank, key)
         except OSError as error:
-            raise BackendError(f"another rank's memory is out of reach: {error}", code="GC-MEMORY") from error
+            raise self._unreachable(error) from error
         self.engine.attach(rank, key, address(row), row.nbytes)
 
     @property
@@ -279,9 +288,11 @@ class SharedExecutor:
         except BaseException as error:
             if is_settled(error):
                 raise
-            self.cancel(error, x, out)
-            if isinstance(error, OSError) and not isinstance(error, GpucollError):  # a time-out is one
-                raise BackendError(f"another rank's memory is out of reach: {error}") from error
+            is_system = isinstance(error, OSError) and not isinstance(error, GpucollError)  # a time-out is one
+            told = self._unreachable(error) if is_system else error
+            self.cancel(told, x, out)
+            if told is not error:
+                raise told from error
             raise
 
     def cancel(self, error: BaseException, x: Any, out: Any) -> None:

@@ -1,0 +1,64 @@
+"""The deferred check, in the cells of a grid: rank 1 makes another call than the others, and all are told in time."""
+
+import itertools
+
+import numpy
+
+import gpucoll as gc
+from gpucoll.collectives import COLLECTIVES
+from grids import generator
+from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, Case, cases, made
+from pace import seconds
+
+TOLD = (gc.MismatchError, gc.PeerError, gc.RevokedError)
+DEADLINE = 20  # seconds, of the reference: no rank is to be told by it
+
+
+def cells(names=tuple(COLLECTIVES)):
+    """All cells of the grid: what differs, in which collective, by which algorithm, how long, and another algorithm."""
+    for name in names:
+        algorithms = ["auto", *[*gc.algorithms(name, size=3, op="sum", dtype="float64")][:2]]
+        for case, count in itertools.product(cases(name, algorithms), LENGTHS.values()):
+            yield case, count, next(one for one in ("linear", *algorithms[::-1]) if one not in (case.algorithm, "auto"))
+
+
+def outcomes(comm, calls):
+    """What each of the calls raises on this rank, or None."""
+    found = []
+    for call in calls:
+        try:
+            call()
+            found.append(None)
+        except gc.GpucollError as error:
+            found.append(error)
+    return found
+
+
+def check_cell(mpi, executor, case: Case, count, other):
+    """One cell, on a communicator of its own: the error of every rank, its time and its culprit."""
+    mpi.Barrier()
+    with gc.Communicator.from_mpi(mpi, executor=executor, check="deferred", timeout=seconds(DEADLINE)) as comm:
+        expected = sum(range(comm.size)) + comm.size * numpy.arange(5)
+
+        def later():
+            assert (comm.all_reduce(numpy.arange(5) + comm.rank) == expected).all()
+
+        later()
+        found = outcomes(comm, [lambda: made(comm, case, count, other), later, later])
+        where = case, count, comm.rank, found
+        if not case.code:
+            assert found == [None] * 3, where
+            return
+        own = REFUSALS if comm.rank == CULPRIT else ()
+        for error in found:
+            assert error is None or isinstance(error, (*TOLD, *own)), where
+            assert not isinstance(error, TOLD) or error.ranks == (CULPRIT,), where
+        assert isinstance(found[1], TOLD) or isinstance(found[0], TOLD), where
+
+
+def check_cells(mpi, executor, start, step):
+    """Every `step`-th cell from `start` on, in an order that is drawn."""
+    drawn = list(cells())
+    generator("deferred cells").shuffle(drawn)
+    for case, count, other in drawn[start::step]:
+        check_cell(mpi, executor, case, count, other)

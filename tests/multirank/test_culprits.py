@@ -1,0 +1,159 @@
+"""Errors name the rank that is the cause: not the rank that has told of it, and not nobody."""
+
+import threading
+import time
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.executors import Task
+from gpucoll.guard import processes
+from gpucoll.guard.observed import Observed
+from gpucoll.guard.processes import RankThreads
+from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
+from pace import seconds
+
+
+def out_of_reach(mpi):
+    """What the system refuses is explained by a rank that has ended, where one has."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        shared, gone = comm._host._shared, [7]
+        with pytest.raises(gc.BackendError, match="out of reach"):
+            shared.out_of_reach(3)
+        comm._guard._processes = type("Processes", (), {
+            "ended": lambda self, patience=0.0: gone, "numbers": {}, "state": lambda self, rank: "dead"})()
+        for told in (lambda: shared.out_of_reach(3), lambda: shared.attach(comm.rank ^ 1, 10 ** 9)):
+            with pytest.raises(gc.RankFailedError) as failed:
+                told()
+            assert failed.value.ranks == (7,)
+        comm._guard._processes = comm._link.processes
+
+
+def test_memory_out_of_reach_is_a_rank_that_has_ended(ranks):  # noqa: F811
+    ranks(out_of_reach, 2)
+
+
+def deadline_of_another(mpi, executor):
+    """Rank 2 has waited for rank 1 until its deadline: rank 0, which waits for rank 2, names rank 1."""
+    with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
+        x = numpy.ones(5)
+        comm.all_reduce(x)
+        if comm.rank == 2:
+            error = gc.CollectiveTimeout("waited in vain", ranks=(1,))
+            comm._waits.failure = error
+            comm._host.fail(error)
+            comm._abort()
+        elif comm.rank == 0:
+            with pytest.raises(gc.CollectiveTimeout) as told:
+                comm.all_reduce(x)
+            assert told.value.ranks == (1,)
+        else:
+            comm._waits.failure = gc.CollectiveTimeout("does not come", ranks=(1,))  # and tells nobody
+            comm._has_aborted = True
+        mpi.Barrier()
+
+
+@pytest.mark.parametrize("executor", ["shared", "mpi"])
+def test_the_deadline_of_another_rank_names_its_culprit(ranks, executor):  # noqa: F811
+    ranks(deadline_of_another, 3, executor)
+
+
+def left_alone(comm, ended):
+    """All but rank 1 go on; its thread ends between two calls."""
+    x = numpy.ones(3)
+    comm.all_reduce(x)
+    if comm.rank == 1:
+        return None
+    ended.wait()
+    with pytest.raises(gc.RankFailedError) as told:
+        comm.all_reduce(x)
+    return told.value.ranks
+
+
+@pytest.mark.parametrize("executor", [None, "mpi"])
+def test_a_thread_that_ends_between_calls_is_named(monkeypatch, executor):
+    monkeypatch.setattr(processes, "PATIENCE", 0.1)
+    comms, found, ended = gc.init_local(3, timeout=seconds(60), executor=executor), {}, threading.Event()
+    threads = [threading.Thread(target=lambda comm=comm: found.update({comm.rank: left_alone(comm, ended)}))
+               for comm in comms]
+    for thread in threads:
+        thread.start()
+    threads[1].join()
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert found == {0: (1,), 1: None, 2: (1,)}
+    for comm in comms:
+        comm.close()
+
+
+def test_another_thread_may_go_on_for_a_rank(monkeypatch):
+    """A rank is given up where the thread of its last call has ended, and no other thread has made a call since."""
+    now, running, used = [100.0], {1, 2}, {0: {1}, 1: {2}}
+    monkeypatch.setattr(processes, "_is_running", lambda thread: thread in running)
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    threads = RankThreads({rank: lambda rank=rank: used[rank] for rank in used})
+    assert threads.ended() == ()
+    running.discard(2)
+    assert threads.ended() == ()
+    now[0] += 9
+    assert threads.ended() == ()
+    used[1] = {3}  # which has made a call, and has ended as well
+    assert threads.ended() == ()
+    now[0] += 9
+    assert threads.ended() == ()
+    now[0] += 2
+    assert threads.ended() == (1,)
+    used[1] = {4, 3}
+    running.add(4)
+    assert threads.ended() == ()
+
+
+def test_a_communicator_that_no_thread_has_used_has_not_ended():
+    assert RankThreads({0: set}).ended() == ()
+
+
+def known_threads(comm):
+    """The system's number of this thread is noted by calls in Python and by those of the engine alone."""
+    x, me = numpy.ones(3), threading.get_native_id()
+    for _ in range(3):
+        comm.all_reduce(x, x.copy())
+    assert comm._waits.thread == me
+    out, done = numpy.empty_like(x), []
+    comm.all_reduce(x, out)
+
+    def other():
+        comm.all_reduce(x, out)
+        done.append(threading.get_native_id())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert comm._host.thread() == done[0]
+
+
+def test_the_engine_notes_which_thread_calls():
+    gc.run_local(known_threads, 2, timeout=seconds(60))
+
+
+def test_an_operation_behind_an_observer_is_told_its_error():
+    told = []
+
+    class Inner:
+        name = "inner"
+
+        def run(self, task):
+            try:
+                yield lambda: False
+            except gc.GpucollError as error:
+                told.append(error)
+                raise
+
+    task = Task("barrier", "auto", None, None, None, None)
+    seen = type("Observer", (), {"told": lambda self, phase, task: None})()
+    operation, error = Observed(Inner(), [seen], None).run(task), gc.MismatchError("unlike")
+    next(operation)
+    with pytest.raises(gc.MismatchError):
+        operation.throw(error)
+    assert told == [error]

@@ -1,0 +1,113 @@
+"""Ranks that differ in a call which does not wait to compare it: all are told in that call or in the next one."""
+
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.guard.preflight import Exchange
+from multirank.deferred import TOLD, cells, check_cells, outcomes
+from pace import seconds
+
+STEP = 24  # in the default tier one cell in so many
+EXECUTORS = ["nccl", "peer"]
+
+
+@pytest.fixture
+def ranks(rank_pool, emulated_kernels):
+    def run(program, *arguments):
+        return rank_pool.run(program, 3, *arguments, timeout=seconds(600), env={"GPUCOLL_DEVICE": "emulated"})
+
+    return run
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_all_are_told_in_the_call_or_in_the_next(ranks, executor):
+    ranks(check_cells, executor, 0, STEP)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("executor", EXECUTORS)
+@pytest.mark.parametrize("start", range(1, STEP))
+def test_the_whole_grid(ranks, executor, start):
+    ranks(check_cells, executor, start, STEP)
+
+
+def test_the_grid_has_all_that_can_differ():
+    found = [case for case, _, _ in cells()]
+    assert len(found) > 700
+    assert {case.way for case in found} > {"dtype", "length", "shape", "op", "root", "algorithm", "refusal", "order"}
+
+
+def scatter_or_broadcast(mpi, root, scatters):
+    """The first call of a communicator: some ranks wait in a scatter for what the root tells, the others broadcast."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(20)) as comm:
+        x = numpy.ones((comm.size, 8), "f4")
+        first = comm.scatter if comm.rank in scatters else lambda x: comm.broadcast(x[0].copy())
+        found = outcomes(comm, [lambda: first(x), lambda: comm.all_reduce(x)])
+        assert isinstance(found[0], TOLD) or isinstance(found[1], TOLD), found
+        for error in found:
+            assert error is None or (isinstance(error, TOLD) and error.ranks == (root,)), found
+    mpi.Barrier()
+
+
+@pytest.mark.parametrize(("odd", "scatters"), [(0, (1, 2)), (1, (1,))])
+def test_the_first_call_of_a_communicator_is_compared(ranks, odd, scatters):
+    ranks(scatter_or_broadcast, odd, scatters)
+
+
+def two_threads(mpi):
+    """Asynchronous calls go on in the progress thread, and are looked at by the thread that waits in a barrier."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with gc.Communicator.from_mpi(mpi, check="deferred", timeout=seconds(60)) as comm:
+            for number in range(60):
+                works = [comm.all_reduce(numpy.full(4, number), async_op=True) for _ in range(3)]
+                comm.barrier()
+                assert all((work.wait() == comm.size * number).all() for work in works)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_two_threads_compare_calls(ranks):
+    ranks(two_threads)
+
+
+def test_one_thread_at_a_time_tests_the_requests_of_a_comparison():
+    inside, entered = [], []
+
+    def test():
+        entered.append(threading.get_ident())
+        assert len(inside) == 0
+        inside.append(True)
+        if len(entered) == 1:  # another thread looks while this one is in MPI
+            other = threading.Thread(target=lambda: found.append(exchange.missing()))
+            other.start()
+            other.join()
+        inside.clear()
+        return True
+
+    request, found = SimpleNamespace(Test=test), []
+    wire = SimpleNamespace(Irecv=lambda buffer, source, tag: request, Isend=lambda buffer, dest, tag: request)
+    exchange = Exchange(wire, 0, 3, "a call", moves=True)
+    assert exchange.has_ended()
+    assert found == [{1, 2}]
+    assert len(set(entered)) == 1
+
+
+def test_a_mismatch_names_the_first_failure_in_later_calls(ranks):
+    ranks(revoked_names)
+
+
+def revoked_names(mpi):
+    with gc.Communicator.from_mpi(mpi, check="deferred", timeout=seconds(20)) as comm:
+        x = numpy.ones(4)
+        found = outcomes(comm, [lambda: comm.all_reduce(x, op="max" if comm.rank == 2 else "sum"),
+                                *[lambda: comm.all_reduce(x)] * 2])
+        assert isinstance(found[2], gc.RevokedError)
+        assert found[2].ranks == (2,)
+    mpi.Barrier()
