@@ -13,7 +13,7 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
-from gpucoll.device.messages import Found
+from gpucoll.device.messages import Found, Probing, receiver
 from gpucoll.dtypes import CODES
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import ABORTED, TAGS
@@ -97,7 +97,8 @@ class TypedMessages:
     def __init__(self, comm: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
-        self._comm, self._status, self._send, self._receive = comm, MPI.Status(), comm.Isend, comm.Irecv
+        self._comm, self._status, self._send, self._receiver = comm, MPI.Status(), comm.Isend, receiver(comm)
+        self._receive = self._receiver.Irecv
         # MPI promises no more than the user's tags; where it has no more, nothing is known of dtypes.
         self._step = TAGS if (comm.Get_attr(MPI.TAG_UB) or 0) >= TAGS * (max(CODES.values()) + 1) else 0
 
@@ -109,8 +110,14 @@ class TypedMessages:
         """Begin to receive ``[bytes, "B"]`` of a dtype of that code."""
         return self._receive(buffer, source, tag + dtype * self._step)
 
+    def _match(self) -> None:
+        """Let receives that have begun take their messages, which are no others' to see."""
+        if isinstance(self._receiver, Probing):
+            self._receiver.match()
+
     def other(self, source: int, tag: int, dtype: int) -> Found | None:
         """Return the code of a message of another dtype that could be received now, and what begins to receive it."""
+        self._match()
         for code in CODES.values() if dtype and self._step else ():
             if code != dtype and self._comm.Iprobe(source, tag + code * self._step, self._status):
                 row = numpy.empty(self._status.count, numpy.uint8)
@@ -122,6 +129,7 @@ class TypedMessages:
         from mpi4py import MPI
 
         anybody, status = MPI.ANY_SOURCE if source is None else source, self._status
+        self._match()
         if not self._comm.Iprobe(anybody, MPI.ANY_TAG, status):
             return None
         code, its_tag = divmod(status.tag, TAGS)

@@ -41,7 +41,7 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "guard": [*(f"tests/multirank/test_{part}.py" for part in
                 ("edges", "points", "wildcards", "culprits", "deferred", "deaths", "disagreements", "stand_in",
                  "catalogue")),
-              "tests/unit/test_network.py"],
+              "tests/unit/test_network.py", "tests/unit/test_receives.py"],
     "cache": ["tests/unit/test_store.py"],
     "store": [*(f"tests/unit/test_{part}.py" for part in ("connections", "network", "rank_store")),
               "tests/multirank/test_standalone.py"],

@@ -313,7 +313,7 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.aborted, lambda: began).check)
         yield shared
-    yield MpiExecutor(link.wire)
+    yield MpiExecutor(link.wire, compared=check in (None, "full"))
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 

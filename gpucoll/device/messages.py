@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import ctypes
 import functools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -26,7 +29,7 @@ class MessageTransport(Transport):
     """
 
     def __init__(self, wire: Any, tag: int, *, buffered: bool = False) -> None:
-        self.receive, self._tag, self.buffered = wire.Irecv, tag, buffered
+        self.receive, self._tag, self.buffered = receiver(wire).Irecv, tag, buffered
         self.send = wire.Isend if buffered else getattr(wire, "Issend", wire.Isend)  # threads' are never buffered
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
@@ -44,6 +47,103 @@ def _mpi() -> Any:
     from mpi4py import MPI  # which starts MPI: only with messages of its
 
     return MPI
+
+
+@functools.cache
+def overruns() -> bool:
+    """Return whether MPI writes the whole of a message that is longer than the room for it, as Open MPI 5.0 does.
+
+    It reports the truncation (MPI_ERR_TRUNCATE), but has overwritten what lies behind the room.
+    """
+    return str(_mpi().Get_library_version()).startswith("Open MPI")
+
+
+def receiver(wire: Any) -> Any:
+    """Return what has `Irecv` as `wire`, a link's, has it, and writes nothing of a message that is too long."""
+    return Probing(wire) if hasattr(wire, "Improbe") and overruns() else wire
+
+
+class Probing:
+    """Receives of an mpi4py communicator that look at the length of a message before they take it.
+
+    Receives from one rank with one tag take messages in the order in which they began. One thread at a time matches
+    messages: another thread's look finds nothing then.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self._comm, self._status = comm, _mpi().Status()
+        self._lock = threading.Lock()
+        self._waiting: dict[tuple[int, int], collections.deque[Probed]] = {}
+
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> Probed:
+        """Begin to receive ``[bytes, "B"]``."""
+        request = Probed(self, buffer, (source, tag))
+        self._waiting.setdefault((source, tag), collections.deque()).append(request)
+        self.match((source, tag))
+        return request
+
+    def match(self, *keys: tuple[int, int]) -> None:
+        """Let the receives of these ranks and tags, or all, take the messages that have come for them."""
+        if self._lock.acquire(blocking=False):
+            try:
+                for key in keys or list(self._waiting):
+                    waiting = self._waiting.get(key, ())
+                    while waiting and waiting[0].takes(self._comm, self._status):
+                        waiting.popleft()
+                    if not waiting:
+                        self._waiting.pop(key, None)
+            finally:
+                self._lock.release()
+
+    def forget(self, request: Probed, key: tuple[int, int]) -> None:
+        """Let a receive that has taken no message take none any more."""
+        with self._lock, contextlib.suppress(KeyError, ValueError):
+            self._waiting[key].remove(request)
+
+
+class Probed:
+    """One of them: a request as mpi4py's are. A message that is too long is raised as MPI's exception."""
+
+    def __init__(self, probing: Probing, buffer: list[Any], key: tuple[int, int]) -> None:
+        self._probing, self._buffer, self._key = probing, buffer, key
+        self._request: Any = None  # once it has taken a message
+        self._is_long = self._is_cancelled = False
+
+    def takes(self, comm: Any, status: Any) -> bool:
+        """Take the message that has come for it; return whether there is one. `status` is written."""
+        message = comm.Improbe(*self._key, status)
+        if message is None:
+            return False
+        self._is_long = status.count > self._buffer[0].nbytes
+        if self._is_long:
+            self._buffer = [numpy.empty(status.count, numpy.uint8), "B"]
+        self._request = message.Irecv(self._buffer)
+        return True
+
+    def Test(self, status: Any = None) -> bool:
+        """Return whether it has ended."""
+        if self._is_cancelled:
+            return True
+        if self._request is None:
+            self._probing.match(self._key)
+        if self._request is None or not self._request.Test(status):
+            return False
+        if self._is_long:
+            self._is_long = False  # MPI tells it once
+            raise _mpi().Exception(_mpi().ERR_TRUNCATE)
+        return True
+
+    def Cancel(self) -> None:
+        """Receive nothing, if no message has been taken."""
+        self._probing.forget(self, self._key)
+        self._is_cancelled = self._request is None
+
+    def Wait(self, status: Any) -> None:
+        """Wait for the end of a receive that has been cancelled, or has taken a message."""
+        if self._is_cancelled:
+            status.Set_cancelled(True)
+        else:
+            self._request.Wait(status)
 
 
 class Counted:

@@ -12,6 +12,7 @@ import gpucoll as gc
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.executors import COMPARED, call_site
 from grids import generator, sampled
+from multirank.deferred import outcomes
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
 from multirank.test_executors import on_two_nodes
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
@@ -185,6 +186,36 @@ def words_come_late(mpi):
 
 def test_words_that_come_late_are_waited_for(ranks):  # noqa: F811
     ranks(words_come_late, 3, env={"GPUCOLL_CHECK": "deferred"}, timeout=20)
+
+
+LONGER, ROOM, BEHIND = 1 << 18, 4, 1 << 18  # elements: of a message, of the room for it, and of what lies behind
+
+
+def longer_than_the_room(mpi, way):
+    """Of a message that is longer than the room for it nothing is written behind the room."""
+    with gc.Communicator.from_mpi(mpi, executor=None if way == "device" else "mpi", timeout=seconds(60),
+                                  check="full" if way == "recv" else "deferred") as comm:
+        memory = numpy.full(ROOM + BEHIND, 7.0)
+        out, x = memory[:ROOM], numpy.ones(LONGER)
+        if way == "recv":
+            if comm.rank == 0:
+                comm.send(x, 1)
+            else:
+                with pytest.raises(gc.MismatchError) as told:
+                    comm.recv(out, 0)
+                assert told.value.code == "GC-SHAPE"
+        else:
+            found = outcomes(comm, [lambda: comm.broadcast(x if comm.rank == 0 else out, algorithm="linear"),
+                                    lambda: comm.all_reduce(numpy.ones(1))])
+            assert isinstance(found[1], gc.MismatchError | gc.RevokedError), found
+            assert {error.ranks for error in found if error} == {(1,)}
+        assert (memory[ROOM:] == 7).all()
+    mpi.Barrier()
+
+
+@pytest.mark.parametrize("way", ["recv", "deferred", "device"])
+def test_a_message_that_is_longer_writes_nothing_beyond(ranks, emulated_kernels, way):  # noqa: F811
+    ranks(longer_than_the_room, 2, way, env={"GPUCOLL_DEVICE": "emulated"} if way == "device" else {})
 
 
 @SLOW

@@ -22,6 +22,7 @@ from typing import Any
 
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab, at
+from gpucoll.device.messages import receiver
 from gpucoll.errors import (
     BackendError,
     CollectiveTimeout,
@@ -64,6 +65,7 @@ class SharedExecutor:
         self._check = LEVELS[check] if name == "shared" else OFF
         self._link, self._heap, self._timeout = link, heap, timeout
         self._size, self._wire = link.place.size, link.wire
+        self._receive = (link.wire if check in (None, "full") else receiver(link.wire)).Irecv
         found = library()
         self._near = Neighbours(link.place, found is not None, 0 if found is None else found.BOX)
         self._has_met = False
@@ -304,7 +306,7 @@ class SharedExecutor:
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin a message to or from memory at `place`, in pieces that MPI can count."""
         row, tag = at(place, nbytes), FIRST_TAG + self.engine.walks % (TAGS - FIRST_TAG)
-        begin = self._wire.Isend if sends else self._wire.Irecv
+        begin = self._wire.Isend if sends else self._receive
         self._requests[number] = [begin([row[start:start + PIECE], "B"], peer, tag)
                                   for start in range(0, nbytes, PIECE) or [0]]
 
