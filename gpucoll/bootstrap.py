@@ -27,6 +27,7 @@ from gpucoll.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
 from gpucoll.waits import Waits
 from gpucoll.watchdog import starting
+from gpucoll.work import beside
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -226,7 +227,7 @@ def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
         return call()
     waits.hooks.append(roll.answer)
     waits.blame = blame
-    found: T = waits.beside(call, "init")
+    found = beside(waits.run, call, "init")
     return found
 
 

@@ -13,7 +13,7 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
-from gpucoll.device.messages import Found, Probing, receiver
+from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.dtypes import CODES
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 from gpucoll.executors import ABORTED, TAGS
@@ -112,7 +112,7 @@ class TypedMessages:
 
     def _match(self) -> None:
         """Let receives that have begun take their messages, which are no others' to see."""
-        if isinstance(self._receiver, Probing):
+        if isinstance(self._receiver, MatchedReceives):
             self._receiver.match()
 
     def other(self, source: int, tag: int, dtype: int) -> Found | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import os
 import threading
 import time
 import weakref
@@ -26,8 +27,17 @@ from gpucoll.errors import (
     UsageError,
     is_settled,
 )
-from gpucoll.polling import CROWDED_SPIN, NAP, SOON, SPIN, WAITED, nap, yields_at_once
 from gpucoll.work import Operation, Pending, UnderWay, Work, throw
+
+SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
+CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
+NAP = 20e-6  # seconds
+DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
+WAITED = 100e-6  # seconds: a look that takes longer, as the engine's, has waited and needs no nap after it
+SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
+# The progress thread takes its looks out of the time of who computes beside it: it naps for this share of how long
+# nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
+NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
 
 
 class Lasting(Protocol):
@@ -40,6 +50,22 @@ class Lasting(Protocol):
 def keep_for_ever(memory: object) -> None:
     """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+
+
+def yields_at_once() -> bool:
+    """Yield the core; return whether it came back at once.
+
+    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
+    caller sleeps from then on: a sleep costs tens of microseconds.
+    """
+    began = time.monotonic()
+    os.sched_yield()
+    return time.monotonic() - began < DEAR
+
+
+def nap(waited: float) -> float:
+    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
+    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
 
 class Waits:
@@ -93,26 +119,6 @@ class Waits:
         else:
             self._refuse_second_thread(name)
         self.submit(Work(self, operation, name, None)).synchronize()
-
-    def beside(self, call: Callable[[], Any], name: str) -> Any:
-        """Return what `call` returns, which has no deadline of its own: a thread makes it, and this one waits."""
-        came: list[tuple[Any, BaseException | None]] = []
-
-        def make() -> None:
-            try:
-                came.append((call(), None))
-            except BaseException as error:
-                came.append((None, error))
-
-        def waiting() -> Operation:
-            threading.Thread(target=make, daemon=True).start()
-            yield lambda: bool(came)
-
-        self.run(waiting(), name)
-        found, error = came[0]
-        if error is not None:
-            raise error
-        return found
 
     def at_once(self, call: Callable[..., None], name: str, *arguments: Any) -> bool:
         """Make a call that waits for nothing, if it is its turn; return whether it was made."""

@@ -6,10 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from gpucoll.errors import GpucollError
 
+T = TypeVar("T")
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
 
@@ -19,6 +20,27 @@ def throw(operation: Operation, error: BaseException) -> None:
     if isinstance(operation, Generator):
         with contextlib.suppress(BaseException):
             operation.throw(error)
+
+
+def beside(run: Callable[[Operation, str], None], call: Callable[[], T], name: str) -> T:
+    """Return what `call` returns, which has no deadline of its own: a thread makes it, and `run` waits for its end."""
+    came: list[tuple[Any, BaseException | None]] = []
+
+    def make() -> None:
+        try:
+            came.append((call(), None))
+        except BaseException as error:
+            came.append((None, error))
+
+    def waiting() -> Operation:
+        threading.Thread(target=make, daemon=True).start()
+        yield lambda: bool(came)
+
+    run(waiting(), name)
+    found, error = came[0]
+    if error is not None:
+        raise error
+    return cast("T", found)
 
 
 class Seen(NamedTuple):

@@ -3,6 +3,7 @@
 // What waits for what is `plan.py`'s: every rank shows one number, its mark, from which the others learn what they may
 // read of it and what it has read. A plan does not depend on addresses: its parts are bytes of the ranks' buffers, and
 // where those are each rank shows on a board. Calls take the two boards and workspaces of a control segment in turn.
+// A short call that comes again and again, in which a rank reads of few others, is eager: see `Slot`.
 // Nothing here knows Python or MPI: what only they can do is an outcome, after which the call goes on.
 #pragma once
 #include <algorithm>
@@ -37,6 +38,9 @@ static const int64_t HERE = -1;            // in place of a segment's key: what 
 static const uint64_t STREAMED = 1 << 22;  // bytes of a result from which on what is only copied is written past the caches
 static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
+static const int64_t SLOTS = 16;           // of a rank's eager calls
+static const uint64_t SLOT = 1 << 14;      // bytes of an input that one of them holds
+static const uint32_t ALIKE = 8;           // calls alike, after which a call is eager
 static const int TEXT = 256;               // bytes that say in words what a call is
 
 // The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be.
@@ -75,6 +79,16 @@ static_assert(sizeof(Head) == 704, "Python keeps as many bytes for it");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
+// What a rank shows of an eager call: the call's number and signature, and the input that others read. Eager calls take the
+// slots of a rank in turn, so that a rank which reads of no other one, as a broadcast's root, can be SLOTS - 1 calls ahead.
+struct alignas(64) Slot {
+    std::atomic<int64_t> number;
+    std::atomic<int64_t> signature;
+    char data[SLOT];
+};
+
+static_assert(sizeof(Slot) == SLOT + 64, "Python keeps as many bytes for it");
+
 // Memory that is mapped here: a segment of a rank's.
 struct Segment {
     uint32_t rank;
@@ -104,6 +118,10 @@ struct Node {
     int64_t history = 0;           // a number for what they were
     std::vector<int64_t> unread[2];  // by half and rank: the mark it shows after it has read what it reads of this one
     std::vector<char> aside, fetched;
+    int64_t last = 0;              // the signature of the last plan
+    uint32_t alike = 0;            // how many calls before that one were of the same plan
+    bool was_eager = false;        // the last call
+    int64_t reached = 0;           // a mark that all ranks of this node are known to show
     Flight flight;
 
     // Where a workspace is in the control segment of a rank. What is read and written together begins at unlike places
@@ -118,6 +136,15 @@ struct Node {
     // Where blocks start, of input and then of output.
     int64_t* starts(uint32_t of, int64_t half) const {
         return reinterpret_cast<int64_t*>(heads[of] + 1) + half * 2 * (ranks + 1);
+    }
+    Slot* slot(uint32_t of, uint64_t number) const {
+        const uint64_t blocks = 4 * (ranks + 1) * sizeof(int64_t);
+        char* slots = reinterpret_cast<char*>(heads[of] + 1) + (blocks + LINE - 1) / LINE * LINE;
+        return reinterpret_cast<Slot*>(slots) + number % SLOTS;
+    }
+    // Whether that call was eager on a rank, which has come to it.
+    bool is_eager(uint32_t of, uint64_t number) const {
+        return slot(of, number)->number.load(std::memory_order_relaxed) == static_cast<int64_t>(number);
     }
     const Segment* find(const char* from, uint64_t nbytes) const {
         for (const Segment& slab : symmetric)
@@ -320,6 +347,13 @@ struct Plan {
     bool places_result = false;  // rather than have all of OUTPUT copied to the caller's array
     bool by_calls = false;       // Python's calls do all of it, on the caller's arrays
 
+    // Whether a rank with so many others on its node may make this call eagerly: its arrays are short, others read nothing of
+    // it but its input, and there is a rank that it does not read of.
+    bool may_be_eager(size_t others) const {
+        return in_control && !refuses && !by_calls && !writes && scratch == 0 && given <= SLOT && taken <= SLOT && !read[OUTPUT]
+               && !read[SCRATCH] && peers.size() < others;
+    }
+
     // `one` is over all parts that have no instruction yet.
     void add(const Instruction& one) {
         lead += one.opcode == Instruction::FORM && one.to.buffer == INPUT && lead == instructions.size();
@@ -349,6 +383,7 @@ struct Walker {
     int64_t history;    // of the calls before
     bool has_slept = false;  // the last wait was in vain
     bool has_passed;   // the root is in another call than this rank took it to be: nothing has begun
+    bool eager;        // this rank waits for no rank that it does not read of
     bool may_wait;     // whether the caller's thread has nothing else to do than this call
     Stage stage;
     size_t at;         // in what the stage waits for
@@ -371,6 +406,9 @@ struct Walker {
         signature = plan->signature ^ static_cast<int64_t>(node.walks << 8) ^ history;
         half = node.walks & 1;
         has_passed = false;
+        node.alike = plan->signature == node.last ? std::min(node.alike + 1, ALIKE) : 0;
+        node.last = plan->signature;
+        eager = node.alike == ALIKE && plan->may_be_eager(node.near.size());
         may_wait = listens;
         awaited = node.rank;
         node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
@@ -385,8 +423,9 @@ struct Walker {
                 node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
                 if (!sees(node, plan->root, base, patient)) {
                     if (!is_listening(node, plan->root, base)) return WAITING;
-                } else if (signature_of(node, plan->root) != signature) {
+                } else if (!agrees(node, plan->root)) {
                     node.walks--;
+                    node.alike = 0;
                     node.flight.left();
                     plan = nullptr;
                     has_passed = true;
@@ -394,9 +433,10 @@ struct Walker {
                 }
                 enter(BEFORE);
                 [[fallthrough]];
-            case BEFORE:  // those that read what the call before the last one left here
-                for (; at < node.ranks; at++)
-                    if (node.heads[at] != nullptr && !sees(node, at, node.unread[half][at], patient)) return WAITING;
+            case BEFORE:  // those that still read what is overwritten from here on
+                for (; at < node.ranks && !(eager && overdue() <= node.reached); at++)
+                    if (node.heads[at] != nullptr && !sees(node, at, awaited_of(node, at), patient)) return WAITING;
+                if (eager && at == node.ranks) node.reached = reached(node);
                 present(node);
                 if (plan->refuses) {
                     settle(node);
@@ -408,7 +448,7 @@ struct Walker {
                 for (; at < met(node); at++)
                     if (!sees(node, met(node, at), base, patient) || is_left(node, met(node, at))) return WAITING;
                 for (size_t i = 0; node.check != OFF && i < met(node); i++)
-                    if (signature_of(node, met(node, i)) != signature) return DIFFERS;
+                    if (!agrees(node, met(node, i))) return DIFFERS;
                 enter(FINDING);
                 [[fallthrough]];
             case FINDING:
@@ -425,7 +465,7 @@ struct Walker {
                 enter(ENDING);
                 [[fallthrough]];
             case ENDING:  // until nobody reads any more what the caller, or the next call, may overwrite
-                for (; at < plan->readers.size(); at++) {
+                for (; at < plan->readers.size() && !eager; at++) {
                     const Reader& one = plan->readers[at];
                     if (!is_control(node, one.buffer) && !sees(node, one.peer, base + one.mark, patient)) return WAITING;
                     int64_t& last = node.unread[half][one.peer];
@@ -467,6 +507,7 @@ struct Walker {
         // Who refuses has not met the others: they may still be comparing the call before.
         for (int64_t& mark : node.unread[1 - half]) mark = std::max(mark, base);
         node.history = history;
+        node.alike = 0;
         plan = nullptr;
         node.flight.ended();
         show(node.heads[node.rank], base + SETTLED);
@@ -484,8 +525,26 @@ struct Walker {
 
   private:
     // Those with whom this rank meets before data move.
-    size_t met(const Node& node) const { return node.check == ALL ? node.near.size() : plan->peers.size(); }
-    uint32_t met(const Node& node, size_t i) const { return node.check == ALL ? node.near[i] : plan->peers[i]; }
+    bool meets_all(const Node& node) const { return node.check == ALL && !eager; }
+    size_t met(const Node& node) const { return meets_all(node) ? node.near.size() : plan->peers.size(); }
+    uint32_t met(const Node& node, size_t i) const { return meets_all(node) ? node.near[i] : plan->peers[i]; }
+
+    // The mark that all ranks must show before an eager call takes its slot: they have left the call that had it.
+    int64_t overdue() const { return base - ((SLOTS - 1) << ROUNDS); }
+
+    // The mark that a rank must show before this one presents its call. After eager calls a rank may be behind, and look for
+    // the boards of the calls before them.
+    int64_t awaited_of(const Node& node, size_t rank) const {
+        if (eager) return overdue();
+        return std::max(node.unread[half][rank], node.was_eager ? base - (1 << ROUNDS) : 0);
+    }
+
+    // The least mark of the ranks of this node.
+    static int64_t reached(const Node& node) {
+        int64_t least = INT64_MAX;
+        for (uint32_t rank : node.near) least = std::min(least, node.heads[rank]->mark.load(std::memory_order_acquire));
+        return least;
+    }
 
     void enter(Stage next) {
         stage = next;
@@ -516,8 +575,15 @@ struct Walker {
         return (may_wait ? WAITS : 0) | (in_place ? IN_PLACE : 0);
     }
 
-    int64_t signature_of(const Node& node, uint32_t rank) const {
-        return node.heads[rank]->signatures[half].load(std::memory_order_relaxed);
+    // Whether a rank that has come to this call has shown it on its board.
+    bool is_on_board(const Node& node, uint32_t rank) const {
+        return node.heads[rank]->signatures[half].load(std::memory_order_relaxed) == signature;
+    }
+
+    // Whether a rank that has come to this call makes the same one.
+    bool agrees(const Node& node, uint32_t rank) const {
+        return is_on_board(node, rank) || (node.is_eager(rank, node.walks)
+                                           && node.slot(rank, node.walks)->signature.load(std::memory_order_relaxed) == signature);
     }
 
     bool is_control(const Node& node, uint32_t buffer) const {
@@ -539,7 +605,7 @@ struct Walker {
         if (staged != nullptr && plan->lead == 0) copy(staged, from, plan->given);
         for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);  // of this rank's memory: never fails
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
-        if (board.kind != plan->signature) {
+        if (board.kind != plan->signature) {  // of an eager call both boards have the words
             std::memcpy(board.text, plan->text, TEXT);
             board.kind = plan->signature;
         }
@@ -547,7 +613,14 @@ struct Walker {
         const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(plan->signature)) * 0x9e3779b97f4a7c15u;
         node.history = static_cast<int64_t>(mix ^ mix >> 29);
         if (plan->by_calls) head->ways[half].store(own_ways(), std::memory_order_relaxed);
-        head->signatures[half].store(signature, std::memory_order_relaxed);
+        node.was_eager = eager;
+        if (eager) {
+            Slot* slot = node.slot(node.rank, node.walks);
+            slot->signature.store(signature, std::memory_order_relaxed);
+            slot->number.store(static_cast<int64_t>(node.walks), std::memory_order_relaxed);
+        } else {
+            head->signatures[half].store(signature, std::memory_order_relaxed);
+        }
         show(head, base);
     }
 
@@ -565,7 +638,7 @@ struct Walker {
                                                                              : plan->keeps_output)) {
             // only this rank needs it
         } else if (plan->small && nbytes <= node.workspace_bytes) {
-            mine.start = node.workspace(node.rank, half, buffer);
+            mine.start = eager && buffer == INPUT ? node.slot(node.rank, node.walks)->data : node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
             offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));
         } else if (row != nullptr && !(buffer == INPUT && plan->copies_input)
@@ -590,7 +663,8 @@ struct Walker {
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             Base& theirs = bases[rank * SHOWN + buffer];
             if (plan->in_control) {
-                theirs = {node.workspace(rank, half, buffer), 0};
+                const bool in_slot = buffer == INPUT && !is_on_board(node, rank) && node.is_eager(rank, node.walks);
+                theirs = {in_slot ? node.slot(rank, node.walks)->data : node.workspace(rank, half, buffer), 0};
                 continue;
             }
             const int64_t key = board.places[buffer][0], offset = board.places[buffer][1];

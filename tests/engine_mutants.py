@@ -17,14 +17,25 @@ class Mutant(NamedTuple):
 # A rank does not wait for another one: a driver in which the seed holds ranks back (engine/test_threads.py) finds it.
 ORDERS = {
     "who still reads the workspace is not waited for": Mutant(
-        (("!sees(node, at, node.unread[half][at], patient)) return WAITING;", "false) return WAITING;"),)),
+        (("std::max(node.unread[half][rank], node.was_eager", "std::max(int64_t{0}, node.was_eager"),)),
     "who has read is forgotten": Mutant((("last = std::max(last, base + one.mark);", "(void)last;"),)),
     "who reads the caller's memory is not waited for": Mutant(
         (("if (!is_control(node, one.buffer) && !sees(", "if (false && !sees("),)),
+    "an eager call takes a slot that is still read": Mutant(
+        (("base - ((SLOTS - 1) << ROUNDS)", "base - ((2 * SLOTS) << ROUNDS)"),)),
+    "the inputs of eager calls are looked for in workspaces": Mutant(
+        (("const bool in_slot = buffer", "const bool in_slot = false && buffer"),)),
+    "all ranks are taken to be as far as the first": Mutant(
+        (("least = std::min(least, node.heads[rank]->mark", "least = std::max(int64_t{0}, node.heads[rank]->mark"),)),
     "nobody is awaited": Mutant((("return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;",
                                   "return DONE;"),)),
     "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.mark);",
                                         "show(node.heads[node.rank], base + one.mark + 2);"),)),
+}
+# A rank that is held back in the same driver takes the calls of others for unlike ones.
+BEHIND = {
+    "boards are overwritten while a rank is behind in eager calls": Mutant(
+        (("node.was_eager ? base - (1 << ROUNDS) : 0)", "int64_t{0})"),)),
 }
 # ThreadSanitizer sees these in the same driver; x86 forgives them.
 RACES = {
@@ -42,16 +53,15 @@ BEYOND = {
 }
 # multirank/test_engine.py finds these.
 CALLS = {
-    "other calls are not told": Mutant((("if (signature_of(node, met(node, i)) != signature) return DIFFERS;", ""),),
+    "other calls are not told": Mutant((("if (!agrees(node, met(node, i))) return DIFFERS;", ""),),
                                        "every_way", (None, ("all_reduce",), 0.1)),
-    "only who is read from is met": Mutant((("node.check == ALL ? node.near.size()", "false ? node.near.size()"),
-                                            ("node.check == ALL ? node.near[i]", "false ? node.near[i]")),
+    "only who is read from is met": Mutant((("return node.check == ALL && !eager;", "return false;"),),
                                            "every_way", (None, ("broadcast",), 1)),
     "a call that was none is remembered": Mutant((("        node.history = history;\n", ""),),
                                                  "every_way", (None, ("all_reduce",), 0.1)),
     "a sum for a mean": Mutant((("if (plan->finish != nullptr) plan->finish(", "if (false) plan->finish("),),
                                "every_kind"),
-    "what the root calls is not looked at": Mutant((("signature_of(node, plan->root) != signature)", "false)"),),
+    "what the root calls is not looked at": Mutant((("!agrees(node, plan->root))", "false)"),),
                                                    "scattered"),
     "what ranks called before is forgotten": Mutant((("static_cast<int64_t>(mix ^ mix >> 29);", "0 * mix;"),),
                                                     "another_root_is_told_later"),
@@ -97,7 +107,17 @@ SANITIZED = {
     "division by zero": Mutant(tuple((old, old.replace("sizeof(T)", "(sizeof(T) - sizeof(T))")) for old in (
         "ranks, to, nbytes / sizeof(T)", "i < nbytes / sizeof(T); i++) write<T>(row, i, divide"))),
 }
-TABLES = {"engine": CALLS, "order": ORDERS, "mail": MAIL, "plan": PLANS,
+# multirank/test_eager.py finds these.
+EAGER = {
+    "no call is eager": Mutant((("node.alike == ALIKE &&", "false &&"),), "broadcasts_go_on"),
+    "an eager call meets all ranks": Mutant(
+        (("return node.check == ALL && !eager;", "return node.check == ALL;"),), "broadcasts_go_on"),
+    "an eager call is not compared": Mutant(
+        (("&& node.slot(rank, node.walks)->signature.load(std::memory_order_relaxed) == signature);", ");"),),
+        "differ_after", ("op", 1)),
+    "long inputs are eager": Mutant((("given <= SLOT && taken <= SLOT && ", ""),), "long_inputs"),
+}
+TABLES = {"engine": CALLS, "eager": EAGER, "order": ORDERS, "behind": BEHIND, "mail": MAIL, "plan": PLANS,
           "thread": RACES, "address": BEYOND, "sanitizer": SANITIZED}
 
 

@@ -51,6 +51,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
                  *(f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint"))],
     "engine": ["tests/contract", "tests/engine", "tests/multirank/test_one_pass.py", "tests/multirank/test_engine.py"],
     "order": ["tests/engine"],
+    "behind": ["tests/engine"],
+    "eager": ["tests/multirank/test_eager.py"],
     "plan": ["tests/engine"],
     "mail": ["tests/multirank/test_mail.py"],
     "native": ["tests/multirank/test_native.py"],

@@ -33,6 +33,7 @@ from gpucoll.executors.mpi import abort
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.waits import Waits
+from gpucoll.work import beside
 
 T = TypeVar("T")
 
@@ -101,7 +102,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
             return self.mpi.Shrink()
 
         try:
-            rest = Waits(self.timeout).beside(shrunk, "shrink")
+            rest = beside(Waits(self.timeout).run, shrunk, "shrink")
         except GpucollError:
             raise
         except Exception as error:  # MPI's, or that it has no such call

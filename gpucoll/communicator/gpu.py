@@ -26,8 +26,7 @@ from gpucoll.executors.peer.meeting import exchange
 from gpucoll.guard.observed import CallObserver, Comparison, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.polling import NAP
-from gpucoll.waits import Waits, keep_for_ever
+from gpucoll.waits import NAP, Waits, keep_for_ever
 from gpucoll.work import Operation
 
 

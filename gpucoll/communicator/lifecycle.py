@@ -120,8 +120,6 @@ class Lifecycle(Core):
         """Tell the other ranks, once, that this one goes no further."""
         if not self._has_aborted and not self._link.has_ended():
             self._has_aborted = True
-            if self._preflight is not None:
-                self._preflight.abandon()
             with contextlib.suppress(*self._link.foreign):
                 failure = self._waits.failure
                 if failure is not None:

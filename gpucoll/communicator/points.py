@@ -34,7 +34,7 @@ from gpucoll.errors import ArgumentError, RevokedError, UsageError
 from gpucoll.executors import BYTES, PIECE, TAGS
 from gpucoll.executors.mpi import cancel
 from gpucoll.links import Link
-from gpucoll.work import Operation, Pending, Seen, Work
+from gpucoll.work import Operation, Pending, Seen, Work, beside
 
 
 class Points(MetadataExchange):
@@ -334,7 +334,7 @@ class Points(MetadataExchange):
     def _part(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of a color."""
         part = functools.partial(self._link.split, color, key)
-        link: Link | None = self._waits.beside(part, "split") if self._link.threads else part()
+        link: Link | None = beside(self._waits.run, part, "split") if self._link.threads else part()
         return link
 
     def _over(self, link: Link) -> Any:

@@ -60,10 +60,10 @@ def overruns() -> bool:
 
 def receiver(wire: Any) -> Any:
     """Return what has `Irecv` as `wire`, a link's, has it, and writes nothing of a message that is too long."""
-    return Probing(wire) if hasattr(wire, "Improbe") and overruns() else wire
+    return MatchedReceives(wire) if hasattr(wire, "Improbe") and overruns() else wire
 
 
-class Probing:
+class MatchedReceives:
     """Receives of an mpi4py communicator that look at the length of a message before they take it.
 
     Receives from one rank with one tag take messages in the order in which they began. One thread at a time matches
@@ -73,11 +73,11 @@ class Probing:
     def __init__(self, comm: Any) -> None:
         self._comm, self._status = comm, _mpi().Status()
         self._lock = threading.Lock()
-        self._waiting: dict[tuple[int, int], collections.deque[Probed]] = {}
+        self._waiting: dict[tuple[int, int], collections.deque[MatchedReceive]] = {}
 
-    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> Probed:
+    def Irecv(self, buffer: list[Any], source: int, tag: int = 0) -> MatchedReceive:
         """Begin to receive ``[bytes, "B"]``."""
-        request = Probed(self, buffer, (source, tag))
+        request = MatchedReceive(self, buffer, (source, tag))
         self._waiting.setdefault((source, tag), collections.deque()).append(request)
         self.match((source, tag))
         return request
@@ -95,17 +95,17 @@ class Probing:
             finally:
                 self._lock.release()
 
-    def forget(self, request: Probed, key: tuple[int, int]) -> None:
+    def forget(self, request: MatchedReceive, key: tuple[int, int]) -> None:
         """Let a receive that has taken no message take none any more."""
         with self._lock, contextlib.suppress(KeyError, ValueError):
             self._waiting[key].remove(request)
 
 
-class Probed:
+class MatchedReceive:
     """One of them: a request as mpi4py's are. A message that is too long is raised as MPI's exception."""
 
-    def __init__(self, probing: Probing, buffer: list[Any], key: tuple[int, int]) -> None:
-        self._probing, self._buffer, self._key = probing, buffer, key
+    def __init__(self, receives: MatchedReceives, buffer: list[Any], key: tuple[int, int]) -> None:
+        self._receives, self._buffer, self._key = receives, buffer, key
         self._request: Any = None  # once it has taken a message
         self._is_long = self._is_cancelled = False
 
@@ -125,7 +125,7 @@ class Probed:
         if self._is_cancelled:
             return True
         if self._request is None:
-            self._probing.match(self._key)
+            self._receives.match(self._key)
         if self._request is None or not self._request.Test(status):
             return False
         if self._is_long:
@@ -135,7 +135,7 @@ class Probed:
 
     def Cancel(self) -> None:
         """Receive nothing, if no message has been taken."""
-        self._probing.forget(self, self._key)
+        self._receives.forget(self, self._key)
         self._is_cancelled = self._request is None
 
     def Wait(self, status: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import gpucoll.waits
 from gpucoll.errors import CollectiveTimeout, GpucollError
-from gpucoll.polling import NAP
 from gpucoll.rendezvous import becomes
+from gpucoll.waits import NAP
 
 
 class Work:

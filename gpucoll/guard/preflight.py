@@ -19,8 +19,7 @@ from gpucoll.arrays import Array
 from gpucoll.errors import GpucollError
 from gpucoll.executors import BYTES, COMPARED, REFUSED, call_site, disagreement, shortened
 from gpucoll.guard.guard import LOOK
-from gpucoll.polling import NAP
-from gpucoll.waits import Waits, keep_for_ever
+from gpucoll.waits import NAP, Waits, keep_for_ever
 from gpucoll.work import Operation
 
 WORDS = 512  # bytes of a call in words, and of its place in the user's code
@@ -56,6 +55,10 @@ class Exchange:
             finally:
                 self._testing.release()
         return not self._receives and not self._sends
+
+    def __del__(self) -> None:
+        if self._receives or self._sends:  # as of a communicator that has failed, or was dropped
+            keep_for_ever((self._rows, self._receives, self._sends))
 
     def words(self, rank: int) -> str:
         """Return the call of a rank whose words have come, without its place in the code."""
@@ -110,12 +113,8 @@ class Preflight:
         """Return when all ranks are known to make this call; raise MismatchError, or PeerError, on all of them."""
         yield from self.settled()
         exchange = self._begin(f"{words}\n{call_site()}", moves=False)
-        try:
-            while not exchange.has_ended():
-                yield exchange.has_ended
-        except BaseException:
-            keep_for_ever(exchange)
-            raise
+        while not exchange.has_ended():
+            yield exchange.has_ended
         exchange.judge()
 
     def settled(self) -> Operation:
@@ -165,11 +164,6 @@ class Preflight:
         while not exchange.has_ended() and time.monotonic() < deadline:
             time.sleep(NAP)
         return exchange.difference() if exchange.has_ended() else None
-
-    def abandon(self) -> None:
-        """Keep for ever what MPI may still read and write."""
-        if self._under_way is not None:
-            keep_for_ever(self._exchange)
 
     def _look(self) -> None:
         """Take part in the comparison of a rank for which this one waits, and which will not come otherwise."""

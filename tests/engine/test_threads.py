@@ -100,27 +100,31 @@ def test_calls_one_after_the_other(request, carries_out, sanitizer, way, size):
     assert (job.returncode, "wrong: 0\n" in job.stdout) == (0, True), job.stdout + job.stderr
 
 
-def in_turns(carries_out, name, way, size, changes=(), kinds=30, turns=3000):
+def in_turns(carries_out, name, way, size, names=written.ONE_WAY, changes=(), kinds=30, turns=3000):
     """Calls of which most tell a rank little of the others: without a wait it would overtake them."""
     random = generator(f"turns/{name}/{way}/{size}")
-    names = written.ONE_WAY if size % 2 else written.NAMES
     program = written.program(random, size, kinds, turns, names=names, **WAYS[way])
     return carries_out("", program, changes, str(random.getrandbits(32)))
 
 
-@pytest.mark.parametrize(("way", "size"), [("here", 3), ("mapped", 5), ("here", 4)])
-def test_ranks_that_are_held_back_are_waited_for(carries_out, way, size):
+TURNS = [("here", 3), ("mapped", 3), ("here", 4)]
+
+
+@pytest.mark.parametrize(("way", "size", "names"), [
+    *((*one, written.ONE_WAY) for one in TURNS), ("mapped", 5, written.ONE_WAY), ("here", 4, written.NAMES)])
+def test_ranks_that_are_held_back_are_waited_for(carries_out, way, size, names):
     """The seed alone decides which rank goes on when, and which one the others leave behind."""
-    job = in_turns(carries_out, "sound", way, size)
+    job = in_turns(carries_out, "sound", way, size, names)
     assert (job.returncode, "wrong: 0\n" in job.stdout) == (0, True), job.stdout + job.stderr
 
 
 @pytest.mark.nightly
 @pytest.mark.mutant
-@pytest.mark.parametrize("name", engine_mutants.ORDERS)
+@pytest.mark.parametrize("name", engine_mutants.ORDERS | engine_mutants.BEHIND)
 def test_a_rank_that_is_not_waited_for_is_noticed(carries_out, name):
     """By the very test of the default tier."""
-    jobs = (in_turns(carries_out, "sound", way, 3, engine_mutants.ORDERS[name].changes) for way in ("here", "mapped"))
+    changes = (engine_mutants.ORDERS | engine_mutants.BEHIND)[name].changes
+    jobs = (in_turns(carries_out, "sound", *one, changes=changes) for one in TURNS)
     assert any(job.returncode for job in jobs)
 
 

@@ -179,5 +179,7 @@ def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES):
     for call in (one for calls in made for one in calls):
         parts += [packed(call.symmetric, call.in_place, *numbers_of(call.plan))]
         parts += [array(values) for pair in zip(call.given, call.expected, strict=True) for values in pair]
-    order = [kind for _ in range(turns) for kind in [random.randrange(kinds)] * random.randint(1, 8)]
+    # As often as it takes until calls are eager, too, and their slots are taken more than once
+    order = [kind for _ in range(turns)
+             for kind in [random.randrange(kinds)] * random.choice((1, 2, 5, random.randint(9, 20), 60))]
     return b"".join([*parts, packed(turns, *order[:turns])])

@@ -7,7 +7,7 @@ import numpy
 import pytest
 
 from gpucoll.device import messages
-from gpucoll.device.messages import Probing, receiver
+from gpucoll.device.messages import MatchedReceives, receiver
 
 TRUNCATE = 15
 
@@ -56,7 +56,7 @@ def room(count):
 
 def test_receives_take_messages_in_the_order_in_which_they_began(comm):
     """Whichever of them is looked at first."""
-    first, second, probing = room(2), room(2), Probing(comm)
+    first, second, probing = room(2), room(2), MatchedReceives(comm)
     one, other = (probing.Irecv([row, "B"], 3, 5) for row in (first, second))
     assert not one.Test()
     assert not other.Test()
@@ -69,7 +69,7 @@ def test_receives_take_messages_in_the_order_in_which_they_began(comm):
 
 
 def test_nothing_is_written_of_a_message_that_is_too_long(comm):
-    row, probing = room(2), Probing(comm)
+    row, probing = room(2), MatchedReceives(comm)
     request = probing.Irecv([row, "B"], 3)
     comm.came[3, 0].extend([b"abc", b"de"])
     with pytest.raises(Refused) as told:
@@ -82,7 +82,7 @@ def test_nothing_is_written_of_a_message_that_is_too_long(comm):
 
 
 def test_a_cancelled_receive_takes_no_message(comm):
-    first, second, probing = room(2), room(2), Probing(comm)
+    first, second, probing = room(2), room(2), MatchedReceives(comm)
     one, other = (probing.Irecv([row, "B"], 3, 5) for row in (first, second))
     one.Cancel()
     status = messages._mpi().Status()
@@ -95,7 +95,7 @@ def test_a_cancelled_receive_takes_no_message(comm):
 
 
 def test_a_message_that_was_taken_is_not_cancelled(comm):
-    row, probing = room(2), Probing(comm)
+    row, probing = room(2), MatchedReceives(comm)
     comm.came[3, 5].append(b"ab")
     request = probing.Irecv([row, "B"], 3, 5)
     request.Cancel()
@@ -109,5 +109,5 @@ def test_a_message_that_was_taken_is_not_cancelled(comm):
 def test_only_where_mpi_writes_too_much_lengths_are_looked_at(comm, monkeypatch, vendor, probes):
     messages._mpi().Get_library_version = lambda: vendor
     monkeypatch.setattr(messages, "overruns", messages.overruns.__wrapped__)
-    assert isinstance(receiver(comm), Probing) == probes
+    assert isinstance(receiver(comm), MatchedReceives) == probes
     assert receiver(plain := SimpleNamespace(Irecv=None)) is plain

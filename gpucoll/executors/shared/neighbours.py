@@ -1,7 +1,7 @@
 """The ranks of one node, and ways into their memory.
 
-Every rank has a control segment, mapped by all: its mark, two boards that say where its buffers are, and workspaces for
-the buffers of small calls. Calls take the two boards and workspaces in turn.
+Every rank has a control segment, mapped by all: its mark, two boards that say where its buffers are, slots for the
+inputs of eager calls, and workspaces for the buffers of small calls. Calls take boards, slots and workspaces in turn.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segmen
 SMALL = 1 << 22
 BUFFERS = ("input", "output", "scratch")
 
-# The beginning of a control segment, as kernels/engine.h has it: its bytes, and 64-bit words of it
+# The beginning of a control segment, as kernels/engine.h has it: its bytes, and 64-bit words of it; and its slots
 _HEAD, MARK, FAILURE, _TOKEN = 704, 0, 4, 5
-_PAGE = 4096
+SLOTS, _SLOT = 16, (1 << 14) + 64  # of eager calls; bytes of each
+_PAGE, _LINE = 4096, 64
 
 
 def head_bytes(size: int) -> int:
     """Return how much of a control segment comes before the workspaces."""
-    return -(-(_HEAD + 4 * (size + 1) * 8) // _PAGE) * _PAGE
+    starts = -(-4 * (size + 1) * 8 // _LINE) * _LINE
+    return -(-(_HEAD + starts + SLOTS * _SLOT) // _PAGE) * _PAGE
 
 
 class Neighbours:

@@ -1,0 +1,157 @@
+"""Short calls that come again and again are eager: a rank goes on without the ranks that it does not read of."""
+
+import functools
+
+import numpy
+import pytest
+
+import engine_mutants
+import gpucoll as gc
+from gpucoll.executors.shared.neighbours import SLOTS
+from multirank.deferred import outcomes
+from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
+from pace import seconds
+from ranks import RankError, RanksHung
+
+ALIKE = 8  # calls before the first eager one
+AHEAD = SLOTS - 1  # calls that a rank may be ahead
+COUNT = 6  # elements
+
+
+def values(rank, turn, count=COUNT):
+    return numpy.arange(count) * 5 + 1000 * rank + turn
+
+
+def broadcast(comm, turn):
+    x = values(0, turn) if comm.rank == 0 else numpy.zeros(COUNT, numpy.int64)
+    assert (comm.broadcast(x) == values(0, turn)).all()
+
+
+def scatter(comm, turn):
+    x = numpy.stack([values(other, turn) for other in range(comm.size)]) if comm.rank == 0 else None
+    assert (comm.scatter(x, numpy.empty(COUNT, numpy.int64)) == values(comm.rank, turn)).all()
+
+
+def gather(comm, turn):
+    found = comm.gather(values(comm.rank, turn))
+    assert found is None or (found == [values(other, turn) for other in range(comm.size)]).all()
+
+
+def reduce(comm, turn):
+    found = comm.reduce(values(comm.rank, turn))
+    assert found is None or (found == sum(values(other, turn) for other in range(comm.size))).all()
+
+
+@on_shared
+def goes_on(comm, call, givers):
+    """The ranks that only give make as many calls as there are slots for, while the others are not in any of them."""
+    for turn in range(ALIKE + 1):
+        call(comm, turn)
+    gives = comm.rank in givers
+    if not gives:
+        comm.mpi.Barrier()
+    for turn in range(AHEAD):
+        call(comm, 100 + turn)
+    if gives:
+        comm.mpi.Barrier()
+    for turn in range(3 * SLOTS):
+        call(comm, 200 + turn)
+    assert comm._engine.is_eager(comm._engine.walks)
+    comm.barrier()
+    assert not comm._engine.is_eager(comm._engine.walks)
+    call(comm, 300)
+
+
+CALLS = [(broadcast, (0,)), (scatter, (0,)), (gather, (1, 2)), (reduce, (1, 2))]
+
+
+@pytest.mark.parametrize(("call", "givers"), CALLS)
+def test_a_rank_that_only_gives_goes_on(ranks, call, givers):  # noqa: F811
+    ranks(goes_on, 3, call, givers)
+
+
+@on_shared
+def long_inputs(comm):
+    """As many bytes as a slot has are eager, more are not; the dtype and the root change in between."""
+    for root, count, is_eager in ((0, 2048, True), (1, 2049, False), (2, 1, True), (2, 2, True)):
+        for turn in range(ALIKE + SLOTS):
+            x = values(root, turn, count) if comm.rank == root else numpy.zeros(count, numpy.int64)
+            assert (comm.broadcast(x, root, algorithm="linear") == values(root, turn, count)).all()
+        assert comm._engine.is_eager(comm._engine.walks) == is_eager, count
+
+
+def test_a_slot_holds_16_kib(ranks):  # noqa: F811
+    ranks(long_inputs, 3)
+
+
+@on_shared
+def other_shapes(comm):
+    """A root that scatters another shape after eager calls tells the other ranks, which have no shape of their own."""
+    for turn in range(3):
+        for count in (3, 5):
+            for _ in range(ALIKE + 3 + 5 * turn):
+                x = numpy.stack([values(other, turn, count) for other in range(comm.size)]) if comm.rank == 0 else None
+                assert (comm.scatter(x) == values(comm.rank, turn, count)).all()
+
+
+def test_a_root_of_eager_calls_may_scatter_another_shape(ranks):  # noqa: F811
+    ranks(other_shapes, 3)
+
+
+def differ_after(mpi, way, culprit):
+    """After eager calls one rank makes another call: all are told, and nothing of its own is overwritten."""
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
+        for turn in range(ALIKE + 5):
+            broadcast(comm, turn)
+        other = {"op": lambda x: comm.all_reduce(x, x), "root": lambda x: comm.broadcast(x, 1),
+                 "dtype": lambda x: comm.broadcast(x.view(numpy.float64))}[way]
+        x = numpy.full(COUNT, 7) if comm.rank == culprit else None
+        calls = [lambda: other(x)] if comm.rank == culprit else []
+        calls += [functools.partial(broadcast, comm, 20 + turn) for turn in range(2 * SLOTS)]
+        found = outcomes(comm, calls)
+        first = next(error for error in found if error)
+        assert isinstance(first, gc.MismatchError), found
+        assert first.ranks == (culprit,), (comm.rank, first)
+        assert comm.rank != culprit or ((x == 7).all() and found[0] is first)
+        assert all(isinstance(error, gc.RevokedError) for error in found[found.index(first) + 1:])
+    mpi.Barrier()
+
+
+@pytest.mark.parametrize("way", ["op", "root", "dtype"])
+@pytest.mark.parametrize("culprit", [1, 2])
+def test_a_rank_that_differs_after_eager_calls_is_told(ranks, way, culprit):  # noqa: F811
+    ranks(differ_after, 3, way, culprit)
+
+
+def root_differs(mpi):
+    """The root of eager calls makes another one, while the others wait for the next."""
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
+        for turn in range(ALIKE + 5):
+            broadcast(comm, turn)
+        with pytest.raises(gc.MismatchError) as told:
+            comm.all_reduce(numpy.ones(COUNT)) if comm.rank == 0 else comm.broadcast(numpy.zeros(COUNT, numpy.int64))
+        assert told.value.ranks == (0,)
+    mpi.Barrier()
+
+
+def test_a_root_that_differs_after_eager_calls_is_told(ranks):  # noqa: F811
+    ranks(root_differs, 3)
+
+
+def broadcasts_go_on(mpi):
+    goes_on(mpi, broadcast, (0,))
+
+
+def on_mutant(mpi, changes, body, arguments):
+    with engine_mutants.planted(changes):
+        return globals()[body](mpi, *arguments)
+
+
+@pytest.mark.nightly
+@pytest.mark.mutant
+@pytest.mark.parametrize("name", engine_mutants.EAGER)
+def test_mutants_are_caught(ranks, name):  # noqa: F811
+    changes, body, arguments, size = engine_mutants.EAGER[name]
+    engine_mutants.changed(changes)  # can be planted
+    with pytest.raises((RankError, RanksHung)):
+        ranks(on_mutant, size, changes, body, arguments, timeout=20)
