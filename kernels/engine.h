@@ -40,7 +40,7 @@ static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
 static const int64_t SLOTS = 16;           // of a rank's eager calls
 static const uint64_t SLOT = 1 << 14;      // bytes of an input that one of them holds
-static const uint32_t ALIKE = 8;           // calls alike, after which a call is eager
+static const uint32_t ALIKE = 4;           // calls alike, after which a call is eager
 static const int TEXT = 256;               // bytes that say in words what a call is
 
 // The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be.

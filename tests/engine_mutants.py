@@ -23,8 +23,6 @@ ORDERS = {
         (("if (!is_control(node, one.buffer) && !sees(", "if (false && !sees("),)),
     "an eager call takes a slot that is still read": Mutant(
         (("base - ((SLOTS - 1) << ROUNDS)", "base - ((2 * SLOTS) << ROUNDS)"),)),
-    "the inputs of eager calls are looked for in workspaces": Mutant(
-        (("const bool in_slot = buffer", "const bool in_slot = false && buffer"),)),
     "all ranks are taken to be as far as the first": Mutant(
         (("least = std::min(least, node.heads[rank]->mark", "least = std::max(int64_t{0}, node.heads[rank]->mark"),)),
     "nobody is awaited": Mutant((("return sees(node, one.peer, base + one.mark, patient) ? DONE : WAITING;",
@@ -32,8 +30,10 @@ ORDERS = {
     "shown a round too early": Mutant((("show(node.heads[node.rank], base + one.mark);",
                                         "show(node.heads[node.rank], base + one.mark + 2);"),)),
 }
-# A rank that is held back in the same driver takes the calls of others for unlike ones.
+# A rank in the same driver has wrong results, or takes the calls of others for unlike ones, without a race.
 BEHIND = {
+    "the inputs of eager calls are looked for in workspaces": Mutant(
+        (("const bool in_slot = buffer", "const bool in_slot = false && buffer"),)),
     "boards are overwritten while a rank is behind in eager calls": Mutant(
         (("node.was_eager ? base - (1 << ROUNDS) : 0)", "int64_t{0})"),)),
 }

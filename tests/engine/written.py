@@ -170,11 +170,17 @@ def array(values):
     return packed(len(content)) + content + bytes(-len(content) % 8)
 
 
-def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES):
-    """The words of a program: so many calls of so many kinds, by ranks that are threads; `far`: not of one process."""
+def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES, alike=True):
+    """The words of a program: so many calls of so many kinds, by ranks that are threads; `far`: not of one process.
+
+    Unless they are `alike`, no call has the signature of the one before it, so that none is eager.
+    """
     ranks = [Rank(rank, size, copies) for rank in range(size)]
     made = [drawn(random, ranks, names) for _ in range(kinds)]
-    parts = [packed(size, head_bytes(size), WORKSPACE, copies, far, VARIANTS, kinds)]
+    if not alike:
+        made += [[call._replace(plan=(call.plan[0], call.plan[1] ^ 1, *call.plan[2:])) for call in calls]
+                 for calls in made]
+    parts = [packed(size, head_bytes(size), WORKSPACE, copies, far, VARIANTS, len(made))]
     parts += [packed(*rank.engine.staged) for rank in ranks]
     for call in (one for calls in made for one in calls):
         parts += [packed(call.symmetric, call.in_place, *numbers_of(call.plan))]
@@ -182,4 +188,6 @@ def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES):
     # As often as it takes until calls are eager, too, and their slots are taken more than once
     order = [kind for _ in range(turns)
              for kind in [random.randrange(kinds)] * random.choice((1, 2, 5, random.randint(9, 20), 60))]
+    if not alike:
+        order = [kind + kinds * (turn % 2) for turn, kind in enumerate(order)]
     return b"".join([*parts, packed(turns, *order[:turns])])

@@ -13,7 +13,7 @@ from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
 from ranks import RankError, RanksHung
 
-ALIKE = 8  # calls before the first eager one
+ALIKE = 4  # calls before the first eager one
 AHEAD = SLOTS - 1  # calls that a rank may be ahead
 COUNT = 6  # elements
 
