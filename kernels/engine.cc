@@ -76,15 +76,14 @@ static PyObject* text_of(const char* text) {
     return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(strnlen(text, TEXT)), "replace");
 }
 
-// words(rank, half): what a rank has shown of its call in that half, in words, and the place in the program if it has told it.
+// words(rank, number): what a rank has shown of that call in words, and the place in the program if it has told it.
 static PyObject* words_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
     unsigned long rank;
-    int half;
-    if (!PyArg_ParseTuple(given, "ki", &rank, &half)) return nullptr;
-    if (rank >= node.ranks || node.heads[rank] == nullptr || (half & ~1) != 0)
-        return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
-    return text_of(node.heads[rank]->boards[half].text);
+    unsigned long long number;
+    if (!PyArg_ParseTuple(given, "kK", &rank, &number)) return nullptr;
+    if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
+    return text_of(node.words(static_cast<uint32_t>(rank), number));
 }
 
 // is_eager(number): whether that call was eager on a rank of this node.
@@ -107,7 +106,7 @@ static PyObject* next_call(PyObject* object, PyObject* given) {
     const int64_t base = static_cast<int64_t>(node.walks + 1) << ROUNDS;
     node.heads[node.rank]->listens.store(base, std::memory_order_seq_cst);
     if (node.heads[rank]->mark.load(std::memory_order_acquire) >= base) {
-        return text_of(node.heads[rank]->boards[(node.walks + 1) & 1].text);
+        return text_of(node.words(static_cast<uint32_t>(rank), node.walks + 1));
     }
     return is_listening(node, static_cast<uint32_t>(rank), base) ? PyUnicode_FromString("") : Py_NewRef(Py_None);
 }

@@ -38,9 +38,9 @@ static const int64_t HERE = -1;            // in place of a segment's key: what 
 static const uint64_t STREAMED = 1 << 22;  // bytes of a result from which on what is only copied is written past the caches
 static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
-static const int64_t SLOTS = 16;           // of a rank's eager calls
-static const uint64_t SLOT = 1 << 14;      // bytes of an input that one of them holds
-static const uint32_t ALIKE = 4;           // calls alike, after which a call is eager
+static const int64_t SLOTS = 64;           // of a rank's eager calls
+static const uint64_t SLOT = 1 << 12;      // bytes of an input that one of them holds
+static const uint32_t ALIKE = 4;           // calls alike, after which a call like them is eager
 static const int TEXT = 256;               // bytes that say in words what a call is
 
 // The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be.
@@ -79,15 +79,18 @@ static_assert(sizeof(Head) == 704, "Python keeps as many bytes for it");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
-// What a rank shows of an eager call: the call's number and signature, and the input that others read. Eager calls take the
-// slots of a rank in turn, so that a rank which reads of no other one, as a broadcast's root, can be SLOTS - 1 calls ahead.
+// What a rank shows of an eager call: the call's number and signature, the input that others read, and what a board has
+// of it. Eager calls take the slots of a rank in turn, so that a rank which reads of no other one, as a broadcast's root,
+// can be SLOTS - 1 calls ahead.
 struct alignas(64) Slot {
     std::atomic<int64_t> number;
     std::atomic<int64_t> signature;
     char data[SLOT];
+    int64_t kind;
+    char text[TEXT];
 };
 
-static_assert(sizeof(Slot) == SLOT + 64, "Python keeps as many bytes for it");
+static_assert(sizeof(Slot) == SLOT + 320, "Python keeps as many bytes for it");
 
 // Memory that is mapped here: a segment of a rank's.
 struct Segment {
@@ -141,6 +144,10 @@ struct Node {
         const uint64_t blocks = 4 * (ranks + 1) * sizeof(int64_t);
         char* slots = reinterpret_cast<char*>(heads[of] + 1) + (blocks + LINE - 1) / LINE * LINE;
         return reinterpret_cast<Slot*>(slots) + number % SLOTS;
+    }
+    // What a rank that has come to that call shows of it in words.
+    const char* words(uint32_t of, uint64_t number) const {
+        return is_eager(of, number) ? slot(of, number)->text : heads[of]->boards[number & 1].text;
     }
     // Whether that call was eager on a rank, which has come to it.
     bool is_eager(uint32_t of, uint64_t number) const {
@@ -346,6 +353,7 @@ struct Plan {
     size_t lead = 0;             // instructions that lay out the input, before this rank shows that it is in the call
     bool places_result = false;  // rather than have all of OUTPUT copied to the caller's array
     bool by_calls = false;       // Python's calls do all of it, on the caller's arrays
+    mutable bool in_row = false; // ALIKE calls of it have followed each other
 
     // Whether a rank with so many others on its node may make this call eagerly: its arrays are short, others read nothing of
     // it but its input, and there is a rank that it does not read of.
@@ -408,7 +416,8 @@ struct Walker {
         has_passed = false;
         node.alike = plan->signature == node.last ? std::min(node.alike + 1, ALIKE) : 0;
         node.last = plan->signature;
-        eager = node.alike == ALIKE && plan->may_be_eager(node.near.size());
+        plan->in_row |= node.alike == ALIKE;
+        eager = plan->in_row && plan->may_be_eager(node.near.size());
         may_wait = listens;
         awaited = node.rank;
         node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
@@ -605,9 +614,10 @@ struct Walker {
         if (staged != nullptr && plan->lead == 0) copy(staged, from, plan->given);
         for (size_t i = 0; i < plan->lead; i++) form(node, plan->instructions[i]);  // of this rank's memory: never fails
         if (!plan->starts.empty()) std::copy(plan->starts.begin(), plan->starts.end(), node.starts(node.rank, half));
-        if (board.kind != plan->signature) {  // of an eager call both boards have the words
-            std::memcpy(board.text, plan->text, TEXT);
-            board.kind = plan->signature;
+        if (eager) {
+            tell_words(*node.slot(node.rank, node.walks));
+        } else {
+            tell_words(board);
         }
         // So that a call which ranks that did not meet in it took for different ones is told where they meet next.
         const uint64_t mix = (static_cast<uint64_t>(node.history) ^ static_cast<uint64_t>(plan->signature)) * 0x9e3779b97f4a7c15u;
@@ -622,6 +632,13 @@ struct Walker {
             head->signatures[half].store(signature, std::memory_order_relaxed);
         }
         show(head, base);
+    }
+
+    // Has the words of the call on a board, or in a slot.
+    template <class Place> void tell_words(Place& place) const {
+        if (place.kind == plan->signature) return;
+        std::memcpy(place.text, plan->text, TEXT);
+        place.kind = plan->signature;
     }
 
     // Decides where one of this rank's buffers is during the call.

@@ -109,12 +109,15 @@ SANITIZED = {
 }
 # multirank/test_eager.py finds these.
 EAGER = {
-    "no call is eager": Mutant((("node.alike == ALIKE &&", "false &&"),), "broadcasts_go_on"),
+    "no call is eager": Mutant((("plan->in_row |= node.alike == ALIKE;", ""),), "broadcasts_go_on"),
     "an eager call meets all ranks": Mutant(
         (("return node.check == ALL && !eager;", "return node.check == ALL;"),), "broadcasts_go_on"),
     "an eager call is not compared": Mutant(
         (("&& node.slot(rank, node.walks)->signature.load(std::memory_order_relaxed) == signature);", ");"),),
         "differ_after", ("op", 1)),
+    "the words of eager calls are those of the boards": Mutant(
+        (("return is_eager(of, number) ? slot(of, number)->text :", "return false ? slot(of, number)->text :"),),
+        "other_shapes"),
     "long inputs are eager": Mutant((("given <= SLOT && taken <= SLOT && ", ""),), "long_inputs"),
 }
 TABLES = {"engine": CALLS, "eager": EAGER, "order": ORDERS, "behind": BEHIND, "mail": MAIL, "plan": PLANS,

@@ -112,6 +112,8 @@ PLANTED = [
      "self._receives.forget(self, self._key)", "pass"),
     ("guard", "ranks go on that differ from a rank that is ahead", "gpucoll/executors/shared/__init__.py",
      " and not self.engine.is_eager(number)", ""),
+    ("product", "what comes is combined with what has still to come", "gpucoll/executors/peer/program.py",
+     "\n                       and not any(_overlap(form.dst, span) for span in came)", ""),
     ("guard", "a later error names nobody", "gpucoll/waits.py", "ranks=self.failure.ranks)", "ranks=())"),
     ("guard", "an operation behind an observer is not told its error", "gpucoll/guard/observed.py",
      "            throw(operation, error)\n", ""),

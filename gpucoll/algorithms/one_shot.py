@@ -5,11 +5,13 @@ The quickest for short arrays where links join all pairs: nothing waits for anyt
 
     0 ──► 1, 2, 3     1 ──► 0, 2, 3     2 ──► 0, 1, 3     3 ──► 0, 1, 2        all at once
 
-All add in rank order, so that all form the same bits.
+All add in rank order, so that all form the same bits. In a scan a rank sends all it has to the ranks behind it.
+
+    0 ──► 1, 2, 3     1 ──► 2, 3        2 ──► 3                                    all at once
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds, Send, Slice, in_rank_order
+from gpucoll.schedule import Recv, RecvReduce, Rounds, Send, Slice, in_rank_order
 
 ALL = "(P - 1) * N"
 
@@ -26,3 +28,20 @@ def one_shot_all_reduce(rank: int, size: int) -> Rounds:
     own, total = Slice("input", 0), Slice("output", 0)
     sends = [Send(own, (rank + distance) % size) for distance in range(1, size)]
     yield (*sends, *in_rank_order(own, total, rank, size))
+
+
+@algorithm("scan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
+           received=ALL, reduced=ALL, beside="max(0, P - 2)")
+def one_shot_scan(rank: int, size: int) -> Rounds:
+    """Leave the reduction of the inputs of ranks 0 to `rank`, in rank order, on every rank."""
+    own, total = Slice("input", 0), Slice("output", 0)
+    yield (*(Send(own, peer) for peer in range(rank + 1, size)), *in_rank_order(own, total, rank, rank + 1))
+
+
+@algorithm("exscan", in_rank_order="1", chunks="1", rounds="min(1, P - 1)", path="min(1, P - 1) * N", sent=ALL,
+           received=ALL, reduced="max(0, P - 2) * N", beside="max(0, P - 2)")
+def one_shot_exscan(rank: int, size: int) -> Rounds:
+    """Leave the reduction of the inputs of ranks 0 to `rank` - 1, in rank order, on every rank but the first."""
+    own, total = Slice("input", 0), Slice("output", 0)
+    yield (*(Send(own, peer) for peer in range(rank + 1, size)), *(Recv(total, 0) for _ in range(min(1, rank))),
+           *(RecvReduce(total, peer) for peer in range(1, rank)))

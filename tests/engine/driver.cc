@@ -228,7 +228,7 @@ bool World::run_as_threads() {
 // In one thread, so that the seed alone decides which rank goes on when. For a while at a time one rank is held back:
 // the others come as far ahead of it as the engine lets them. Returns whether all calls have ended.
 bool World::run_in_turns(uint64_t seed) {
-    const uint64_t longest = 256, most = 100000;  // steps of one such time; steps in which some call must end
+    const uint64_t longest = 512, most = 100000;  // steps of one such time; steps in which some call must end
     std::mt19937_64 random(seed);
     std::deque<Caller> callers;
     for (uint32_t rank = 0; rank < ranks; rank++) callers.emplace_back(*this, rank);

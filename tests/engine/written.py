@@ -187,7 +187,7 @@ def program(random, size, kinds, turns, *, copies=True, far=False, names=NAMES, 
         parts += [array(values) for pair in zip(call.given, call.expected, strict=True) for values in pair]
     # As often as it takes until calls are eager, too, and their slots are taken more than once
     order = [kind for _ in range(turns)
-             for kind in [random.randrange(kinds)] * random.choice((1, 2, 5, random.randint(9, 20), 60))]
+             for kind in [random.randrange(kinds)] * random.choice((1, 2, 5, random.randint(5, 20), 150))]
     if not alike:
         order = [kind + kinds * (turn % 2) for turn, kind in enumerate(order)]
     return b"".join([*parts, packed(turns, *order[:turns])])

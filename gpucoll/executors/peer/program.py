@@ -104,9 +104,10 @@ class _Stepper:
         self.region = 0
         came = {message.span for message in self._messages if not message.sends}
         sent = {message.number for message in self._messages if message.sends}
-        # What comes may be combined as it comes: where it is alone, and what it changes is not sent.
+        # What comes may be combined as it comes: where it is alone, and what it changes neither is sent nor comes.
         self._fused = {form.sources[1]: form.dst for form in self._forms if len(form.sources) == 2
-                       and form.sources[0] == form.dst and form.sources[1] in came and sent.isdisjoint(form.after)}
+                       and form.sources[0] == form.dst and form.sources[1] in came and sent.isdisjoint(form.after)
+                       and not any(_overlap(form.dst, span) for span in came)}
 
     def step(self) -> Step:
         met = {message.number for message in self._messages}
@@ -151,6 +152,10 @@ class _Stepper:
             self.region += -(-words // self._channels) * self._per_word
         place = self._places[part.start]
         return Span("staging", place, place + count, part.like)
+
+
+def _overlap(one: Span, other: Span) -> bool:
+    return one.buffer == other.buffer and one.start < other.stop and other.start < one.stop
 
 
 def check(programs: Sequence[Program], channels: int, depth: int, slot: int) -> int:

@@ -164,11 +164,11 @@ class SharedExecutor:
         while any(words[rank][MARK] < mark for rank in near) and time.monotonic() < deadline:
             time.sleep(NAP)
         if settles and all(words[rank][MARK] >= mark for rank in near):
-            calls = [self.engine.words(rank, number % 2) for rank in near]
+            calls = [self.engine.words(rank, number) for rank in near]
             self.engine.settle()
             raise disagreement(near, calls)
         for earlier in range(3):  # ranks that did not meet in a call find out in a later one
-            shown = {rank: self.engine.words(rank, (number - earlier) % 2) for rank in near
+            shown = {rank: self.engine.words(rank, number - earlier) for rank in near
                      if number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:
                 break
@@ -200,7 +200,7 @@ class SharedExecutor:
         if self.engine is None:
             return {}
         numbers = {rank: self._near.words[rank][MARK] >> ROUNDS for rank in self._near.all}
-        return {rank: (number, self.engine.words(rank, number % 2).partition("\n")[0] if number else "")
+        return {rank: (number, self.engine.words(rank, number).partition("\n")[0] if number else "")
                 for rank, number in numbers.items()}
 
     def next_call(self, rank: int) -> str | None:
