@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import functools
 import os
 import secrets
 import sys
@@ -44,7 +45,7 @@ class Lifecycle(Core):
         if mpi is not None:
             self._waits.on_failure = self._abort
         if isinstance(link, LocalLink):
-            link.used_by(lambda: {self._waits.thread, self._host.thread()} - {0})
+            link.used_by(functools.partial(_threads_of, weakref.ref(self)))
         self._has_aborted = False
         self._flight = None
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
@@ -224,6 +225,12 @@ class Lifecycle(Core):
         if kind is not None and self._waits.failure is None:  # the other ranks may be elsewhere: do not wait for them
             self._waits.failure = UsageError(f"the block that used it was left by {kind.__name__}")
         self.close()
+
+
+def _threads_of(reference: weakref.ref[Lifecycle]) -> set[int]:
+    """Return the system's numbers of the threads that made a communicator's last calls; none where it was dropped."""
+    comm = reference()
+    return set() if comm is None else {comm._waits.thread, comm._host.thread()} - {0}
 
 
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
