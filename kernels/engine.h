@@ -39,7 +39,7 @@ static const uint64_t STREAMED = 1 << 22;  // bytes of a result from which on wh
 static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
 static const int64_t SLOTS = 64;           // of a rank's eager calls
-static const uint64_t SLOT = 1 << 12;      // bytes of an input that one of them holds
+static const uint64_t SLOT = 1 << 14;      // bytes of an input that one of them holds
 static const uint32_t ALIKE = 4;           // calls alike, after which a call like them is eager
 static const int TEXT = 256;               // bytes that say in words what a call is
 

@@ -76,14 +76,14 @@ def test_a_rank_that_only_gives_goes_on(ranks, call, givers):  # noqa: F811
 @on_shared
 def long_inputs(comm):
     """As many bytes as a slot has are eager, more are not; the length and the root change in between."""
-    for root, count, is_eager in ((0, 512, True), (1, 513, False), (2, 1, True), (2, 2, True)):
+    for root, count, is_eager in ((0, 2048, True), (1, 2049, False), (2, 1, True), (2, 2, True)):
         for turn in range(ALIKE + SLOTS):
             x = values(root, turn, count) if comm.rank == root else numpy.zeros(count, numpy.int64)
             assert (comm.broadcast(x, root, algorithm="linear") == values(root, turn, count)).all()
         assert comm._engine.is_eager(comm._engine.walks) == is_eager, count
 
 
-def test_a_slot_holds_4_kib(ranks):  # noqa: F811
+def test_a_slot_holds_16_kib(ranks):  # noqa: F811
     ranks(long_inputs, 3)
 
 
