@@ -22,7 +22,8 @@ log = logging.getLogger("gpucoll")
 
 
 def late_for(rank: int) -> int:
-    """Return the number of a rank that is waited for in vain, by which others are told; of that number the rank."""
+    """Return the number, below 0, that stands for a wait for `rank` which ended by its deadline; of the number the rank.
+    """
     return -1 - rank
 
 
@@ -31,9 +32,8 @@ class Guard:
 
     `awaited` tells the ranks that are waited for, None where nobody knows; `progress` the number and the words of what
     each rank that shows its calls called last; `aborted` which go no further, not having closed, and why: they
-    END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines, LATE, or in vain for a
-    rank that `late_for` gives a number below 0. `since` tells when
-    the wait began.
+    END, have FAILED, by themselves or FAILED_BY another one, or waited until their deadlines: LATE, or `late_for` the
+    awaited rank. `since` tells when the wait began.
     """
 
     def __init__(self, rank: int, processes: Processes, awaited: Callable[[], Collection[int] | None],

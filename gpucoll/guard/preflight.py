@@ -38,6 +38,8 @@ class Exchange:
         self._rows = numpy.empty((size, WORDS), numpy.uint8)
         self._rows[rank] = _row(text)
         others = [other for other in range(size) if other != rank]
+        self._receives: dict[int, Any] = {}
+        self._sends: list[Any] = []
         self._receives = {other: wire.Irecv([self._rows[other], BYTES], other, COMPARED) for other in others}
         self._sends = [wire.Isend([self._rows[rank], BYTES], other, COMPARED) for other in others]
 
