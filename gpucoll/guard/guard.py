@@ -22,8 +22,7 @@ log = logging.getLogger("gpucoll")
 
 
 def late_for(rank: int) -> int:
-    """Return the number, below 0, that stands for a wait for `rank` which ended by its deadline; of the number the rank.
-    """
+    """Return the number below 0 that stands for a wait for `rank` until the deadline; of such a number, the rank."""
     return -1 - rank
 
 
