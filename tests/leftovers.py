@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from gpucoll.rendezvous import becomes
 from pace import Patience
 
 GRACE = 2.0  # seconds for threads and children whose end has been asked for
@@ -283,9 +284,12 @@ def without_algorithms():
 
 
 def settled(before):
-    """The state once garbage is collected, and threads and children had time to end."""
-    gc.collect()
+    """The state once garbage is collected, and threads, children and calls under way had time to end.
+
+    A communicator that was dropped in an asynchronous call is kept by its progress thread until the call has ended.
+    """
     patience = Patience(GRACE)
+    becomes(lambda: gc.collect() >= 0 and not communicators().keys() - before["communicator"].keys(), patience.left())
     while (left := patience.left()) and (found := new_threads(before)):
         for one in found:
             one.join(min(left, 0.1))
