@@ -86,14 +86,14 @@ static PyObject* words_method(PyObject* object, PyObject* given) {
     return text_of(node.words(static_cast<uint32_t>(rank), number));
 }
 
-// is_eager(number): whether that call was eager on a rank of this node.
+// is_eager(rank, number): whether that call was eager on a rank of this node.
 static PyObject* is_eager_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
-    const unsigned long long number = PyLong_AsUnsignedLongLong(given);
-    if (PyErr_Occurred()) return nullptr;
-    bool found = node.is_eager(node.rank, number);
-    for (uint32_t rank : node.near) found = found || node.is_eager(rank, number);
-    return PyBool_FromLong(found);
+    unsigned long rank;
+    unsigned long long number;
+    if (!PyArg_ParseTuple(given, "kK", &rank, &number)) return nullptr;
+    if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
+    return PyBool_FromLong(node.is_eager(static_cast<uint32_t>(rank), number));
 }
 
 // next_call(rank): in words which call a rank is in that comes next on this one; "" where it waits for another rank to say so,
@@ -289,7 +289,7 @@ static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr}
                                 {"follow", follow, METH_VARARGS, nullptr},
                                 {"go_on", go_on_method, METH_NOARGS, nullptr},
                                 {"is_busy", is_busy, METH_NOARGS, nullptr},
-                                {"is_eager", is_eager_method, METH_O, nullptr},
+                                {"is_eager", is_eager_method, METH_VARARGS, nullptr},
                                 {"is_walking", is_walking, METH_NOARGS, nullptr},
                                 {"learn", learn, METH_VARARGS, nullptr},
                                 {"message", message, METH_VARARGS, nullptr},

@@ -22,6 +22,11 @@ def values(rank, turn, count=COUNT):
     return numpy.arange(count) * 5 + 1000 * rank + turn
 
 
+def is_eager(comm):
+    """Whether the last call was, on any rank."""
+    return any(comm._engine.is_eager(rank, comm._engine.walks) for rank in range(comm.size))
+
+
 def broadcast(comm, turn):
     x = values(0, turn) if comm.rank == 0 else numpy.zeros(COUNT, numpy.int64)
     assert (comm.broadcast(x) == values(0, turn)).all()
@@ -56,12 +61,12 @@ def goes_on(comm, call, givers):
         comm.mpi.Barrier()
     for turn in range(3 * SLOTS):
         call(comm, 200 + turn)
-    assert comm._engine.is_eager(comm._engine.walks)
+    assert is_eager(comm)
     comm.barrier()
-    assert not comm._engine.is_eager(comm._engine.walks)
+    assert not is_eager(comm)
     for turn in range(3):
         call(comm, 300 + turn)
-        assert comm._engine.is_eager(comm._engine.walks)  # at once: calls like it have been in a row
+        assert is_eager(comm)  # at once: calls like it have been in a row
         comm.all_reduce(numpy.ones(turn + 1))
 
 
@@ -76,11 +81,11 @@ def test_a_rank_that_only_gives_goes_on(ranks, call, givers):  # noqa: F811
 @on_shared
 def long_inputs(comm):
     """As many bytes as a slot has are eager, more are not; the length and the root change in between."""
-    for root, count, is_eager in ((0, 2048, True), (1, 2049, False), (2, 1, True), (2, 2, True)):
+    for root, count, fits in ((0, 2048, True), (1, 2049, False), (2, 1, True), (2, 2, True)):
         for turn in range(ALIKE + SLOTS):
             x = values(root, turn, count) if comm.rank == root else numpy.zeros(count, numpy.int64)
             assert (comm.broadcast(x, root, algorithm="linear") == values(root, turn, count)).all()
-        assert comm._engine.is_eager(comm._engine.walks) == is_eager, count
+        assert is_eager(comm) == fits, count
 
 
 def test_a_slot_holds_16_kib(ranks):  # noqa: F811
@@ -124,6 +129,30 @@ def differ_after(mpi, way, culprit):
 @pytest.mark.parametrize("culprit", [1, 2])
 def test_a_rank_that_differs_after_eager_calls_is_told(ranks, way, culprit):  # noqa: F811
     ranks(differ_after, 3, way, culprit)
+
+
+def differ_behind(mpi):
+    """Rank 1 differs in a call that the root has left long ago, and rank 2 has not: it is the culprit all the same."""
+    with gc.Communicator.from_mpi(mpi, executor="shared", timeout=seconds(20)) as comm:
+        for turn in range(ALIKE + 5):
+            broadcast(comm, turn)
+        if comm.rank:
+            mpi.Barrier()
+        call = functools.partial(comm.all_reduce, numpy.ones(COUNT)) if comm.rank == 1 else None
+        found = outcomes(comm, [call] if call else [functools.partial(broadcast, comm, 20 + turn)
+                                                   for turn in range(AHEAD - 10)])
+        if comm.rank == 0:
+            mpi.Barrier()
+        if comm.rank != 1:
+            found += outcomes(comm, [functools.partial(broadcast, comm, 200)] * SLOTS)
+        first = next(error for error in found if error)
+        assert isinstance(first, gc.MismatchError), found
+        assert first.ranks == (1,), (comm.rank, first)
+    mpi.Barrier()
+
+
+def test_a_rank_that_differs_where_the_root_is_far_ahead_is_the_culprit(ranks):  # noqa: F811
+    ranks(differ_behind, 3)
 
 
 def root_differs(mpi):

@@ -154,7 +154,7 @@ class SharedExecutor:
         by messages, which explain it.
         """
         number, near, words = self.engine.walks, sorted(self._near.all), self._near.words
-        settles = meet and self._check == ALL and not self.engine.is_eager(number)
+        settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in near)
         if settles:
             self.engine.tell(call_site())
         else:
@@ -169,7 +169,8 @@ class SharedExecutor:
             raise disagreement(near, calls)
         for earlier in range(3):  # ranks that did not meet in a call find out in a later one
             shown = {rank: self.engine.words(rank, number - earlier) for rank in near
-                     if number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
+                     if self.engine.is_eager(rank, number - earlier)
+                     or number - earlier <= words[rank][MARK] >> ROUNDS <= number - earlier + 1}
             if len(set(shown.values())) > 1:
                 break
         if len(set(shown.values())) < 2 and self._check != OFF:  # ranks are calls apart, as where a root was ahead
