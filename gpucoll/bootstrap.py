@@ -227,8 +227,7 @@ def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
         return call()
     waits.hooks.append(roll.answer)
     waits.blame = blame
-    found = beside(waits.run, call, "init")
-    return found
+    return beside(waits.run, call, "init")
 
 
 FINALIZE = 5.0  # seconds for MPI's end where a rank has failed

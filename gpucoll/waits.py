@@ -63,7 +63,7 @@ def yields_at_once() -> bool:
     return time.monotonic() - began < DEAR
 
 
-def nap(waited: float) -> float:
+def _nap(waited: float) -> float:
     """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
     return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
@@ -202,7 +202,7 @@ class Waits:
             if has_waited:
                 continue
             if now >= patience:
-                time.sleep(nap(now - max(began, self.went_on)))
+                time.sleep(_nap(now - max(began, self.went_on)))
             elif not yields_at_once():
                 patience = now
 
@@ -347,7 +347,7 @@ class Waits:
         """
         while (self._queue or self._alone) and self._thread is not None:
             self.advance()
-            time.sleep(nap(time.monotonic() - self.went_on))
+            time.sleep(_nap(time.monotonic() - self.went_on))
         return self._thread is not None
 
     def drain(self) -> None:

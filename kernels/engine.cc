@@ -76,24 +76,32 @@ static PyObject* text_of(const char* text) {
     return PyUnicode_DecodeUTF8(text, static_cast<Py_ssize_t>(strnlen(text, TEXT)), "replace");
 }
 
+// Takes a rank of this node and the number of a call; false with an error set.
+static bool take_call(const Node& node, PyObject* given, uint32_t* rank, uint64_t* number) {
+    unsigned long of;
+    unsigned long long which;
+    if (!PyArg_ParseTuple(given, "kK", &of, &which)) return false;
+    *rank = static_cast<uint32_t>(of);
+    *number = which;
+    if (of < node.ranks && node.heads[of] != nullptr) return true;
+    PyErr_Format(PyExc_ValueError, "no rank %lu here", of);
+    return false;
+}
+
 // words(rank, number): what a rank has shown of that call in words, and the place in the program if it has told it.
 static PyObject* words_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
-    unsigned long rank;
-    unsigned long long number;
-    if (!PyArg_ParseTuple(given, "kK", &rank, &number)) return nullptr;
-    if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
-    return text_of(node.words(static_cast<uint32_t>(rank), number));
+    uint32_t rank;
+    uint64_t number;
+    return take_call(node, given, &rank, &number) ? text_of(node.words(rank, number)) : nullptr;
 }
 
 // is_eager(rank, number): whether that call was eager on a rank of this node.
 static PyObject* is_eager_method(PyObject* object, PyObject* given) {
     const Node& node = reinterpret_cast<Engine*>(object)->node;
-    unsigned long rank;
-    unsigned long long number;
-    if (!PyArg_ParseTuple(given, "kK", &rank, &number)) return nullptr;
-    if (rank >= node.ranks || node.heads[rank] == nullptr) return PyErr_Format(PyExc_ValueError, "no rank %lu here", rank);
-    return PyBool_FromLong(node.is_eager(static_cast<uint32_t>(rank), number));
+    uint32_t rank;
+    uint64_t number;
+    return take_call(node, given, &rank, &number) ? PyBool_FromLong(node.is_eager(rank, number)) : nullptr;
 }
 
 // next_call(rank): in words which call a rank is in that comes next on this one; "" where it waits for another rank to say so,

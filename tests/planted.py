@@ -128,7 +128,7 @@ PLANTED = [
     ("guard", "who does not come to init is not named", "gpucoll/bootstrap.py",
      "missing = roll.missing()", "missing = ()"),
     ("guard", "who stops in init is waited for without a deadline", "gpucoll/bootstrap.py",
-     "found = beside(waits.run, call, \"init\")", "found = call()"),
+     "return beside(waits.run, call, \"init\")", "return call()"),
     ("product", "who lacks memory for a communicator tells nobody", "gpucoll/communicator/__init__.py",
      "if link.mpi is not None:\n                culprit", "if False:\n                culprit"),
     ("product", "who has died is not named, but who was told of it", "gpucoll/guard/guard.py",

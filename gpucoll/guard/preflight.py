@@ -76,11 +76,11 @@ class Exchange:
     def difference(self) -> GpucollError | None:
         """Return what all ranks raise where they differ, unless all of them refuse their arguments; else None."""
         rows = [row.tobytes() for row in self._rows]
-        if rows.count(rows[0]) == len(rows) and not rows[0].startswith(REFUSED.encode()):
+        if rows.count(rows[0]) == len(rows):
             return None
         calls = [_text(row) for row in rows]
-        same = len({call.partition("\n")[0] for call in calls}) == 1
-        if all(call.startswith(REFUSED) for call in calls) or same:
+        are_alike = len({call.partition("\n")[0] for call in calls}) == 1  # but for their places in the code
+        if are_alike or all(call.startswith(REFUSED) for call in calls):
             return None
         return disagreement(range(len(calls)), calls, moved=self.moves)
 

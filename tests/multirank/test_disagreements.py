@@ -180,6 +180,7 @@ def words_come_late(mpi):
         comm._has_aborted = True  # nor is rank 0 told by messages that others go no further
         with pytest.raises(gc.ArgumentError if comm.rank == CULPRIT else gc.PeerError) as told:
             comm.all_reduce(x, op="nonsense" if comm.rank == CULPRIT else "sum", algorithm="ring")
+        assert told.value.code == ("GC-OP" if comm.rank == CULPRIT else "GC-PEER")
         assert comm.rank == CULPRIT or told.value.ranks == (CULPRIT,)
         assert bool(asked) == (comm.rank == 0)
 

@@ -149,9 +149,9 @@ class SharedExecutor:
         """Raise MismatchError, or PeerError, which says what each rank of this node has called, and where.
 
         Where all compare before data move, all come here: once each has told where it is, and read where the others
-        are, the call is as if it had not been. Where ranks compare only with those that they read from, or where they
-        do not `meet`, they have failed. The error names no rank where all that is shown is alike: ranks have compared
-        by messages, which explain it.
+        are, the call is as if it had not been. Ranks have failed where they compare only with the ranks that they read
+        from, where one is ahead in eager calls, or where they do not `meet`. The error names no rank where all that is
+        shown is alike: ranks have compared by messages, which explain it.
         """
         number, near, words = self.engine.walks, sorted(self._near.all), self._near.words
         settles = meet and self._check == ALL and not any(self.engine.is_eager(rank, number) for rank in near)
