@@ -2,8 +2,9 @@
 
 Each rank is a session of its own, so that all that it starts ends with it. The first rank that ends with an error ends
 the job with its status; a rank that an exception ends tells so before anybody can miss it, so that its traceback is the
-only one. A signal is passed on to all ranks, and who has not ended some time after it, or gets a second one, is killed.
-Where this process is killed, the system kills the ranks.
+only one. A signal is passed on to all ranks, and a rank that has not ended some time after it, or after a second one,
+is killed; where all ranks that are left have nothing more to do, they are killed at once. Where this process is killed,
+the system kills the ranks.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,7 +34,8 @@ PDEATHSIG = 1  # of prctl
 class Parent(NamedTuple):
     """How a rank reaches the process that watches it: its number, and a pipe to tell which rank ends the job.
 
-    Who has taken the one byte of the pipe `ticket` shows its traceback, and nobody else does.
+    Only the rank that has taken the one byte of the pipe `ticket` shows its traceback. Along `pipe` a rank that an
+    exception ends tells its number, or, without the ticket, the complement of its number; then it waits for its end.
     """
 
     process: int
@@ -55,7 +58,7 @@ class Job:
                  tag: bool) -> None:
         self._command, self._variables, self._tag = command, variables, tag
         self._status: int | None = None  # of the job, once it is known
-        self._culprit: int | None = None  # who has told that it ends the job, and waits for its end
+        self._waiting: set[int] = set()  # ranks that an exception ends, and that wait to be killed
         self._ranks: dict[int, subprocess.Popen[bytes]] = {}  # which have not ended
         self._loop: Any = None
 
@@ -121,21 +124,25 @@ class Job:
         if status != 0 and self._status is None:
             how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
             self._fail(rank, process.pid, how, 128 - status if status < 0 else status)
-        if self._ranks.keys() == {self._culprit}:
-            self._signal(signal.SIGKILL)
+        self._kill_where_all_wait()
         if not self._ranks:
             self._loop.stop()
 
     def _told(self, pipe: int) -> None:
-        words = os.read(pipe, 64)
+        words = os.read(pipe, 4096)
         if not words:
             self._loop.remove_reader(pipe)  # all have ended
-        elif self._status is None:
-            self._culprit = int(words.split()[0])
-            process = self._ranks.get(self._culprit)
-            self._fail(self._culprit, process.pid if process else 0, "was ended by an exception", 1)
-            if self._ranks.keys() == {self._culprit}:
-                self._signal(signal.SIGKILL)
+        for number in array("i", words):
+            rank = max(number, ~number)
+            self._waiting.add(rank)
+            if number >= 0 and self._status is None:
+                process = self._ranks.get(rank)
+                self._fail(rank, process.pid if process else 0, "was ended by an exception", 1)
+        self._kill_where_all_wait()
+
+    def _kill_where_all_wait(self) -> None:
+        if self._status is not None and self._ranks.keys() <= self._waiting:
+            self._signal(signal.SIGKILL)
 
     def _fail(self, rank: int, process: int, how: str, status: int) -> None:
         others = "; the other ranks are ended" if self._ranks.keys() - {rank} else ""
@@ -149,9 +156,9 @@ class Job:
         self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Send a signal to all ranks, and to those that they have started; who waits for the others' end comes last."""
+        """Send a signal to all ranks, and to those that they have started; only SIGKILL reaches ranks that wait."""
         for rank, process in self._ranks.items():
-            if rank != self._culprit or number == signal.SIGKILL:
+            if rank not in self._waiting or number == signal.SIGKILL:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, number)
 
@@ -172,6 +179,11 @@ def follow(words: str, rank: int) -> None:
         os.set_inheritable(pipe, False)
     mine = os.getpid()
 
+    def tell(number: int) -> None:
+        with contextlib.suppress(OSError):
+            os.write(parent.pipe, array("i", [number]).tobytes())
+            time.sleep(PATIENCE)  # killed meanwhile; a rank that sees this one end would tell of it, too
+
     @contextlib.contextmanager
     def alone(error: BaseException) -> Iterator[None]:
         if os.getpid() != mine:
@@ -180,14 +192,12 @@ def follow(words: str, rank: int) -> None:
         if isinstance(error, RankFailedError | RevokedError):
             time.sleep(BLAMED)
         if not os.read(parent.ticket, 1):
-            time.sleep(PATIENCE)
+            tell(~rank)
         yield
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        with contextlib.suppress(OSError):
-            os.write(parent.pipe, f"{rank}\n".encode())
-            time.sleep(PATIENCE)  # killed meanwhile; whoever sees this rank end would tell of it, too
+        tell(rank)
         os._exit(1)
 
     bootstrap.on_abort.append(alone)

@@ -32,6 +32,17 @@ def sampled(cases, keep, seed):
     return [pytest.param(*case, marks=() if index in kept else pytest.mark.nightly) for index, case in enumerate(cases)]
 
 
+def often(cases, *chosen):
+    """The cases as `pytest.param`s, in order: those chosen always run, the others are marked slow.
+
+    >>> [bool(case.marks) for case in often([1, 2, 3], 2)]
+    [True, False, True]
+    """
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*value, marks=() if case in chosen else pytest.mark.slow)
+            for case, value in zip(cases, values, strict=True)]
+
+
 def drawn(cases, keep, seed):
     """The indices of `keep` cases in a seeded random order, those first that show a value not seen before."""
     order = generator(seed).sample(range(len(cases)), len(cases))

@@ -244,6 +244,8 @@ PLANTED = [
      "(name != NATIVE and find(collective, name).in_rank_order)", "True"),
     ("store", "what ranks have started outlives them", "gpucoll/standalone.py",
      "            os.killpg(process.pid, signal.SIGKILL)\n", "            pass\n"),
+    ("store", "ranks that wait for their end are not ended", "gpucoll/standalone.py",
+     "self._ranks.keys() <= self._waiting", "False"),
     ("store", "every rank shows its traceback", "gpucoll/standalone.py",
      "        if not os.read(parent.ticket, 1):", "        if False:"),
     ("guard", "a flight record has no end", "kernels/flight.h",

@@ -9,6 +9,7 @@ import pytest
 import gpucoll as gc
 import learning
 from gpucoll import training
+from grids import often
 from pace import seconds
 from thread_ranks import on_threads
 
@@ -283,7 +284,8 @@ def served(comm, servers, staleness):
     return place.traffic
 
 
-@pytest.mark.parametrize(("size", "servers", "staleness"), [(2, 1, 0), (4, 1, 0), (4, 3, 0), (3, 1, 1), (4, 2, None)])
+@pytest.mark.parametrize(("size", "servers", "staleness"), often(
+    [(2, 1, 0), (4, 1, 0), (4, 3, 0), (3, 1, 1), (4, 2, None)], (4, 3, 0), (3, 1, 1), (4, 2, None)))
 def test_parameter_servers(executor, size, servers, staleness):
     executor.run(size, served, servers, staleness)
 

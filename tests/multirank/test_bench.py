@@ -243,6 +243,7 @@ def test_regret_judges_by_the_second_pass_and_checks_every_way(ranks, tmp_path):
     assert "# wrong elements: 1 of mpi:tree at 4096 bytes\n" in output
 
 
+@pytest.mark.slow
 def test_the_commands_end_alike_on_every_rank(mpiexec, tmp_path):
     for line, code in [("bench reduce_scatter -b 64 -e 64 -n 2 --algorithm ring,native", 0),
                        ("bench broadcast -b 8 -e 8 -r 2", 2),

@@ -96,7 +96,7 @@ TWO_HOSTS = {"TWO_HOSTS": "1"}  # of ranks in turn
 
 
 @pytest.mark.parametrize(("rank", "executor"), [
-    (1, "auto"), (0, "auto"), pytest.param(1, "mpi", marks=SLOW), pytest.param(1, "native", marks=SLOW)])
+    (1, "auto"), pytest.param(0, "auto", marks=SLOW), pytest.param(1, "mpi", marks=SLOW), pytest.param(1, "native", marks=SLOW)])
 def test_who_dies_on_another_host_is_named(mpiexec, tmp_path, rank, executor):
     found = survivors(mpiexec, tmp_path, "", executor, 4, **fault(rank, "before", "sigkill"), **TWO_HOSTS)
     assert found.keys() == set(range(4)) - {rank}
@@ -262,7 +262,7 @@ elif how == "idle":
 """
 
 
-@pytest.mark.parametrize("how", ["idle", "stop"])
+@pytest.mark.parametrize("how", [pytest.param("idle", marks=SLOW), "stop"])
 def test_who_does_not_come_to_init_is_named(mpiexec, tmp_path, how):
     """Before ranks meet, and in MPI's calls without a deadline; MPI's end, in which it is missing, too, has one."""
     job = mpiexec(3, sys.executable, "-c", NEVER_COMES, how, tmp_path, str(seconds(1)), timeout=seconds(20))

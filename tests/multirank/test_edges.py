@@ -260,15 +260,19 @@ def gone(comm, count, is_closed):
         assert after[0] < before[0] + made + 1000, (before, after)  # a page for each is too much, a few MB are not
 
 
+WAYS = [pytest.param({}, id="shared"), pytest.param({"GPUCOLL_EXECUTOR": "mpi"}, id="mpi", marks=pytest.mark.slow),
+        pytest.param(EMULATED, id="emulated", marks=pytest.mark.slow)]
+
+
 @pytest.mark.parametrize("count", [20, pytest.param(2000, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("env", [{}, {"GPUCOLL_EXECUTOR": "mpi"}, EMULATED], ids=["shared", "mpi", "emulated"])
+@pytest.mark.parametrize("env", WAYS)
 def test_what_is_closed_is_gone(ranks, count, env, request):
     if env is EMULATED:
         request.getfixturevalue("emulated_kernels")
     ranks(gone, 3, count, True, env=env, timeout=1200)
 
 
-@pytest.mark.parametrize("env", [{}, {"GPUCOLL_EXECUTOR": "mpi"}, EMULATED], ids=["shared", "mpi", "emulated"])
+@pytest.mark.parametrize("env", WAYS)
 def test_what_is_dropped_is_gone(ranks, env, request):
     """Its files, its mappings and its threads; MPI has no call that one rank could make to free its part."""
     if env is EMULATED:

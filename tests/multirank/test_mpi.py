@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grids import SEED
+from grids import SEED, often
 from pace import seconds
 
 HERE = Path(__file__).parents[1]
@@ -18,7 +18,7 @@ SUITE = ("test_cco_buf", "test_cco_vec", "test_cco_nb_buf", "test_cco_nb_vec", "
 BY = "import sys; sys.path.insert(0, sys.argv[1]); import mpi_calls, mpi_kept; from mpi4py import MPI; "
 
 
-@pytest.mark.parametrize("size", [1, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", often([1, 3, 4], 3))
 def test_what_mpi4py_does(mpiexec, size):
     job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_calls.against_mpi4py(MPI.COMM_WORLD, '{SEED}/{size}', 12)",
                   HERE, timeout=seconds(100))
@@ -31,7 +31,7 @@ def test_what_is_refused_and_what_is_mpi4pys(mpiexec, size):
     assert job.returncode == 0, job.stderr
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", often([1, 3], 3))
 @pytest.mark.parametrize("program", ["frequent", "kept"])
 def test_small_buffers_and_a_comm_made_where_it_is_used(mpiexec, size, program):
     job = mpiexec(size, sys.executable, "-c", f"{BY}mpi_kept.{program}(MPI.COMM_WORLD)", HERE, timeout=seconds(60))

@@ -136,6 +136,7 @@ def test_errors_show_where_and_what_was_printed_or_are_results(ranks):
     assert (type(error), str(error)) == (RuntimeError, "Picky: this and that")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", LEAVES)
 def test_a_program_that_leaves_something_fails_and_the_next_one_does_not_find_it(three, what):
     assert works(three, 2)
@@ -186,6 +187,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_pool_or_their_parent(launcher):
     with RankPool(size=2) as pool:
         pool.run(who, 2)
@@ -198,6 +200,7 @@ def test_ranks_end_with_their_pool_or_their_parent(launcher):
         os.close(member)
 
 
+@pytest.mark.slow
 def test_a_launched_job_returns_what_it_wrote_or_is_ended_with_all_its_children(mpiexec):
     """The one that hangs has a child, which has left the process group."""
     script = "import os; os.write(1, os.environ['ANSWER'].encode()); raise SystemExit(3)"

@@ -42,6 +42,7 @@ def test_the_sites_first_program_is_readmes():
         assert set(re.findall(r"python example\.py .*", text)) <= {*re.findall(r"python example\.py .*", README)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", [*blocks("python")])
 def test_the_pages_examples_run_on_two_ranks_and_a_mesh_on_four(mpiexec, tmp_path, example):
     run(mpiexec, tmp_path, 4 if "Mesh" in example else 2, example)

@@ -36,7 +36,8 @@ def script(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("options", [["--nproc-per-node", "4"], ["--nproc_per_node=2", "--hosts", "localhost"]])
+@pytest.mark.parametrize("options", [
+    pytest.param(["--nproc-per-node", "4"], marks=pytest.mark.slow), ["--nproc_per_node=2", "--hosts", "localhost"]])
 def test_the_program_finds_what_torchrun_would_tell_it(launcher, script, options):
     folder, given = script(SHOW), ["--nproc-per-node", "9", "--json", "-x", "a b", "--", "--help"]
     job = gpucoll_run(*options, "show.py", *given, cwd=folder, env=UNSET)

@@ -79,14 +79,14 @@ ON_PEER = [("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), (
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    [*ANYWHERE, *WITH_NCCL], slow="kept_from_the_collector lifetimes-ring",
+    [*ANYWHERE, *WITH_NCCL], slow="kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies captured-auto bytes_apart",
     sample=[("streams", "ring"), ("captured", "native")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    ON_PEER, slow="blocks asynchronous points lifetimes", sample=[("captured", "two_shot")]))
+    ON_PEER, slow="blocks asynchronous points lifetimes many_calls symmetric fault captured-ring mirrored", sample=[("captured", "two_shot")]))
 def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
 
@@ -228,7 +228,7 @@ PEER_HOSTILE = [("dlpack",), ("planned",), ("captured", "ring"), ("kernels_of_th
 
 
 @pytest.mark.parametrize(("programs", "gpus", "variables"), [
-    pytest.param(THREADS, 3, {}, id="GPUs"), pytest.param(THREADS, 1, {}, id="one GPU", marks=SLOW),
+    pytest.param(THREADS, 3, {}, id="GPUs", marks=SLOW), pytest.param(THREADS, 1, {}, id="one GPU", marks=SLOW),
     pytest.param(PEER_THREADS, 1, PEER, id="peer", marks=SLOW),
     pytest.param(THREADS, 3, HOSTILE, id="GPUs, hostile", marks=NIGHTLY),
     pytest.param(THREADS, 1, HOSTILE, id="one GPU, hostile", marks=NIGHTLY),

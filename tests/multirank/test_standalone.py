@@ -171,7 +171,8 @@ comm.all_reduce(numpy.ones(3))
 
 
 @pytest.mark.parametrize(("end", "status", "words"), [
-    ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL"),
+    ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"),
+    pytest.param("os.kill(os.getpid(), signal.SIGKILL)", 137, "SIGKILL", marks=pytest.mark.slow),
     ("sys.exit(4)", 4, "status 4"), pytest.param("os._exit(7)", 7, "status 7", marks=pytest.mark.slow),
     pytest.param("threading.Thread(target=lambda: 1 / 0).start()", 1, "ZeroDivisionError", marks=pytest.mark.slow)])
 def test_a_rank_that_ends_ends_the_job(launcher, script, end, status, words):
@@ -211,10 +212,18 @@ def test_of_many_errors_one_traceback_is_shown(launcher, script):
     assert len([*folder.glob("told *")]) == 1
 
 
+PATIENT = """
+import runpy
+from gpucoll import standalone
+standalone.GRACE = 1e6
+runpy.run_module("gpucoll", run_name="__main__")
+"""
+
+
 @contextlib.contextmanager
-def started(folder, token, *options):
+def started(folder, token, *options, by=("-m", "gpucoll")):
     """A job of three ranks, each of whose processes can be found by the token."""
-    command = [sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", "3", *options, "job.py"]
+    command = [sys.executable, *by, "run", "--standalone", "-n", "3", *options, "job.py"]
     env = {**os.environ, **without_mpi4py(folder), JOB_MARK: token}
     job = subprocess.Popen(command, cwd=folder, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                            stderr=subprocess.PIPE, start_new_session=True)
@@ -228,11 +237,12 @@ def started(folder, token, *options):
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_all(launcher, script, number, status):
+    """At once, where all ranks come to their ends: what ranks may take for it is not waited for."""
     folder, token = script(ENDS.replace("{end}", "signal.pause()")), uuid.uuid4().hex
-    with started(folder, token) as job:
+    with started(folder, token, by=("-c", PATIENT)) as job:
         assert sorted(job.stdout.readline() for _ in range(3)) == [f"{rank} is here\n" for rank in range(3)]
         job.send_signal(number)
-        job.communicate(timeout=seconds(100))
+        job.communicate(timeout=seconds(15))
         assert job.returncode == status
         assert marked(JOB_MARK, token) == []
 

@@ -58,8 +58,8 @@ def strategy_curves(mpi, arguments):
     return found
 
 
-@pytest.mark.parametrize("model", ["mlp", pytest.param("cnn", marks=pytest.mark.slow),
-                                   pytest.param("transformer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
 def test_every_strategy_gives_one_curve(ranks, model):
     arguments = ["--dtype", "float64", "--batch", "400", "--model", model]
     expected = ranks(curves, 1, ["native"], [*arguments, "--epochs", "1"], timeout=300)[0]["native"]

@@ -63,9 +63,9 @@ def own_suite(folder, suite=SUITE, name="test_it.py", more=""):
 
 
 @pytest.mark.parametrize(("variable", "workers", "line", "code"), [
-    ("DIE", 0, "2 passed, 2 failed, 1 skipped", 3), ("WAIT", 1, "2 passed, 1 failed, 1 skipped", 143),
+    ("DIE", 0, "2 passed, 2 failed, 1 skipped", 3),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("PASS", 0, "3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "2 passed, 2 failed, 1 skipped", 1)])])
+        ("WAIT", 1, "2 passed, 1 failed, 1 skipped", 143), ("PASS", 0, "3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "2 passed, 2 failed, 1 skipped", 1)])])
 def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, code):
     own_suite(tmp_path)
     job = subprocess.Popen([sys.executable, "-c", PROGRAM, ROOT / "scripts" / "test", tmp_path, str(workers),
@@ -89,6 +89,7 @@ sys.exit(script.main())
 """
 
 
+@pytest.mark.slow
 def test_a_tier_is_repeated_with_other_seeds_beside_other_work(tmp_path):
     """The table has a row for each run: what it was drawn by, what ran beside it, and how it ended."""
     own_suite(tmp_path)
@@ -143,6 +144,7 @@ def test_burns():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "1"])
 def test_a_folder_far_over_its_budget_fails_the_run_that_holds_it(tmp_path, workers):
     """The processor seconds come from the process that runs the test, whichever that is."""
