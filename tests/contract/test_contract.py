@@ -35,9 +35,9 @@ def test_every_algorithm(executor, collective):
         executor.run(size, mixture.called, calls)
 
 
-@pytest.mark.parametrize("share", [1, pytest.param(30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [1, pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.nightly)])
 def test_random_programs(executor, share):
-    """In the slow tier 1,620 of them; tests/multirank has 400 on processes."""
+    """In the nightly tier 1,620 of them; tests/multirank has 400 on processes."""
     count = {"mpi": 18, "shared": 18, "nccl": 12, "peer": 6}[executor.name] * share
     mixture.given(count, lambda size, steps: executor.run(size, mixture.run, steps), executor.sizes, executor.pairs)
 

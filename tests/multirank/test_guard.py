@@ -202,7 +202,7 @@ def test_faults_are_spelt_right(text):
 
 
 @pytest.mark.parametrize("executor", [None, "mpi"])
-@pytest.mark.parametrize("count", [8, pytest.param(150, marks=SLOW)])
+@pytest.mark.parametrize("count", [8, pytest.param(40, marks=SLOW), pytest.param(150, marks=pytest.mark.nightly)])
 def test_random_disagreements(rank_pool, executor, count):
     """One rank makes another call than the others, in any way: all are told, and who it is."""
     def told(case):

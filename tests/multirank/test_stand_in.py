@@ -229,7 +229,7 @@ PEER_HOSTILE = [("dlpack",), ("planned",), ("captured", "ring"), ("kernels_of_th
 
 @pytest.mark.parametrize(("programs", "gpus", "variables"), [
     pytest.param(THREADS, 3, {}, id="GPUs", marks=SLOW), pytest.param(THREADS, 1, {}, id="one GPU", marks=SLOW),
-    pytest.param(PEER_THREADS, 1, PEER, id="peer", marks=SLOW),
+    pytest.param(PEER_THREADS, 1, PEER, id="peer", marks=NIGHTLY),
     pytest.param(THREADS, 3, HOSTILE, id="GPUs, hostile", marks=NIGHTLY),
     pytest.param(THREADS, 1, HOSTILE, id="one GPU, hostile", marks=NIGHTLY),
     pytest.param(PEER_HOSTILE, 1, {**PEER, **HOSTILE, "CUDA_DEVICE_MAX_CONNECTIONS": "32"}, id="peer, hostile",

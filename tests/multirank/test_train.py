@@ -59,7 +59,7 @@ def strategy_curves(mpi, arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize("model", ["mlp", "cnn", pytest.param("transformer", marks=pytest.mark.nightly)])
 def test_every_strategy_gives_one_curve(ranks, model):
     arguments = ["--dtype", "float64", "--batch", "400", "--model", model]
     expected = ranks(curves, 1, ["native"], [*arguments, "--epochs", "1"], timeout=300)[0]["native"]
@@ -114,7 +114,7 @@ def test_a_run_is_drawn_and_its_time_told_apart(script, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["zero1", "zero3"])
+@pytest.mark.parametrize("strategy", [pytest.param("zero1", marks=pytest.mark.nightly), "zero3"])
 def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
     common = "--strategy", strategy, "--dtype", "float64", "--log", tmp_path / "log.jsonl", "--compression", "bfloat16"
     more = "--resume", tmp_path / "run"
@@ -127,7 +127,8 @@ def test_a_divided_run_is_resumed_on_other_ranks(script, tmp_path, strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compression", ["float16", "int8", "powersgd"])
+@pytest.mark.parametrize("compression", [
+    *(pytest.param(name, marks=pytest.mark.nightly) for name in ("float16", "int8")), "powersgd"])
 def test_a_compressed_run_learns_as_well(script, compression):
     """README's line, and the others: within a point of what they reach without."""
     done = script(8, "--strategy", "zero2", "--compression", compression, timeout=300)

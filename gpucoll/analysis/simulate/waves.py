@@ -114,12 +114,23 @@ def _posts(case: Case, rank: int) -> Iterator[int]:
         yield len({(isinstance(step, Send), step.peer) for step in steps if not isinstance(step, Copy | Reduce)})
 
 
+def _counted(case: Case, rank: int, most: int) -> int:
+    """Return how many messages `rank` sends and receives; where there are more than `most`, any number above it."""
+    total = 0
+    for posts in _posts(case, rank):
+        total += posts
+        if total > most:
+            break
+    return total
+
+
 def one_by_one(case: Case) -> Iterator[Wave]:
     """Yield the waves of any algorithm; ArgumentError where there are far more than ONE_BY_ONE messages."""
     if case.options.get("nodes") is not None and case.size > ON_NODES:
         raise ArgumentError(f"more than {ON_NODES} ranks, whose nodes it heeds", code="GC-SIMULATE")
     some = sorted({*range(0, case.size, -(-case.size // 8)), case.size - 1})  # which stand for all of them
-    if statistics.median_low(sum(_posts(case, rank)) for rank in some) * case.size > 2 * ONE_BY_ONE:
+    most = 2 * ONE_BY_ONE // case.size
+    if statistics.median_low(_counted(case, rank, most) for rank in some) > most:
         raise ArgumentError(f"more than {TOGETHER >> 20} Mi messages ({ONE_BY_ONE >> 20} Mi where ranks are not "
                             "alike): ask for fewer ranks or segments", code="GC-SIMULATE")
     log = _Log(case.size)
