@@ -35,7 +35,8 @@ def test_every_algorithm(executor, collective):
         executor.run(size, mixture.called, calls)
 
 
-@pytest.mark.parametrize("share", [1, pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("share", [
+    1, pytest.param(8, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.nightly)])
 def test_random_programs(executor, share):
     """In the nightly tier 1,620 of them; tests/multirank has 400 on processes."""
     count = {"mpi": 18, "shared": 18, "nccl": 12, "peer": 6}[executor.name] * share

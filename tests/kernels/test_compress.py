@@ -12,6 +12,7 @@ from expected import quiet, random_array, same, wide
 from gpucoll.device.launch import Quantised
 from gpucoll.device.sources import compressing
 from gpucoll.training import packing
+from grids import often
 from oracle import kind
 
 pytestmark = pytest.mark.kernel
@@ -85,7 +86,7 @@ def formed(rows, block, count):
     return Quantised(rows, -(-count // (rows * block)) * block, block)
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", often(REAL, "float32", "bfloat16"))
 def test_eight_bits_and_a_scale_for_each_block(way, name):
     memories = [Memory() for _ in range(4)]
     misaligned = (2, 16), 100, kind(name).itemsize

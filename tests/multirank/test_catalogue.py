@@ -232,7 +232,8 @@ def same_on_two_nodes(mpi):
 
 @pytest.mark.parametrize(("body", "size"), [
     (crossed, 2), (crosswise, 2), (waited_for, 3), (taken_out, 3), (interrupted_start, 2),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(nothing_on_one, 8), (late_alone, 4)]), (unlike_versions, 3), (same_on_two_nodes, 4)])
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [(nothing_on_one, 8), (late_alone, 4)]),
+    (unlike_versions, 3), (same_on_two_nodes, 4)])
 def test_rows(ranks, body, size):
     ranks(body, size)
 

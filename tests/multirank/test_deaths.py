@@ -108,7 +108,8 @@ def test_who_dies_on_another_host_is_named(mpiexec, tmp_path, rank, executor):
 
 
 @pytest.mark.parametrize(("rank", "executor", "do"), [
-    (1, "auto", "stop"), pytest.param(0, "auto", "stop", marks=SLOW), pytest.param(1, "mpi", "idle", marks=SLOW)])
+    (1, "auto", "stop"), (0, "auto", "stop"), (1, "mpi", "idle")])
+@SLOW
 def test_who_does_not_come_on_another_host_is_named(mpiexec, tmp_path, rank, executor, do):
     """By all, those of its host and the others: nobody else is, and the call that it made last is told."""
     how, env = (do, {}) if rank == 1 else ("", fault(rank, "before", "sigstop"))
