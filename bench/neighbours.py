@@ -2,7 +2,8 @@
 
 An ordinary machine is not quiet. A process beside the ranks takes slices of their cores, so that a call's mean time
 depends on how a rank waits. Both contestants make calls for a fixed time, in turns; the mean over a turn counts, with
-the slices that the neighbours took, and of several turns the median.
+the slices that the neighbours took, and of several turns the median. A turn is made of batches, since the same call may
+take 10 us in one moment and 2 ms in the next one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ COLLECTIVES = ("all_reduce", "broadcast", "reduce", "scatter", "scan", "sendrecv
 SIZES = (8, 4096, 65536)  # bytes of the larger of input and output
 NEIGHBOURS = (0, 1, 2)
 SECONDS, TURNS = 0.1, 7  # of one turn; of each contestant
-REHEARSAL = 50  # calls, by which the calls of a turn are counted
+BATCHES = 10  # of a turn, if its calls take as long as those of the rehearsal
+REHEARSAL = 50  # calls
 BUSY = "while True: pass"
 
 Call = Callable[[], Any]
@@ -78,14 +80,22 @@ def contestants(comm: Communicator, name: str, nbytes: int) -> tuple[Call, Call]
     }[name]
 
 
-def turn(comm: Communicator, call: Call, count: int) -> float:
-    """Return the mean seconds of `count` calls, from the first rank's beginning to the last one's end."""
+def batch(comm: Communicator, call: Call, count: int) -> float:
+    """Return the seconds of `count` calls, from the first rank's beginning to the last one's end."""
     comm.mpi.Barrier()
     began = time.perf_counter()
     for _ in range(count):
         call()
     comm.mpi.Barrier()
-    return (time.perf_counter() - began) / count
+    return time.perf_counter() - began
+
+
+def turn(comm: Communicator, call: Call, count: int) -> float:
+    """Return the mean seconds of a call: batches of `count` calls are made until the turn is over on rank 0."""
+    total, batches = 0.0, 0
+    while batches == 0 or comm.mpi.bcast(total < SECONDS):
+        total, batches = total + batch(comm, call, count), batches + 1
+    return total / (batches * count)
 
 
 def measure(comm: Communicator, count: int, name: str, nbytes: int) -> Row:
@@ -93,8 +103,9 @@ def measure(comm: Communicator, count: int, name: str, nbytes: int) -> Row:
     pair = contestants(comm, name, nbytes)
     counts = []
     for call in pair:
-        turn(comm, call, REHEARSAL)
-        counts.append(comm.mpi.bcast(max(REHEARSAL, math.ceil(SECONDS / turn(comm, call, REHEARSAL)))))
+        batch(comm, call, REHEARSAL)
+        each = batch(comm, call, REHEARSAL) / REHEARSAL
+        counts.append(comm.mpi.bcast(math.ceil(SECONDS / BATCHES / each)))
     seconds: tuple[list[float], list[float]] = [], []
     for number in range(TURNS):
         for which in (0, 1) if number % 2 else (1, 0):

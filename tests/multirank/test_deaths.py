@@ -96,7 +96,7 @@ TWO_HOSTS = {"TWO_HOSTS": "1"}  # of ranks in turn
 
 
 @pytest.mark.parametrize(("rank", "executor"), [
-    (1, "auto"), pytest.param(0, "auto", marks=SLOW), pytest.param(1, "mpi", marks=SLOW), pytest.param(1, "native", marks=SLOW)])
+    (1, "auto"), *(pytest.param(*case, marks=SLOW) for case in [(0, "auto"), (1, "mpi"), (1, "native")])])
 def test_who_dies_on_another_host_is_named(mpiexec, tmp_path, rank, executor):
     found = survivors(mpiexec, tmp_path, "", executor, 4, **fault(rank, "before", "sigkill"), **TWO_HOSTS)
     assert found.keys() == set(range(4)) - {rank}

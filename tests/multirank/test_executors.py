@@ -49,7 +49,8 @@ def test_every_collective(request, ranks, name):
 
 
 @pytest.mark.parametrize("executor", [None, "mpi"])
-@pytest.mark.parametrize("count", [5, pytest.param(50, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [
+    5, pytest.param(50, marks=pytest.mark.slow), pytest.param(200, marks=pytest.mark.nightly)])
 def test_random_programs(ranks, executor, count):
     """All of them together: what `auto` takes beside named algorithms, asynchronous calls, plans, messages."""
     def test(size, steps):

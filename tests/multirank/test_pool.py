@@ -158,7 +158,8 @@ def test_what_a_test_leaves_in_this_process_is_named_and_put_back(what):
 @pytest.mark.parametrize(("action", "kind", "options"), [
     ("exit", RankDied, {}),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        (None, RanksHung, {"timeout": 1}), ("raise", RankError, {"grace": 0.2}), ("raise", RanksHung, {"timeout": 1, "allow_errors": True}),
+        (None, RanksHung, {"timeout": 1}), ("raise", RankError, {"grace": 0.2}),
+        ("raise", RanksHung, {"timeout": 1, "allow_errors": True}),
         ("abort", RankDied, {}), ("crash", RankDied, {})])])
 def test_ranks_that_wait_in_vain_show_their_stacks(three, action, kind, options):
     assert works(three, 1, 3)  # all have imported this file: the time is for what it does

@@ -79,14 +79,16 @@ ON_PEER = [("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), (
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    [*ANYWHERE, *WITH_NCCL], slow="kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies captured-auto bytes_apart",
+    [*ANYWHERE, *WITH_NCCL],
+    slow="kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies captured-auto bytes_apart",
     sample=[("streams", "ring"), ("captured", "native")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    ON_PEER, slow="blocks asynchronous points lifetimes many_calls symmetric fault captured-ring mirrored", sample=[("captured", "two_shot")]))
+    ON_PEER, slow="blocks asynchronous points lifetimes many_calls symmetric fault captured-ring mirrored",
+    sample=[("captured", "two_shot")]))
 def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
 

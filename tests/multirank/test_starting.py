@@ -23,7 +23,9 @@ gc.init(timeout=timeout)
 
 
 @pytest.mark.parametrize(("how", "why"), [
-    ("exit", "has ended"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [("stop", "is stopped"), ("idle", "has not come to it")])])
+    ("exit", "has ended"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in [
+        ("stop", "is stopped"), ("idle", "has not come to it")])])
 def test_who_does_not_come_to_mpis_start_is_named(mpiexec, how, why):
     """The job ends, which is the test: nothing else would wake a process in MPI_Init."""
     options = require_launcher().vendor.keep_survivors if how == "exit" else ()  # Open MPI's ends the job otherwise

@@ -65,7 +65,8 @@ def own_suite(folder, suite=SUITE, name="test_it.py", more=""):
 @pytest.mark.parametrize(("variable", "workers", "line", "code"), [
     ("DIE", 0, "2 passed, 2 failed, 1 skipped", 3),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in [
-        ("WAIT", 1, "2 passed, 1 failed, 1 skipped", 143), ("PASS", 0, "3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "2 passed, 2 failed, 1 skipped", 1)])])
+        ("WAIT", 1, "2 passed, 1 failed, 1 skipped", 143),
+        ("PASS", 0, "3 passed, 1 failed, 1 skipped", 1), ("DIE", 1, "2 passed, 2 failed, 1 skipped", 1)])])
 def test_totals_are_true_however_a_run_ends(tmp_path, variable, workers, line, code):
     own_suite(tmp_path)
     job = subprocess.Popen([sys.executable, "-c", PROGRAM, ROOT / "scripts" / "test", tmp_path, str(workers),
