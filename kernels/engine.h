@@ -206,7 +206,9 @@ static uint64_t nanoseconds() {
 // Spinning is the quickest way, as long as the awaited rank runs on another core. On the same core that rank runs only
 // after this one has left the core: a yield switches to it within a few microseconds. Where a process outside the job
 // computes on this core, though, a yield hands that process a whole slice of the scheduler, which is milliseconds.
-// Such a yield is dear. A sleep costs a wake-up, but no slice: the next waits sleep instead of yielding.
+// Such a yield is dear. A sleep costs a wake-up, but no slice: the next waits sleep instead of yielding. Not so in eager
+// calls of ranks that share cores: there the slice was the awaited rank's, which makes many calls in it, as long as no
+// sleeper that it wakes takes the core from it.
 struct Backoff {
     Node& node;
     const Head* awaited;
@@ -226,13 +228,14 @@ struct Backoff {
             if (yields) began = last;
             return true;
         }
-        if (node.dear_yields > 0) {
+        const bool minds_slices = node.spins || !node.was_eager;
+        if (node.dear_yields > 0 && minds_slices) {
             node.dear_yields--;
             return false;
         }
         sched_yield();
         const uint64_t now = nanoseconds();
-        if (now - last > DEAR) node.dear_yields = SLEEPS;
+        if (now - last > DEAR && minds_slices) node.dear_yields = SLEEPS;
         last = now;
         return now - began < YIELD;
     }
