@@ -1,15 +1,17 @@
-"""Runs the default tier on planted faults, one by one: does any test notice? The measure of what the tests are worth.
+"""Runs the tests on planted faults, one by one: does any test notice? The measure of what the tests are worth.
 
-    python tests/mutation.py [--only PATTERN] [--rows [1,5]] [--jobs N] [--list]
+    python tests/mutation.py [--only PATTERN] [--rows [1,5]] [--jobs N] [--list] [--record]
 
 Each fault is planted into a copy of the tree, in which tests run up to the first failure: of one that a row of the
-catalogue (tests/catalogue.py) names that row's own, of any other first those likely to notice, then the rest of the
-default tier. Lint, types and the tests that plant faults themselves do not count. Prints which test caught which fault;
-the exit code is 1 below 90 %, or where a row's or a schedule's is missed, or its text is gone.
+catalogue (tests/catalogue.py) names that row's own, of any other the test that caught it before, then those likely to
+notice, with their slow tests, then the rest of the default tier. Lint, types and the tests that plant faults themselves
+do not count. Prints which test caught which fault; the exit code is 1 below 90 %, or where a row's or a schedule's is
+missed, or its text is gone. `--record` notes the tests that caught faults in tests/catchers.json.
 """
 
 import argparse
 import fnmatch
+import json
 import os
 import shutil
 import subprocess
@@ -29,6 +31,8 @@ from faults import BY_NIGHTLY_TESTS, ROOT, Fault, faults, place_of
 from gpucoll.device import CompileError
 
 SHARE = 0.9
+CATCHERS = ROOT / "tests" / "catchers.json"  # by the fault: the test that caught it when that was recorded last
+NO_FAILURE = (0, 5)  # pytest's exit codes where all pass, and where none is selected
 TIER = "not slow and not nightly and not mutant"
 SLOW = "slow and not nightly and not mutant"
 LEFT_OUT = ["tests/unit/test_style.py", "tests/unit/test_typing.py"]  # which would see an unused name, not the fault
@@ -57,6 +61,8 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "mail": ["tests/multirank/test_mail.py"],
     "native": ["tests/multirank/test_native.py"],
 }
+
+
 class Verdict(NamedTuple):
     fault: Fault
     caught: str  # the first test that failed, "" where all passed, or why there was nothing to run
@@ -89,7 +95,25 @@ def copy_tree(tree):
         (tree / "gpucoll" / folder).symlink_to(tree / folder)
 
 
-def judge(fault, tests=()):
+def name_of(fault):
+    return f"{fault.kind}: {fault.name}"
+
+
+def caught_before():
+    return json.loads(CATCHERS.read_text()) if CATCHERS.exists() else {}
+
+
+def record(verdicts):
+    """Note which tests caught the faults; faults that are gone are left out."""
+    known = caught_before()
+    known.update((name_of(one.fault), one.caught) for one in verdicts if one.planted and not own_tests(one.fault)
+                 and "::" in one.caught and ": exit code" not in one.caught)
+    names = {name_of(fault) for fault in faults()}
+    kept = {name: test for name, test in sorted(known.items()) if name in names}
+    CATCHERS.write_text(json.dumps(kept, indent=0) + "\n")
+
+
+def judge(fault, tests=(), before=""):
     """Whether a test notices, one of `tests` where there are any; without a fault, whether all pass."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
@@ -102,7 +126,9 @@ def judge(fault, tests=()):
             return Verdict(fault, str(error), 0, planted=False)
         likely = [str(path.relative_to(tree)) for pattern in LIKELY.get(fault.kind, []) for path in tree.glob(pattern)]
         rest = ["tests", *(f"--ignore={path}" for path in likely)]
-        for marks, selection in [(TIER, tests), (SLOW, tests)] if tests else [(TIER, likely), (TIER, rest)]:
+        first = [*tests] or likely
+        selections = [(TIER, first), (SLOW, first), *([] if tests else [(TIER, rest)])]
+        for marks, selection in [("", [before] if before else []), *selections]:
             caught = first_failure(tree, marks, selection) if selection else ""
             if caught:
                 break
@@ -118,7 +144,7 @@ def first_failure(tree, marks, selection):
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *selection]
     job = subprocess.run([*command, *(f"--ignore={path}" for path in LEFT_OUT)], cwd=tree, env=variables, text=True,
                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
-    if job.returncode in (0, 5):  # 5: nothing was selected
+    if job.returncode in NO_FAILURE or "ERROR: not found:" in job.stdout:  # a test has gone since it caught the fault
         return ""
     _, failed, running = reporting.read(record)
     died = f"{' '.join(running)}: exit code {job.returncode}: {job.stdout.strip()[-300:]}"
@@ -132,28 +158,32 @@ def main():
                         help="faults that these rows of the catalogue name, by default all of its rows")
     parser.add_argument("--jobs", type=int, default=max(1, len(os.sched_getaffinity(0))), metavar="N")
     parser.add_argument("--list", action="store_true", help="name the faults and stop")
+    parser.add_argument("--record", action="store_true", help="note which tests caught the faults, for the next time")
     options = parser.parse_args()
     chosen = [fault for fault in faults() if fault.kind not in BY_NIGHTLY_TESTS
-              and fnmatch.fnmatch(f"{fault.kind}: {fault.name}", options.only)]
+              and fnmatch.fnmatch(name_of(fault), options.only)]
     if options.rows:
         names = [name for number in options.rows.split(",") for name in ROWS[int(number)].mutants]
         chosen = [fault for fault in chosen if fault.name in names]
     if options.list:
-        print("\n".join(f"{fault.kind}: {fault.name}" for fault in chosen))
+        print("\n".join(map(name_of, chosen)))
         return 0
     own = {test for fault in chosen for test in own_tests(fault)}
     sound = judge(Fault("", "no fault at all", ()), sorted(own) if all(map(own_tests, chosen)) else ())
     if sound.caught:
         print(f"without any fault, {sound.caught} fails: nothing can be said of the faults")
         return 1
-    verdicts = []
+    verdicts, known = [], caught_before()
+    befores = ["" if own_tests(fault) else known.get(name_of(fault), "") for fault in chosen]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for verdict in pool.map(judge, chosen, map(own_tests, chosen)):
+        for verdict in pool.map(judge, chosen, map(own_tests, chosen), befores):
             verdicts.append(verdict)
             reporting.write("caught" if verdict.planted and verdict.caught else "missed", verdict.fault.name)
             caught = verdict.caught if verdict.planted else f"(cannot be planted: {verdict.caught})"
-            print(f"{verdict.fault.kind}: {verdict.fault.name} | {caught or 'NOT CAUGHT'} | {verdict.seconds:.0f} s",
+            print(f"{name_of(verdict.fault)} | {caught or 'NOT CAUGHT'} | {verdict.seconds:.0f} s",
                   flush=True)
+            if options.record:
+                record(verdicts)
     return conclude(verdicts)
 
 
