@@ -106,12 +106,14 @@ class StoreMessages:
 
     def __init__(self, store: KeyStore, name: str, rank: int) -> None:
         self._store, self._name, self._rank = store, name, rank
-        self._counts: collections.Counter[tuple[int, int, int]] = collections.Counter()
+        # By the other rank and the tag. A message to this rank itself is counted once as sent and once as received.
+        self._sent: collections.Counter[tuple[int, int]] = collections.Counter()
+        self._received: collections.Counter[tuple[int, int]] = collections.Counter()
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
         """Send ``[array, "B"]`` of a dtype of that code to rank `dest`."""
-        key = self._key(self._rank, dest, tag)
-        self._counts[self._rank, dest, tag] += 1
+        key = self._key(self._rank, dest, tag, self._sent[dest, tag])
+        self._sent[dest, tag] += 1
         self._store.set(key, bytes([dtype]) + buffer[0].tobytes())
         if tag == ABORTED:
             self._store.set(f"{self._name}/aborted", b"")
@@ -119,21 +121,21 @@ class StoreMessages:
 
     def Irecv(self, buffer: list[Any], source: int, tag: int = 0, dtype: int = 0) -> StoredMessage:
         """Begin to receive from rank `source` into ``[array, "B"]``, C-ordered, of a dtype of that code."""
-        key = self._key(source, self._rank, tag)
-        self._counts[source, self._rank, tag] += 1
+        key = self._key(source, self._rank, tag, self._received[source, tag])
+        self._received[source, tag] += 1
         return StoredMessage(self._store, key, buffer[0].reshape(-1).view(numpy.uint8), dtype)
 
     def length(self, source: int, tag: int) -> int | None:
         """Return the bytes of the message from `source` that could be received now, None where there is none."""
-        found = self._store.get(self._key(source, self._rank, tag))
+        found = self._store.get(self._key(source, self._rank, tag, self._received[source, tag]))
         return None if found is None else len(found) - 1
 
     def any_aborted(self) -> bool:
         """Return whether a message has told that its rank goes no further."""
         return self._store.get(f"{self._name}/aborted") is not None
 
-    def _key(self, source: int, dest: int, tag: int) -> str:
-        return f"{self._name}/{source} {dest} {tag} {self._counts[source, dest, tag]}"
+    def _key(self, source: int, dest: int, tag: int, number: int) -> str:
+        return f"{self._name}/{source} {dest} {tag} {number}"
 
 
 class StoredMessage:

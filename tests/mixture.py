@@ -2,9 +2,10 @@
 
     python tests/mixture.py --programs 100000 --seed 7 [--steps 5] [--executors mpi,nccl] [--ranks 1,2,8]
     mpiexec -n 3 python tests/mixture.py --programs 200 --executors mpi,shared,native,any
+    gpucoll run --standalone -n 3 tests/mixture.py --programs 200 --executors mpi,shared
     python tests/mixture.py --replay 7/peer/3/12/40
 
-Ranks are threads, or processes under mpiexec. It says what was called, wrong and leaked.
+Ranks are threads, or processes under a launcher. It says what was called, wrong and leaked.
 """
 
 import argparse
@@ -299,7 +300,17 @@ def run(comm, steps):
 # The command
 
 SIZE, RANK = launchers.launched()
-told = (lambda one: [one]) if SIZE == 1 else lambda one: bootstrap.world().allgather(one)
+IS_STANDALONE = SIZE == 1 and int(os.environ.get("WORLD_SIZE", 1)) > 1  # of `gpucoll run --standalone`
+if IS_STANDALONE:
+    SIZE, RANK = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+
+
+def told(one):
+    """An object of every rank, on all of them."""
+    if IS_STANDALONE:
+        with gc.init(timeout=seconds(600)) as comm:
+            return comm.all_gather_object(one)
+    return [one] if SIZE == 1 else bootstrap.world().allgather(one)
 
 
 def held():

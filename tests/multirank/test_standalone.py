@@ -36,6 +36,9 @@ def check(comm):
         assert (comm.scan(mine) == sum(every[:rank + 1])).all()
         got = comm.sendrecv(mine, numpy.empty_like(mine), (rank + 1) % size, (rank - 1) % size, tag=7)
         assert (got == every[rank - 1]).all()
+        itself = comm.recv(numpy.empty_like(mine), rank, tag=8, async_op=True)
+        comm.send(mine, rank, tag=8)
+        assert (itself.wait() == mine).all()
         assert all((one == every[i][:i + 1]).all() for i, one in enumerate(comm.all_gather_v(mine[:rank + 1])))
     assert comm.all_gather_object({"rank": rank}) == [{"rank": one} for one in range(size)]
     comm.barrier()
