@@ -39,7 +39,7 @@ static const uint64_t STREAMED = 1 << 22;  // bytes of a result from which on wh
 static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
 static const int64_t SLOTS = 64;           // of a rank's eager calls
-static const uint64_t SLOT = 1 << 14;      // bytes of an input, or output, that one of them holds
+static const uint64_t SLOT = 1 << 14;      // bytes of an input that one of them holds
 static const uint32_t ALIKE = 4;           // calls alike, after which a call like them is eager
 static const int TEXT = 256;               // bytes that say in words what a call is
 
@@ -79,18 +79,18 @@ static_assert(sizeof(Head) == 704, "Python keeps as many bytes for it");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
-// What a rank shows of an eager call: the call's number and signature, the input and output that others read, and what a
-// board has of it. Eager calls take the slots of a rank in turn, so that a rank which reads of no other one, as a
-// broadcast's root, can be SLOTS - 1 calls ahead.
+// What a rank shows of an eager call: the call's number and signature, the input that others read, and what a board has
+// of it. Eager calls take the slots of a rank in turn, so that a rank which reads of no other one, as a broadcast's root,
+// can be SLOTS - 1 calls ahead.
 struct alignas(64) Slot {
     std::atomic<int64_t> number;
     std::atomic<int64_t> signature;
-    char data[2][SLOT];
+    char data[SLOT];
     int64_t kind;
     char text[TEXT];
 };
 
-static_assert(sizeof(Slot) == 2 * SLOT + 320, "Python keeps as many bytes for it");
+static_assert(sizeof(Slot) == SLOT + 320, "Python keeps as many bytes for it");
 
 // Memory that is mapped here: a segment of a rank's.
 struct Segment {
@@ -358,11 +358,11 @@ struct Plan {
     bool by_calls = false;       // Python's calls do all of it, on the caller's arrays
     mutable bool in_row = false; // ALIKE calls of it have followed each other
 
-    // Whether a rank with so many others on its node may make this call eagerly: its arrays are short, others read its input or
-    // its output, not both, and there is a rank that it does not read of.
+    // Whether a rank with so many others on its node may make this call eagerly: its arrays are short, others read nothing of
+    // it but its input, and there is a rank that it does not read of.
     bool may_be_eager(size_t others) const {
-        return in_control && !refuses && !by_calls && !writes && scratch == 0 && given <= SLOT && taken <= SLOT
-               && !(read[INPUT] && read[OUTPUT]) && peers.size() < others;
+        return in_control && !refuses && !by_calls && !writes && scratch == 0 && given <= SLOT && taken <= SLOT && !read[OUTPUT]
+               && !read[SCRATCH] && peers.size() < others;
     }
 
     // `one` is over all parts that have no instruction yet.
@@ -658,7 +658,7 @@ struct Walker {
                                                                              : plan->keeps_output)) {
             // only this rank needs it
         } else if (plan->small && nbytes <= node.workspace_bytes) {
-            mine.start = eager ? node.slot(node.rank, node.walks)->data[buffer] : node.workspace(node.rank, half, buffer);
+            mine.start = eager && buffer == INPUT ? node.slot(node.rank, node.walks)->data : node.workspace(node.rank, half, buffer);
             key = node.keys[node.rank];
             offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));
         } else if (row != nullptr && !(buffer == INPUT && plan->copies_input)
@@ -683,8 +683,8 @@ struct Walker {
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             Base& theirs = bases[rank * SHOWN + buffer];
             if (plan->in_control) {
-                const bool in_slot = buffer != SCRATCH && !is_on_board(node, rank) && node.is_eager(rank, node.walks);
-                theirs = {in_slot ? node.slot(rank, node.walks)->data[buffer] : node.workspace(rank, half, buffer), 0};
+                const bool in_slot = buffer == INPUT && !is_on_board(node, rank) && node.is_eager(rank, node.walks);
+                theirs = {in_slot ? node.slot(rank, node.walks)->data : node.workspace(rank, half, buffer), 0};
                 continue;
             }
             const int64_t key = board.places[buffer][0], offset = board.places[buffer][1];

@@ -118,10 +118,7 @@ EAGER = {
     "the words of eager calls are those of the boards": Mutant(
         (("return is_eager(of, number) ? slot(of, number)->text :", "return false ? slot(of, number)->text :"),),
         "other_shapes"),
-    "long inputs are eager": Mutant((("given <= SLOT && taken <= SLOT\n", "true\n"),), "long_inputs"),
-    "ranks that pass on what comes are eager": Mutant((("!(read[INPUT] && read[OUTPUT])", "true"),), "passes_on"),
-    "the output of eager calls is in a workspace": Mutant(
-        (("buffer != SCRATCH && !is_on_board", "buffer == INPUT && !is_on_board"),), "scans_go_on"),
+    "long inputs are eager": Mutant((("given <= SLOT && taken <= SLOT && ", ""),), "long_inputs"),
 }
 TABLES = {"engine": CALLS, "eager": EAGER, "order": ORDERS, "behind": BEHIND, "mail": MAIL, "plan": PLANS,
           "thread": RACES, "address": BEYOND, "sanitizer": SANITIZED}

@@ -28,7 +28,7 @@ BUFFERS = ("input", "output", "scratch")
 
 # The beginning of a control segment, as kernels/engine.h has it: its bytes, and 64-bit words of it; and its slots
 _HEAD, MARK, FAILURE, _TOKEN = 704, 0, 4, 5
-SLOTS, _SLOT = 64, 2 * (1 << 14) + 320  # of eager calls; bytes of each
+SLOTS, _SLOT = 64, (1 << 14) + 320  # of eager calls; bytes of each
 _PAGE, _LINE = 4096, 64
 
 
