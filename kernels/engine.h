@@ -30,7 +30,7 @@ static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before someb
 // How long a rank that waits spins, then yields: a sleep and its wake-up cost 10 to 50 us, so that a shorter wait is
 // cheaper awake. In nanoseconds, as DEAR, from which on a yield has handed the core to a process that computes.
 static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
-static const uint32_t SLEEPS = 64;         // after a dear yield: waits that sleep at once, before a yield is tried again
+static const uint32_t SLEEPS = 64;         // after dear yields: waits at most that sleep at once, before a yield is tried again
 static const int RELAXES = 8;              // pauses of the processor between two looks, or looks at the clock
 static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
 static const int ROUNDS = 20;              // bits of a mark below the number of the call
@@ -105,7 +105,8 @@ struct Node {
     uint32_t rank, ranks;
     Check check;
     bool spins;                    // whether a rank that waits may keep its core: where there is a core for each rank
-    uint32_t dear_yields = 0;      // waits left that sleep without a yield: see `Backoff`
+    uint32_t to_sleep = 0;         // waits left that sleep without a yield: see `Backoff`
+    uint32_t sleeps = 0;           // how many the last dear yield made
     bool copies;                   // whether the system copies from one rank's memory to another's
     int32_t process;
     uint64_t first, workspace_bytes;  // in a control segment: where the workspaces begin, and the bytes of each
@@ -206,9 +207,10 @@ static uint64_t nanoseconds() {
 // Spinning is the quickest way, as long as the awaited rank runs on another core. On the same core that rank runs only
 // after this one has left the core: a yield switches to it within a few microseconds. Where a process outside the job
 // computes on this core, though, a yield hands that process a whole slice of the scheduler, which is milliseconds.
-// Such a yield is dear. A sleep costs a wake-up, but no slice: the next waits sleep instead of yielding. Not so in eager
-// calls of ranks that share cores: there the slice was the awaited rank's, which makes many calls in it, as long as no
-// sleeper that it wakes takes the core from it.
+// Such a yield is dear. A sleep costs a wake-up, but no slice: the next wait sleeps instead of yielding. A rank of the job
+// that computes for a moment costs a slice, too; so only further dear yields make more and more waits sleep, and cheap ones
+// make it fewer. Not so in eager calls of ranks that share cores: there the slice was the awaited rank's, which makes many
+// calls in it, as long as no sleeper that it wakes takes the core from it.
 struct Backoff {
     Node& node;
     const Head* awaited;
@@ -229,13 +231,16 @@ struct Backoff {
             return true;
         }
         const bool minds_slices = node.spins || !node.was_eager;
-        if (node.dear_yields > 0 && minds_slices) {
-            node.dear_yields--;
+        if (node.to_sleep > 0 && minds_slices) {
+            node.to_sleep--;
             return false;
         }
         sched_yield();
         const uint64_t now = nanoseconds();
-        if (now - last > DEAR && minds_slices) node.dear_yields = SLEEPS;
+        if (now - last > DEAR && minds_slices) {
+            node.sleeps = std::min(2 * node.sleeps + 1, SLEEPS);
+            node.to_sleep = node.sleeps;
+        }
         last = now;
         return now - began < YIELD;
     }
@@ -252,7 +257,10 @@ static bool has_shown(Node& node, Head* head, int64_t mark, bool patient, bool s
     }
     Backoff backoff = {node, head};
     while (!sleeps && backoff.pause())
-        if (head->mark.load(std::memory_order_acquire) >= mark) return true;
+        if (head->mark.load(std::memory_order_acquire) >= mark) {
+            if (backoff.yields && node.to_sleep == 0) node.sleeps /= 2;
+            return true;
+        }
     const timespec nap = {0, static_cast<long>(PATIENCE)};
     head->sleepers.fetch_add(1, std::memory_order_seq_cst);
     const int64_t seen = head->mark.load(std::memory_order_seq_cst);
