@@ -30,7 +30,7 @@ static const uint64_t PATIENCE = 300000;   // nanoseconds of a wait before someb
 // How long a rank that waits spins, then yields: a sleep and its wake-up cost 10 to 50 us, so that a shorter wait is
 // cheaper awake. In nanoseconds, as DEAR, from which on a yield has handed the core to a process that computes.
 static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
-static const uint32_t SLEEPS = 64;         // after dear yields: waits at most that sleep at once, before a yield is tried again
+static const uint32_t SLEEPS = 64;         // the most waits that sleep at once after a dear yield, before a yield is tried again
 static const int RELAXES = 8;              // pauses of the processor between two looks, or looks at the clock
 static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
 static const int ROUNDS = 20;              // bits of a mark below the number of the call
@@ -106,7 +106,7 @@ struct Node {
     Check check;
     bool spins;                    // whether a rank that waits may keep its core: where there is a core for each rank
     uint32_t to_sleep = 0;         // waits left that sleep without a yield: see `Backoff`
-    uint32_t sleeps = 0;           // how many the last dear yield made
+    uint32_t sleeps = 0;           // how many waits the last dear yield let sleep, halved by each cheap one since
     bool copies;                   // whether the system copies from one rank's memory to another's
     int32_t process;
     uint64_t first, workspace_bytes;  // in a control segment: where the workspaces begin, and the bytes of each

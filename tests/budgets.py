@@ -19,9 +19,9 @@ SLOWEST = 20
 # column, processor seconds, is of all processes that the tests start.
 BUDGETS = {
     "contract": (110, 130),
-    "engine": (25, 40),
+    "engine": (15, 20),
     "kernels": (25, 30),
-    "multirank": (230, 330),
+    "multirank": (240, 270),
     "peer": (15, 20),
     "unit": (80, 110),
 }

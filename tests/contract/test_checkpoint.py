@@ -88,7 +88,7 @@ def swept(tmp_path, count, functions=()):
 
 @pytest.mark.parametrize("count", [12, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_an_interrupted_checkpoint(tmp_path, count):
-    """At lines of what changes the folder; with `--all` at every line."""
+    """At lines of what changes the folder; with `--nightly` at every line."""
     swept(tmp_path, count, ("_count", "_write_through"))
 
 
