@@ -32,12 +32,21 @@ HOMES = (gpu_streams, gpu_peer, gpu_torch, gpu_hostile, gpu_lifetimes, gpu_hazar
          sys.modules[__name__])
 
 
+SEVERAL_GPUS = {"current_device", "refusals"}  # programs that use other GPUs than their rank's
+
+
 def on_mpi(mpi, name, *arguments, **options):
-    misuse = getattr(getattr(cupy, "hostile", None), "reported", [])  # the stand-in knows, CuPy does not
+    """Run a program; on the stand-in it misuses nothing, and no thread of the process uses another rank's GPU."""
+    hostile = getattr(cupy, "hostile", None)  # only the stand-in has it
+    misuse, contexts = (hostile.reported, hostile.contexts) if hostile else ([], set())
     misuse.clear()
+    contexts.clear()
     with restless(gc.Communicator.from_mpi(mpi, timeout=PATIENCE)) as comm:
         found = on_gpu(comm, name, *arguments, **options)
+        own = comm.device
     assert not misuse, misuse
+    may_use_others = name in SEVERAL_GPUS or (hostile is not None and hostile.on("device_changes"))
+    assert contexts <= {own} or may_use_others, f"contexts on GPUs {contexts}, of which {own} is the rank's"
     return found
 
 

@@ -284,6 +284,8 @@ PLANTED = [
     ("gpu", "a fault is taken for `not yet`", "gpucoll/device/cuda.py", "if code not in (0, NOT_READY):", "if False:"),
     ("gpu", "a call leaves its device current", "gpucoll/communicator/core.py",
      "                self._waits.context = self._gpus[name].device.current\n", "                pass\n"),
+    ("gpu", "a helper thread makes a context on GPU 0", "gpucoll/device/cuda.py",
+     "            before = before if has_context else self._ordinal\n", ""),
     ("gpu", "an array is asked for in another stream's order", "gpucoll/arrays/__init__.py",
      "    with space.current:\n        source = check_input(row.name, x)", "    source = check_input(row.name, x)"),
     ("gpu", "nobody asks whether NCCL reduces float8", "gpucoll/executors/nccl/native.py",

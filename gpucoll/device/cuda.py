@@ -128,16 +128,26 @@ class CudaDevice(Device):
 
 
 class CurrentDevice(threading.local):
-    """A GPU is the thread's inside; CuPy's own context keeps what was before for all threads in one list."""
+    """A context in which a GPU is the calling thread's current device; the former device is current again afterwards.
+
+    From CUDA 12 on, `cudaSetDevice` creates a context, which takes hundreds of MiB of that GPU. A thread without a
+    context reports device 0, although its program has never chosen one. To restore that device would give every rank a
+    context on GPU 0, and would fail where GPU 0 is in exclusive mode. So a thread without a context keeps this GPU.
+
+    CuPy's own context keeps the former devices of all threads in one list.
+    """
 
     def __init__(self, ordinal: int) -> None:
         self._ordinal = ordinal
         self._before: list[int] = []
 
     def __enter__(self) -> None:
-        self._before.append(cupy.cuda.runtime.getDevice())
-        if self._before[-1] != self._ordinal:
+        before = cupy.cuda.runtime.getDevice()
+        if before != self._ordinal:
+            has_context = cupy.cuda.driver.ctxGetCurrent() != 0  # asked first: setDevice makes one
             cupy.cuda.runtime.setDevice(self._ordinal)
+            before = before if has_context else self._ordinal
+        self._before.append(before)
 
     def __exit__(self, *_: object) -> None:
         before = self._before.pop()

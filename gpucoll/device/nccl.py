@@ -168,9 +168,11 @@ class Nccl:
         def act() -> None:
             try:
                 with self._device.current:
-                    outcome.set_result(call())
+                    result = call()
             except BaseException as error:
                 outcome.set_exception(error)
+            else:
+                outcome.set_result(result)
 
         threading.Thread(target=act, name=f"gpucoll NCCL {what}", daemon=True).start()
         return outcome

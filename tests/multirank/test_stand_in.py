@@ -204,6 +204,25 @@ def test_two_ranks_on_one_gpu(mpiexec, emulated_kernels, variables, said):
     assert job(2, CLAIM, **variables) == said
 
 
+ON_OWN_GPU = """
+import cupy, gpucoll as gc
+with gc.init(timeout=60) as comm:
+    cupy.cuda.Device(comm.device).use()
+    found = [comm.all_reduce(cupy.ones(3), algorithm=algorithm) for algorithm in ("native", "ring", "auto")]
+    work = comm.all_reduce(cupy.ones(3), async_op=True)
+    work.wait()
+    assert all((one.get() == comm.size).all() for one in found)
+    print(comm.device, end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("executor", [{}, pytest.param(PEER, marks=SLOW)])
+def test_gpus_in_exclusive_mode(mpiexec, emulated_kernels, executor):
+    said = job(4, ON_OWN_GPU.replace('"native"', '"tree"') if executor else ON_OWN_GPU, **executor, STAND_IN_GPUS="4",
+               STAND_IN_EXCLUSIVE=str(os.getpid()))
+    assert sorted(said) == ["0", "1", "2", "3"]
+
+
 @pytest.mark.slow
 def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
     pytest.importorskip("sklearn", reason="pip install gpucoll[train]")

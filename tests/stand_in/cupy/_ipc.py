@@ -20,12 +20,13 @@ _pinned = collections.defaultdict(list)  # by size: pinned memory that was used 
 
 
 def malloc(size):
-    synchronising("cudaMalloc", MACHINE.device())
+    device = MACHINE.use()
+    synchronising("cudaMalloc", device)
     file = os.memfd_create("stand-in")
     os.ftruncate(file, size)
     row = _mapped(file, size)
     row[:] = 0xC5
-    _own[row.ctypes.data] = file, row, Chunk(size, MACHINE.device(), given=row)
+    _own[row.ctypes.data] = file, row, Chunk(size, device, given=row)
     return row.ctypes.data
 
 
@@ -74,7 +75,7 @@ def alloc_pinned_memory(size):
         return (ctypes.c_char * size)()
     rounded = max(1, -(-size // 512)) * 512
     if not _pinned[rounded]:
-        synchronising("cudaHostAlloc", MACHINE.device())
+        synchronising("cudaHostAlloc", MACHINE.use())
         _pinned[rounded].append(bytearray([GARBAGE]) * rounded)
     room = _pinned[rounded].pop()
     kind = type("Pinned", (ctypes.c_char * rounded,), {"__del__": lambda self: _pinned[rounded].append(room)})

@@ -8,10 +8,11 @@ import contextlib
 import itertools
 import os
 import random
+import socket
 import threading
 import time
 
-from .hostile import connections, on
+from .hostile import connections, contexts, on
 
 VERSION = "14.2.0"  # of CuPy
 LAG = 3e-4  # seconds between what the host asks for and its beginning, unless the host waits
@@ -87,6 +88,7 @@ class Machine:
         self.due = collections.deque()  # what the pool does with freed memory as soon as a thread comes by
         self.queues = [Queue(device, True, 0) for device in range(self.devices)]  # the null streams come first
         self.current = threading.local()
+        self.claims = {}  # by the device: a socket whose name no other process can have
         self.thread = None
 
     # Handles
@@ -115,10 +117,10 @@ class Machine:
 
     def queue(self, handle):
         """The queue of a stream: 0 and 1 are the null stream of the current device."""
-        return self.queues[self.device()] if handle in (0, 1) else self.find(handle, Queue)
+        return self.queues[self.use()] if handle in (0, 1) else self.find(handle, Queue)
 
     def new_queue(self, blocking):
-        device = self.device()
+        device = self.use()
         with self.news:
             self.made[device] += 1
             queue = Queue(device, blocking, channel=self.made[device] % connections())
@@ -130,6 +132,29 @@ class Machine:
         """The calling thread's current device: 0 in every new thread."""
         check(self.devices, 100)
         return getattr(self.current, "device", 0)
+
+    def has_context(self):
+        """Whether the calling thread has used a GPU."""
+        return hasattr(self.current, "device")
+
+    def use(self, device=None):
+        """The calling thread uses its current device, or makes `device` that: the process has a context on it."""
+        device = self.device() if device is None else device
+        if os.environ.get("STAND_IN_EXCLUSIVE") and device not in self.claims:
+            self.claims[device] = self.claim(device)
+        contexts.add(device)
+        self.current.device = device
+        return device
+
+    def claim(self, device):
+        """The GPU is this process's alone; error 46 where another process with the same STAND_IN_EXCLUSIVE has it."""
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0stand-in {os.environ['STAND_IN_EXCLUSIVE']} GPU {device}")
+        except OSError:
+            claim.close()
+            raise CUDARuntimeError(46, "the GPU is in exclusive mode and has a context of another process") from None
+        return claim
 
     # Work
 
@@ -255,8 +280,8 @@ MACHINE = Machine(int(os.environ.get("STAND_IN_SEED", "0")) + os.getpid())
 def on_device(device):
     """The current device, for a while."""
     before = MACHINE.device()
-    MACHINE.current.device = device
+    MACHINE.use(device)
     try:
         yield
     finally:
-        MACHINE.current.device = before
+        MACHINE.use(before)

@@ -47,7 +47,7 @@ class Memory:
     """What an allocation gives; when the last array that uses it is gone, the pool has it again."""
 
     def __init__(self, nbytes):
-        self.device_id = MACHINE.device()
+        self.device_id = MACHINE.use()
         self.chunk, self.ptr = None, 0
         if nbytes:
             from .cuda import get_current_stream

@@ -19,7 +19,7 @@ class RawModule:
         self._path = path
 
     def get_function(self, name):
-        device = MACHINE.device()
+        device = MACHINE.use()
         if (device, self._path) not in _loaded:  # CuPy's memo has no lock: who comes second unloads its own
             _loaded.setdefault((device, self._path), _Module(self._path, device))
         return types.SimpleNamespace(kernel=Function(self._path, name, device))

@@ -6,6 +6,7 @@
 
     STAND_IN_CAPABILITY, STAND_IN_PROCESSORS   of every GPU: 90 and 2, by the rule `capability` 80 and 108
     STAND_IN_NCCL                              NCCL's version (23203), or "absent": CuPy without the library
+    STAND_IN_EXCLUSIVE                         a GPU has one process of all that have the same word here
     CUDA_DEVICE_MAX_CONNECTIONS                how many hardware queues a GPU has (8; 32 at most)
 """
 
@@ -38,6 +39,7 @@ RULES = {
 }
 
 reported = []  # what a real machine might not survive and would not tell
+contexts = set()  # devices that threads of this process have used
 
 
 @functools.cache

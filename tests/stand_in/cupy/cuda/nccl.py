@@ -194,7 +194,7 @@ class NcclCommunicator:
         self.comm = 0
         if not isinstance(commId, bytes) or len(commId) != 128:
             raise TypeError(f"Argument 'commId' has incorrect type {type(commId)} or length")
-        self._device = runtime.getDevice()
+        self._device = MACHINE.use()
         mpi, spots = _wire.meet(ndev, bytes(commId), rank, runtime.deviceGetPCIBusId(self._device))
         self.mpi, self.wire = mpi, _wire.Wire(rank, ndev, mpi)
         self.aborted, self.issued, self.ended = False, 0, 0

@@ -27,7 +27,7 @@ def getDevice():
 
 def setDevice(device):
     check(0 <= device < MACHINE.devices, 101)
-    MACHINE.current.device = device
+    MACHINE.use(device)
 
 
 def runtimeGetVersion():
@@ -134,7 +134,7 @@ def streamIsCapturing(stream):
 
 
 def eventCreateWithFlags(flags):
-    return MACHINE.keep(Event(getDevice(), timed=not flags & eventDisableTiming))
+    return MACHINE.keep(Event(MACHINE.use(), timed=not flags & eventDisableTiming))
 
 
 def eventDestroy(event):
