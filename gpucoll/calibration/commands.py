@@ -57,6 +57,10 @@ def _tune(comm: Communicator, options: Any, collectives: list[str], sizes: list[
     if options.device == "cuda" and None in comm.mpi.allgather(comm.device):
         raise BackendError("--device cuda: a rank has no CUDA device; CuPy and a driver are needed on each",
                            code="GC-NO-GPU")
+    if options.device == "cuda":
+        import cupy
+
+        cupy.cuda.Device(comm.device).use()  # where the measured arrays are to be
     started, path = time.perf_counter(), table_path(facts())
     say = functools.partial(_say, comm)
     by_first_rank(comm.mpi, lambda: _prepare(path.parent))

@@ -78,7 +78,7 @@ def call_of(comm: Communicator, collective: str, nbytes: int, device: str = "cpu
     block = max(1, nbytes // 4 // comm.size) if row.blocks else max(1, nbytes // 4)
 
     def array(side: Side) -> Any:
-        return xp.ones((comm.size, block) if side.blocks else block, xp.float32) if side.exists(comm.rank, 0) else None
+        return xp.ones((comm.size, block) if side.blocks else block, "float32") if side.exists(comm.rank, 0) else None
 
     if collective == "barrier":
         return lambda algorithm: method(algorithm=algorithm)

@@ -115,6 +115,7 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
     if why is None:
         import cupy
 
+        cupy.cuda.Device(comm.device).use()  # where the arrays of the test are to be
         outcome = probes.self_test(comm, comm.mpi.allgather, "cuda", cupy, SECONDS)
         why = outcome["refused"]
     if why is None:

@@ -223,6 +223,23 @@ def test_gpus_in_exclusive_mode(mpiexec, emulated_kernels, executor):
     assert sorted(said) == ["0", "1", "2", "3"]
 
 
+COMMANDS = [pytest.param("doctor", "self-test   cuda: ", marks=SLOW),
+            pytest.param("tune --device cuda --collective all_reduce,barrier", "all_reduce         16777216 bytes",
+                         marks=NIGHTLY),
+            pytest.param("tune --device cuda --collective all_gather --sweep --max-bytes 1K", "all_gather ",
+                         marks=NIGHTLY),
+            pytest.param("explain all_reduce 1M --device cuda", "native", marks=NIGHTLY),
+            pytest.param("bench all --device cuda -e 1K -n 2", "# Out of bounds values : 0 OK", marks=NIGHTLY)]
+
+
+@pytest.mark.parametrize(("words", "said"), COMMANDS)
+def test_commands_with_four_gpus(mpiexec, emulated_kernels, tmp_path, words, said):
+    result = launch(4, sys.executable, "-m", "gpucoll", *words.split(), timeout=seconds(200),
+                    env=environment(STAND_IN_GPUS="4", GPUCOLL_TIMEOUT="60", GPUCOLL_CACHE=str(tmp_path)))
+    printed = result.stdout + result.stderr
+    assert (result.returncode, said in printed) == (0, True), printed
+
+
 @pytest.mark.slow
 def test_training_on_gpus(mpiexec, emulated_kernels, tmp_path):
     pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
