@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 import numpy
 
 from gpucoll import parsing
+from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
-from gpucoll.launchers import SLURM, SRUN, TOKEN, free_port, started, torchrun_variables, vendor_of
+from gpucoll.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
 from gpucoll.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
 from gpucoll.waits import Waits
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 FORWARDING = 0.2  # seconds that launchers have to pass on what a rank wrote last: an abort overtakes it
 CHOICES = {"check": ("GC-CHECK", ("full", "deferred", "off")),
-           "executor": ("GC-EXECUTOR", ("mpi", "shared", "nccl", "peer", "native")),
-           "device": ("GC-DEVICE", ("emulated",))}  # the last one by GPUCOLL_DEVICE only
+           "executor": ("GC-EXECUTOR", ("mpi", "shared", "nccl", "peer", "native"))}
 
 
 class GivenOptions(TypedDict, total=False):
@@ -46,29 +46,43 @@ class GivenOptions(TypedDict, total=False):
     check: str | None
     executor: str | None
     deterministic: bool
+    device: int | str | None
 
 
 class Options(NamedTuple):
-    """How a communicator behaves; see `gpucoll.init`. `prefer` is GPUCOLL_ALGO, `emulated` GPUCOLL_DEVICE=emulated."""
+    """How a communicator behaves; see `gpucoll.init`.
+
+    `prefer` is GPUCOLL_ALGO; `device` is "emulated", a CUDA ordinal, or None.
+    """
 
     timeout: float = 300.0
     check: str | None = None
     executor: str | None = None
     prefer: str = ""
-    emulated: bool = False
     deterministic: bool = False
+    device: str | int | None = None
+
+    @property
+    def emulated(self) -> bool:
+        """Whether arrays on the host take the emulated device."""
+        return self.device == "emulated"
+
+    @property
+    def ordinal(self) -> int | None:
+        """The CUDA ordinal that was named."""
+        return None if isinstance(self.device, str) else self.device
 
 
 def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Options:
     """Return what was `given`, else what the environment says, else the defaults; None is not given.
 
     >>> options({"timeout": 5}, {"GPUCOLL_TIMEOUT": "9", "GPUCOLL_CHECK": "off"})
-    Options(timeout=5.0, check='off', executor=None, prefer='', emulated=False, deterministic=False)
+    Options(timeout=5.0, check='off', executor=None, prefer='', deterministic=False, device=None)
     """
     unknown = set(given) - GivenOptions.__annotations__.keys()
     if unknown:
         raise TypeError(f"no option is named {sorted(unknown)[0]!r}")
-    said = {name: environment.get(f"GPUCOLL_{name.upper()}") or None for name in ("timeout", *CHOICES)}
+    said = {name: environment.get(f"GPUCOLL_{name.upper()}") or None for name in ("timeout", "device", *CHOICES)}
     said |= {name: value for name, value in given.items() if value is not None and name in said}
     for name, (code, known) in CHOICES.items():
         if said[name] not in (None, *known):
@@ -78,7 +92,17 @@ def options(given: Mapping[str, Any], environment: Mapping[str, str] = os.enviro
     if not isinstance(deterministic, bool | numpy.bool_):
         raise UsageError(f"deterministic={deterministic!r} is neither True nor False", code="GC-OPTION")
     return Options(timeout, said["check"], said["executor"], environment.get("GPUCOLL_ALGO", ""),
-                   said["device"] == "emulated", bool(deterministic))
+                   bool(deterministic), _device(said["device"]))
+
+
+def _device(device: Any) -> str | int | None:
+    """Return the device that the user names: "emulated", a CUDA ordinal, or None."""
+    if device is None or (isinstance(device, str) and device == "emulated"):
+        return device
+    text = str(device) if is_whole(device) or isinstance(device, str) else ""
+    if not text.isdecimal():
+        raise ArgumentError(f"device={device!r} is neither 'emulated' nor a CUDA ordinal, 0 or more", code="GC-DEVICE")
+    return int(text)
 
 
 def _seconds(value: Any) -> float:
@@ -337,17 +361,32 @@ class ClaimedGpu(NamedTuple):
     capability: int = 0  # 90 for 9.0
 
 
-def device(local_rank: int | None) -> int | None:
-    """Return the CUDA ordinal for `local_rank`, or None without CuPy, driver or device.
+def gpu_index(place: RankTopology) -> int:
+    """Return the number by which the GPUs of a host are dealt out: the launcher's for this process, else the rank's.
 
-    None is a thread of those that share a GPU: the current one.
+    The launcher's number counts, since `place` may be that of a part of the ranks: its ranks are numbered anew.
+    """
+    given = local_rank()
+    return place.local_rank if given is None else given
+
+
+def device(index: int | None, ordinal: int | None = None) -> int | None:
+    """Return the CUDA ordinal that was named, else that of the rank `index` of a host; None without a GPU.
+
+    Without an index it is the current device of the calling thread. Raises ArgumentError where there is no GPU
+    `ordinal`.
     """
     count = gpu_count()
-    if count and local_rank is None:
+    if ordinal is not None and ordinal >= count:
+        raise ArgumentError(f"device {ordinal} was asked for, and this process has {count} GPUs; the first is 0, and "
+                            "CUDA_VISIBLE_DEVICES says which GPUs a process has", code="GC-DEVICE")
+    if not count or ordinal is not None:
+        return ordinal
+    if index is None:
         import cupy
 
         return int(cupy.cuda.runtime.getDevice())
-    return local_rank % count if count and local_rank is not None else None
+    return index % count
 
 
 def gpu_count() -> int:

@@ -76,6 +76,9 @@ LAUNCHERS = (  # an outer one comes after those that it may have started
     Launcher("Slurm's srun", None, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
 )
 SLURM = LAUNCHERS[-1]
+# Where the launcher of LAUNCHERS does not number the ranks of a host: HPE's PALS, Flux and Cray's PMI do beside MPICH's
+# variables, and torchrun does.
+LOCAL_RANKS = ("PALS_LOCAL_RANKID", "FLUX_TASK_LOCAL_ID", "PMI_LOCAL_RANK", "LOCAL_RANK")
 PORT = 29500  # torchrun's
 TOKEN = "GPUCOLL_TOKEN"  # the variable by which ranks that meet without MPI know each other
 
@@ -102,6 +105,18 @@ def started(environment: Mapping[str, str] = os.environ) -> Started | None:
             return Started(by, numbers[launcher.rank], numbers[launcher.size], numbers.get(by.local_rank),
                            numbers.get(by.local_size))
     return None
+
+
+def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of this process among the ranks of its host; None where no launcher gives one.
+
+    >>> local_rank({"PMI_RANK": "5", "PMI_SIZE": "8", "PALS_LOCAL_RANKID": "1"})
+    1
+    """
+    process = started(environment)
+    if process is not None and process.local_rank is not None:
+        return process.local_rank
+    return next((int(environment[name]) for name in LOCAL_RANKS if environment.get(name, "").isdecimal()), None)
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> tuple[int, int]:

@@ -51,6 +51,7 @@ class Link:
     foreign: tuple[type[Exception], ...] = ()  # what it raises
     processes: Processes  # of the ranks of this host, this one's included
     table: Table  # what "auto" chooses by, the same on every rank
+    gpu_index: int | None = None  # by which the GPUs of a host are dealt out to ranks; None: threads share the current
     _ranks: StoreRanks  # by which ranks that MPI has not started split
     _splits = 0
 
@@ -69,7 +70,9 @@ class Link:
             return None
         ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in enumerate(everyone)
                                             if shade == color)]
-        return self._part(f"split {self._splits} {color}", ranks.index(self.place.rank), len(ranks))
+        part = self._part(f"split {self._splits} {color}", ranks.index(self.place.rank), len(ranks))
+        part.gpu_index = self.gpu_index
+        return part
 
     def _part(self, name: str, rank: int, size: int) -> Link:
         """Return the link of this rank in a part of the ranks, which has a name of its own."""
@@ -165,6 +168,7 @@ class MpiLink(Link):
         self.points = TypedMessages(self.mpi)
         self.wire = _made(mpi.Dup)
         self.place = _made(lambda: bootstrap.place(self.mpi))
+        self.gpu_index = bootstrap.gpu_index(self.place)
         everyone = self.mpi.allgather((os.getpid(), process_namespace()))
         seen = visible(everyone)
         self.processes = Processes(seen, None if len(seen) == mpi.size else Watch(self.mpi, self.place.nodes))
@@ -177,6 +181,7 @@ class MpiLink(Link):
         if color is None:
             return None
         link = MpiLink(part, self._timeout, self.table)
+        link.gpu_index = self.gpu_index
         part.Free()
         return link
 
@@ -216,6 +221,7 @@ class StoreLink(Link):
         self.wire, self.points = (StoreMessages(store, f"{name}/{what}", rank) for what in ("wire", "points"))
         everyone = self.mpi.allgather((os.getpid(), process_namespace(), socket.gethostname()))
         self.place = RankTopology.of(rank, [namespace or host for _, namespace, host in everyone])
+        self.gpu_index = bootstrap.gpu_index(self.place)
         self.processes = Processes(visible((process, namespace) for process, namespace, _ in everyone))
         self.table = built_in()  # a machine's own is measured under its MPI
         self._aborted: dict[int, int] = {}

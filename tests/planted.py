@@ -284,6 +284,8 @@ PLANTED = [
     ("gpu", "a fault is taken for `not yet`", "gpucoll/device/cuda.py", "if code not in (0, NOT_READY):", "if False:"),
     ("gpu", "a call leaves its device current", "gpucoll/communicator/core.py",
      "                self._waits.context = self._gpus[name].device.current\n", "                pass\n"),
+    ("gpu", "a part of the ranks deals out GPUs anew", "gpucoll/links.py",
+     "        link.gpu_index = self.gpu_index\n        part.Free()\n", "        part.Free()\n"),
     ("gpu", "a helper thread makes a context on GPU 0", "gpucoll/device/cuda.py",
      "            before = before if has_context else self._ordinal\n", ""),
     ("gpu", "an array is asked for in another stream's order", "gpucoll/arrays/__init__.py",

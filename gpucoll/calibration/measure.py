@@ -190,7 +190,8 @@ def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
 
 def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, float]]:
     """Return the constants of an executor, and for `shared` those of what it does in one pass."""
-    with Communicator.from_mpi(part.mpi, executor=executor) as comm:
+    gpu = part.device if device == "cuda" else None
+    with Communicator.from_mpi(part.mpi, executor=executor, device=gpu) as comm:
         kinds = (PROBES, ONE_PASS_PROBES) if (executor, device) == ("shared", "cpu") else (PROBES,)
         return [fit([*_probes(comm, device, kind)]) for kind in kinds]
 

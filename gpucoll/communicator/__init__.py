@@ -111,6 +111,7 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
         self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
         self.close()
         link = MpiLink(rest, self.timeout)  # which is not freed: Open MPI would not come to its end then
+        link.gpu_index = self._link.gpu_index
         return self._over(_link(link, self.options))
 
 
@@ -172,8 +173,9 @@ def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
 
     Options: `timeout` in seconds, the deadline of every wait (default 300); `executor` a name or None; `check` "full",
     "deferred", "off" or None: whether ranks compare their calls before data move (the default), as they go, or not;
-    `deterministic`: reductions in rank order only, so that their bits depend on the inputs alone. GPUCOLL_TIMEOUT,
-    GPUCOLL_EXECUTOR and GPUCOLL_CHECK say what is left open. UsageError for other options than before, ones that differ
+    `deterministic`: reductions in rank order only, so that their bits depend on the inputs alone; `device` the CUDA
+    ordinal of this rank's GPU, by default its number on its host, or "emulated". GPUCOLL_TIMEOUT, GPUCOLL_EXECUTOR,
+    GPUCOLL_CHECK and GPUCOLL_DEVICE say what is left open. UsageError for other options than before, ones that differ
     between ranks, and a launcher of another MPI.
     """
     global _world

@@ -48,7 +48,6 @@ from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, mak
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
-from gpucoll.launchers import started
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, NOT_IN, Op, op_of
 from gpucoll.tuner import Tuner, rules
@@ -129,12 +128,12 @@ class Core:
 
     @functools.cached_property
     def device(self) -> int | None:
-        """The CUDA ordinal of this rank: its number on the host modulo the devices, threads' current one; or None."""
-        if self._link.mpi is None:
-            return bootstrap.device(None)
-        process = started()  # whose number counts: that of a part of the ranks would deal out devices anew
-        given = process and process.local_rank
-        return bootstrap.device(self.local_rank if given is None else given)
+        """The CUDA ordinal of this rank, or None without a GPU.
+
+        The ordinal that `device=` or GPUCOLL_DEVICE names; else the number of the rank on its host, modulo the number
+        of GPUs. A part of the ranks has the device of its parent. Ranks that are threads have their current device.
+        """
+        return bootstrap.device(self._link.gpu_index, self.options.ordinal)
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""

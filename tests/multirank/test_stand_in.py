@@ -223,6 +223,41 @@ def test_gpus_in_exclusive_mode(mpiexec, emulated_kernels, executor):
     assert sorted(said) == ["0", "1", "2", "3"]
 
 
+PARTS = """
+import sys, cupy, gpucoll as gc
+with gc.init(timeout=60) as comm:
+    part = comm.split(comm.rank // 2)
+    assert comm.device == part.device
+    if comm.mpi is not None:  # the stand-in's NCCL needs MPI
+        cupy.cuda.Device(part.device).use()
+        total = part.all_reduce(cupy.full(3, comm.rank))
+        assert int(total[0]) == (1, 5)[comm.rank // 2]
+    sys.stdout.write(f"{comm.rank - comm.device} ")
+    part.close()
+"""
+
+
+UNNUMBERED = ["env", "-u", "MPI_LOCALRANKID", "-u", "OMPI_COMM_WORLD_LOCAL_RANK"]
+NAMED = ["sh", "-c", 'GPUCOLL_DEVICE=$((3 - ${PMI_RANK:-$OMPI_COMM_WORLD_RANK})) exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize(("words", "differences"), [
+    pytest.param(UNNUMBERED, [0, 0, 0, 0], id="the launcher numbers no ranks of a host"),
+    pytest.param(NAMED, [-3, -1, 1, 3], id="named", marks=SLOW)])
+def test_a_part_keeps_the_gpus_of_its_ranks(mpiexec, emulated_kernels, words, differences):
+    result = launch(4, *words, sys.executable, "-c", PARTS, env=environment(STAND_IN_GPUS="4"), timeout=seconds(60))
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sorted(map(int, result.stdout.split())) == differences
+
+
+@pytest.mark.slow
+def test_a_part_keeps_the_gpus_of_ranks_without_mpi(emulated_kernels, tmp_path):
+    (program := tmp_path / "parts.py").write_text(PARTS)
+    result = run_job([sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", "4", program], seconds(60),
+                     environment(STAND_IN_GPUS="4"))
+    assert (result.returncode, result.stdout.split()) == (0, ["0"] * 4), result.stdout + result.stderr
+
+
 COMMANDS = [pytest.param("doctor", "self-test   cuda: ", marks=SLOW),
             pytest.param("tune --device cuda --collective all_reduce,barrier", "all_reduce         16777216 bytes",
                          marks=NIGHTLY),

@@ -26,6 +26,15 @@ def test_a_process_knows_who_started_it(environment, name, size_and_rank, local)
     assert (told and told.local_rank, told and told.local_size) == local
 
 
+@pytest.mark.parametrize(("environment", "number"), [
+    ({}, None), ({"RANK": "5", "LOCAL_RANK": "1"}, 1), ({"LOCAL_RANK": "x"}, None),
+    ({"PMI_RANK": "5", "PMI_SIZE": "8", "MPI_LOCALRANKID": "1", "LOCAL_RANK": "3"}, 1),
+    ({"PMI_RANK": "5", "PMI_SIZE": "8", "FLUX_TASK_LOCAL_ID": "2"}, 2), ({"PALS_LOCAL_RANKID": "4"}, 4),
+    ({"PMI_RANK": "1", "PMI_SIZE": "2", "SLURM_LOCALID": "0"}, None)])  # mpiexec's, whose daemon srun has started
+def test_a_process_knows_its_number_on_its_host(environment, number):
+    assert launchers.local_rank(environment) == number
+
+
 def test_vendors_are_known_by_what_they_say_and_the_file_alone_is_enough():
     """Scripts load it before anything is installed: no package, no site-packages, nothing but the standard library."""
     for text, vendor in (("HYDRA build details:\n    Version:     5.0.2\n", "mpich"),

@@ -32,6 +32,22 @@ def test_arguments_win_over_the_environment():
         bootstrap.options({}, {"GPUCOLL_EXECUTOR": "natve"})
 
 
+def test_a_device_is_named_by_its_ordinal(monkeypatch):
+    for given, environment, device in (({}, {}, None), ({}, {"GPUCOLL_DEVICE": "2"}, 2), ({"device": 0}, {}, 0),
+                                       ({"device": 1}, {"GPUCOLL_DEVICE": "emulated"}, 1),
+                                       ({}, {"GPUCOLL_DEVICE": "emulated"}, "emulated")):
+        options = bootstrap.options(given, environment)
+        assert (options.device, options.emulated) == (device, device == "emulated")
+        assert options.ordinal == (None if device == "emulated" else device)
+    for wrong in (-1, True, 1.0, "gpu", "1.5"):
+        with pytest.raises(ArgumentError, match="GC-DEVICE"):
+            bootstrap.options({"device": wrong}, {})
+    monkeypatch.setattr(bootstrap, "gpu_count", lambda: 4)
+    assert [bootstrap.device(index, ordinal) for index, ordinal in ((0, None), (5, None), (0, 3))] == [0, 1, 3]
+    with pytest.raises(ArgumentError, match=r"GC-DEVICE.* has 4 GPUs"):
+        bootstrap.device(0, 4)
+
+
 def test_gpus_are_owned_by_one_rank_of_a_host():
     bootstrap.check_gpus([("a", H200), ("b", H200)], share=False)
     bootstrap.check_gpus([("a", H200), ("a", H200)], share=True)
