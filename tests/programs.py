@@ -248,6 +248,22 @@ def special_values(comm, algorithm):
 
 
 @program
+def large_averages(comm, algorithm):
+    """The average of values of which two already have a sum that overflows."""
+    for name, large in (("float16", 40960), ("float8_e5m2", 32768), ("float8_e4m3fn", 256)):
+        row = numpy.full(5, large, oracle.kind(name))
+        dtype = None if name == "float16" else name
+        mean = comm.all_reduce(row if dtype is None else row.view(numpy.uint8), op="avg", dtype=dtype,
+                               algorithm=algorithm)
+        assert (mean.view(row.dtype) == large).all(), name
+    if algorithm == "auto":
+        blocks = numpy.full((comm.size, 3), 40960, numpy.float16)
+        assert (comm.reduce_scatter(blocks, op="avg") == 40960).all()
+        mean = comm.reduce(blocks, op="avg", root=comm.size - 1)
+        assert (mean is None) if comm.rank < comm.size - 1 else (mean == 40960).all()
+
+
+@program
 def digests(comm, collective, algorithm, name):
     """The digests of six repeats on random floats, in place or not, which is a rank's own affair."""
     values = numpy.random.default_rng(comm.rank).standard_normal(4099).astype(oracle.kind(name))

@@ -15,7 +15,7 @@ import numpy
 
 from gpucoll import parsing
 from gpucoll.arrays.accept import Array, on_gpu
-from gpucoll.dtypes import Dtype, numpy_dtype, row_of
+from gpucoll.dtypes import SMALL_RANGE, Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 from gpucoll.ops import FUNCTIONS, LOGICAL, Op
 
@@ -44,6 +44,26 @@ def _rehearse(name: str, op: Op, dtype: Dtype) -> None:
     except (TypeError, ValueError, ArithmeticError) as error:
         raise DtypeError(f"{name}: op {op.expression or op.name} does not give {dtype.name} for {dtype.name}: {error}",
                          code="GC-OP-DTYPE") from error
+
+
+def scaled_mean(op: Op, dtype: Dtype, ranks: int) -> Op:
+    """Return `op`; the average of float16 and float8 with a factor for each input, so that no partial sum overflows.
+
+    The factor is a power of two: products are exact, and the average has the bits that sum and division would give
+    without an overflow (except where a product is subnormal).
+
+    >>> from gpucoll.ops import OPS
+    >>> [scaled_mean(OPS["avg"], row_of(name), 6).factor for name in ("float16", "float32")]
+    [0.125, None]
+    """
+    if op.name != "avg" or dtype.name not in SMALL_RANGE:
+        return op
+    return op._replace(factor=0.5 ** (ranks - 1).bit_length())
+
+
+def divisor(op: Op, contributions: int) -> float:
+    """Return the number by which the reduction of `contributions` is divided for an average."""
+    return contributions if op.factor is None else contributions * op.factor
 
 
 @functools.lru_cache(maxsize=256)
@@ -139,7 +159,7 @@ class Space:
         return row.view(numpy_dtype(dtype.name))
 
     def premultiplied(self, op: Op, row: Array, dtype: Dtype) -> Array:
-        """Return what a rank contributes: `row`, or its product with the factor of `gpucoll.premul_sum`."""
+        """Return what a rank contributes: `row`, or its product with the factor of the op."""
         if op.factor is None:
             return row
         with numpy.errstate(all="ignore"):
@@ -149,12 +169,13 @@ class Space:
     def finish(self, op: Op, row: Array, dtype: Dtype, contributions: int) -> None:
         """Apply what an op does once, at the end: avg divides; a lone logical contribution becomes 0 or 1."""
         if op.name == "avg":
+            parts = divisor(op, contributions)
             with numpy.errstate(all="ignore"):
                 if dtype.wide is None:  # in place: memory for the quotients would cost several times the division
-                    numpy.divide(row, contributions, out=row)
+                    numpy.divide(row, parts, out=row)
                 for start in range(0, len(row) if dtype.wide else 0, BLOCK):
                     block = row[start:start + BLOCK]
-                    block[...] = (block.astype(dtype.wide) / contributions).astype(row.dtype)
+                    block[...] = (block.astype(dtype.wide) / parts).astype(row.dtype)
         elif op.name in LOGICAL and contributions == 1:
             row[...] = (row != 0).astype(row.dtype)
 

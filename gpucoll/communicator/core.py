@@ -31,6 +31,7 @@ from gpucoll.arrays import (
     prepare,
     stream_of,
 )
+from gpucoll.arrays.space import scaled_mean
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import (
     Backend,
@@ -282,6 +283,7 @@ class Core:
                  root: int = 0) -> tuple[Executor, Task]:
         """Return the executor and the task of a call; `allowed` is the executor asked for, or None."""
         space, backend = call.space, call.space.gpu if isinstance(call.space, DeviceSpace) else self._host
+        op = op and scaled_mean(op, call.dtype, self.size)
         source = call.input if op is None or call.input is None else space.premultiplied(op, call.input, call.dtype)
         task = Task(row.name, "native", None, source, None if call.target is None else call.target.row, call.dtype,
                     op, root, call.nbytes, call.in_place and source is call.input, call.cut.lengths, space.device,
@@ -372,4 +374,6 @@ def is_finished_by(executor: Executor, task: Task) -> bool:
     """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
     if task.op is None or task.output is None:
         return True
+    if task.op.name == "avg" and task.op.factor is not None:
+        return False
     return task.collective != "exscan" and (is_on_engine(executor) or task.op.name not in ("avg", *LOGICAL))

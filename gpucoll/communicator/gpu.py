@@ -12,6 +12,7 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.arrays import HOST, Array, Prepared, Space, address, on_gpu
+from gpucoll.arrays.space import divisor
 from gpucoll.device import Device, Event, Stream, Transport
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
@@ -213,7 +214,7 @@ class DeviceSpace(Space):
             one = numpy_dtype(f"float{4 * dtype.itemsize}").type(1)
             self._scale("multiply", dtype, row, row, one / contributions, self.stream)
         elif op.name == "avg":
-            self._scale("divide", dtype, row, row, contributions, self.stream)
+            self._scale("divide", dtype, row, row, divisor(op, contributions), self.stream)
         elif op.name in LOGICAL and contributions == 1:
             self._scale("truth", dtype, row, row, 1, self.stream)
 

@@ -84,6 +84,11 @@ def test_other_arrays(executor, body, algorithm):
         executor.run(size, getattr(programs, body), algorithm)
 
 
+def test_averages_do_not_overflow(executor):
+    for size, algorithm in ((1, "auto"), (3, "auto"), (3, "ring"), (5, "one_shot")):
+        executor.run(size, programs.large_averages, algorithm)
+
+
 def test_shapes_of_the_other_collectives(executor):
     assert {*REDUCTIONS, *MOVEMENTS, "barrier"} == {*COLLECTIVES}
     for size in (1, 2, 5):

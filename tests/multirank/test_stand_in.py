@@ -66,7 +66,8 @@ ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto"),
             ("asked_in_order",), ("bytes_apart",), ("many_calls", "ring")]
-WITH_NCCL = [("lifetimes", "native"), ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("fault",),
+WITH_NCCL = [("mirrored", "large_averages", "native"), ("lifetimes", "native"),
+             ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("fault",),
              ("float8_below_hopper",), ("host_against_device", ""), ("host_against_device", "deferred"),
              ("host_against_device", "full"),
              ("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),

@@ -160,7 +160,7 @@ class Plans:
             return 0
         contributions = self._near.rank + 1 if task.collective == "scan" else self._near.size
         alone = task.op.name in LOGICAL and contributions == 1
-        return contributions if task.op.name == "avg" or alone else 0
+        return contributions if alone or (task.op.name == "avg" and task.op.factor is None) else 0
 
     def _is_symmetric(self, task: Task) -> bool:
         """Return whether all of this rank's arrays are in symmetric memory."""
