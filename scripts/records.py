@@ -20,7 +20,6 @@ from typing import IO, Any, TypeVar
 import numpy as np
 
 from gpucoll.errors import GpucollError
-from gpucoll.rendezvous import by_first_rank
 
 Result = TypeVar("Result")
 
@@ -80,12 +79,16 @@ def on_first(comm: Any, action: Callable[[], Result]) -> Result | None:
 
     So no rank goes on and waits in a collective for one that has left.
     """
-    kept: list[Result] = []
-    try:
-        by_first_rank(comm.mpi, lambda: kept.append(action()))
-    except (Refusal, OSError, GpucollError) as error:
-        raise Refusal(str(error)) from None
-    return kept[0] if kept else None
+    result, refusal = None, None
+    if comm.rank == 0:
+        try:
+            result = action()
+        except (Refusal, OSError, GpucollError) as error:
+            refusal = str(error)
+    refusal = comm.broadcast_object(refusal)
+    if refusal is not None:
+        raise Refusal(refusal)
+    return result
 
 
 def to_host(array: Any) -> np.ndarray:

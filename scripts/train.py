@@ -45,7 +45,6 @@ import numpy as np  # noqa: E402
 import digits  # noqa: E402
 import gpucoll as gc  # noqa: E402
 import models  # noqa: E402
-import plot  # noqa: E402
 import records  # noqa: E402
 import texts  # noqa: E402
 from gpucoll.training import Sampler  # noqa: E402
@@ -150,7 +149,7 @@ def choose_arrays(comm: Any, device: str) -> Any:
             found = cupy
         except (ImportError, RuntimeError) as error:  # CuPy's CUDARuntimeError is a RuntimeError
             reason = str(error)
-    if all(comm.mpi.allgather(found is not None)):
+    if all(comm.all_gather_object(found is not None)):
         return found
     if device == "cuda":
         raise Refusal(f"--device cuda: {reason}")
@@ -252,7 +251,10 @@ def read_table(data: Any) -> np.ndarray:
 def train(comm: Any, options: argparse.Namespace) -> None:
     """Trains to the end; rank 0 logs, saves, and shows how far it is."""
     on_first(comm, lambda: refuse_unwritable(options.save))
-    on_first(comm, lambda: plot.check(options.plot) if options.plot else None)
+    if options.plot:
+        import plot
+
+        on_first(comm, lambda: plot.check(options.plot))
     if (options.save or options.resume) and options.strategy not in ("data_parallel", "zero1", "zero2", "zero3"):
         raise Refusal(f"--save and --resume are not for --strategy {options.strategy}")
     if options.save and options.strategy == "data_parallel" and options.compression != "none":

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gpucoll.device import CompileError, nvrtc, sources
 from gpucoll.device.sources import Instance, Scale
 from gpucoll.device.store import user_store
-from gpucoll.dtypes import DTYPES
+from gpucoll.dtypes import DTYPES, SMALL_RANGE
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.ops import OPS
 
@@ -76,7 +76,8 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
            for kernel in ("steps", "two_shot", "one_shot", "reduce", "packets")},
         "cast": [sources.instance("cast", *pair) for pair in itertools.permutations(real, 2)],
         "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
-                  if dtype.kind in kinds and (everything or what == "divide")],
+                  if dtype.kind in kinds and (everything or what == "divide" or
+                                              (what == "multiply" and dtype.name in SMALL_RANGE))],  # see scaled_mean
         "compress": sources.compressing(),
         **{kernel: [sources.instance(kernel, width) for width in sources.UNITS]
            for kernel in ("pack", "unpack", "copy")},

@@ -42,5 +42,5 @@ class DataParallel(Strategy):
         found = records.on_first(self.comm, lambda: records.read_checkpoint(path, self.arrays(), settings)) or 0
         for array in self.arrays().values():
             self.comm.broadcast(array, root=0)
-        self.rule.steps = self.comm.mpi.bcast(found)
+        self.rule.steps = self.comm.broadcast_object(found)
         return int(self.rule.steps)

@@ -9,6 +9,7 @@ import pytest
 
 import gpucoll as gc
 import train
+from commands import gpucoll_run
 
 pytest.importorskip("sklearn", reason="pip install gpucoll[train]")
 
@@ -173,3 +174,19 @@ def test_without_what_an_extra_brings(script, tmp_path, module, arguments, extra
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module} here')\n")
     path = os.pathsep.join([str(tmp_path), str(SCRIPTS.parent)])
     assert_refused(script(2, *arguments, env={"PYTHONPATH": path}), f"pip install gpucoll[{extra}]")
+
+
+BY_STORE = """
+import runpy, sys
+sys.modules["gpucoll.bench"] = None  # a clone on the path has none, and it is needed for --plot only
+sys.argv[0] = {script!r}
+sys.path.insert(0, {folder!r})
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_training_without_mpi(tmp_path):
+    (program := tmp_path / "program.py").write_text(BY_STORE.format(script=str(SCRIPTS / "train.py"), folder=str(SCRIPTS)))
+    found = gpucoll_run("--standalone", "-n", 2, program, "--epochs=1", "--progress=off", "--device=cpu",
+                        f"--save={tmp_path / 'saved.npz'}")
+    assert (found.returncode, "test accuracy" in found.stdout) == (0, True), found.stdout + found.stderr

@@ -70,7 +70,8 @@ def test_without_all_it_is_what_training_uses():
     found = instances(everything=False)
     assert list(found) == KINDS
     assert {one.entry for one in found["reduce"]} == {f"reduce_{name}_sum" for name in command.TRAINING}
-    assert {one.entry for one in found["scale"]} == {f"scale_divide_{name}" for name in command.TRAINING}
+    assert {one.entry for one in found["scale"]} == {*(f"scale_divide_{name}" for name in command.TRAINING),
+                                                     "scale_multiply_float16"}
     assert {one.entry for one in found["steps"]} == {*(f"steps_{width}" for width in sources.UNITS),
                                                      *(f"steps_{name}_sum" for name in command.TRAINING)}
     assert len(found["cast"]) == 6
