@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mpi4py import MPI
 
 from gpucoll import ArgumentError, Communicator, GpucollError, algorithms
-from gpucoll.bootstrap import nccl_id
+from gpucoll.device.gpus import nccl_id
 from gpucoll.dtypes import DTYPES, EXTENDED
 from gpucoll.ops import op_of
 

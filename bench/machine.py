@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 import gpucoll
 from gpucoll import Communicator
-from gpucoll.bootstrap import describe_gpu
+from gpucoll.device.gpus import describe_gpu
 from gpucoll.tuner.table import facts as host_facts
 from gpucoll.tuner.table import processor
 

@@ -1,7 +1,6 @@
-"""Who am I: options, world, node, local rank and device, found by mpi4py when first asked.
+"""Options, and the place of this rank: world, node and local rank, found by mpi4py when first asked.
 
-Importing this starts nothing: MPI begins with the first `init` or `from_mpi`, CuPy is
-imported when a device is asked for.
+Importing this starts nothing: MPI begins with the first `init` or `from_mpi`.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy
 
 from gpucoll import parsing
 from gpucoll.dtypes import is_whole
-from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError, nearest
+from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, nearest
 from gpucoll.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
 from gpucoll.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
@@ -351,16 +350,6 @@ def set_variables(place: RankTopology, bcast: Callable[[Any], Any]) -> list[str]
     return [*missing]
 
 
-class ClaimedGpu(NamedTuple):
-    """A rank's device: its CUDA ordinal in this process, PCI id, name, what no other one is called, what it can do."""
-
-    ordinal: int
-    pci: str
-    name: str
-    identity: str = ""
-    capability: int = 0  # 90 for 9.0
-
-
 def gpu_index(place: RankTopology) -> int:
     """Return the number by which the GPUs of a host are dealt out: the launcher's for this process, else the rank's.
 
@@ -370,106 +359,5 @@ def gpu_index(place: RankTopology) -> int:
     return place.local_rank if given is None else given
 
 
-def device(index: int | None, ordinal: int | None = None) -> int | None:
-    """Return the CUDA ordinal that was named, else that of the rank `index` of a host; None without a GPU.
-
-    Without an index it is the current device of the calling thread. Raises ArgumentError where there is no GPU
-    `ordinal`.
-    """
-    count = gpu_count()
-    if ordinal is not None and ordinal >= count:
-        raise ArgumentError(f"device {ordinal} was asked for, and this process has {count} GPUs; the first is 0, and "
-                            "CUDA_VISIBLE_DEVICES says which GPUs a process has", code="GC-DEVICE")
-    if not count or ordinal is not None:
-        return ordinal
-    if index is None:
-        import cupy
-
-        return int(cupy.cuda.runtime.getDevice())
-    return index % count
-
-
-def gpu_count() -> int:
-    """Return how many CUDA devices this process has; 0 without CuPy or driver."""
-    try:
-        import cupy
-
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except (ImportError, RuntimeError):  # CuPy's CUDA errors are RuntimeErrors
-        return 0
-
-
-def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,
-              environment: Mapping[str, str] = os.environ) -> tuple[ClaimedGpu, ...]:
-    """Return all ranks' GPUs once it is known that no two are the same; a collective call.
-
-    Raises, on every rank, BackendError where a rank has none, and UsageError naming the
-    ranks that share one, unless GPUCOLL_SHARE_GPU=1.
-    """
-    gpu = None if ordinal is None else tuple(describe_gpu(ordinal))
-    everyone = [(host, one and ClaimedGpu(*one)) for host, one in comm.allgather((socket.gethostname(), gpu))]
-    check_gpus(everyone, share=environment.get("GPUCOLL_SHARE_GPU") == "1")
-    return tuple(gpu for _, gpu in everyone if gpu is not None)  # check_gpus has refused the ranks without one
-
-
-def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool) -> None:
-    """Raise where a rank has no GPU or, unless they `share`, two have the same; one entry (host, gpu) a rank.
-
-    Containers of one host may have the same name as another's, and the parts of one GPU that MIG makes its PCI id.
-
-    >>> check_gpus(  # doctest: +ELLIPSIS
-    ...     [("a", ClaimedGpu(0, "01:00.0", "H200"))] * 2, share=False)
-    Traceback (most recent call last):
-    gpucoll.errors.UsageError: [GC-SHARED-GPU] ranks 0, 1 share the H200 at 01:00.0 of a; set GPUCOLL_SHARE_GPU=1 ...
-    """
-    without = tuple(rank for rank, (_, gpu) in enumerate(everyone) if gpu is None)
-    if without:
-        raise BackendError(f"ranks {_names(without)} have no CUDA device; CuPy and a driver are needed on each",
-                           code="GC-NO-GPU", ranks=without)
-    owners: dict[tuple[str, str], list[int]] = {}
-    for rank, (host, gpu) in enumerate(everyone):
-        owners.setdefault(("", gpu.identity) if gpu and gpu.identity else (host, gpu.pci if gpu else ""),
-                          []).append(rank)
-    for ranks in owners.values():
-        if len(ranks) > 1 and not share:
-            host, gpu = everyone[ranks[0]]
-            raise UsageError(f"ranks {_names(ranks)} share the {gpu.name if gpu else 'GPU'} at "
-                             f"{gpu.pci if gpu else ''} of {host}; "
-                             "set GPUCOLL_SHARE_GPU=1 if they shall, or start no more ranks than there are GPUs",
-                             code="GC-SHARED-GPU", ranks=tuple(ranks))
-
-
 def _names(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def describe_gpu(ordinal: int) -> ClaimedGpu:
-    """Return the facts of a CUDA device."""
-    import cupy
-
-    pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
-    facts = cupy.cuda.runtime.getDeviceProperties(ordinal)
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith("MIG-") else ""
-    identity = part or bytes(facts["uuid"]).hex()
-    return ClaimedGpu(ordinal, pci, facts["name"].decode(), identity, 10 * facts["major"] + facts["minor"])
-
-
-def nccl_id(comm: MPI.Intracomm) -> Any:
-    """Return a new NCCL id, the same on every rank; a collective call.
-
-    It is passed on as CuPy gives it.
-    """
-    found, fault = None, ""
-    if comm.rank == 0:
-        try:
-            from cupy.cuda import nccl
-
-            found = nccl.get_unique_id()
-        # KeyError: CuPy's for codes that it does not know; AttributeError: its module where the library is missing
-        except (ImportError, RuntimeError, KeyError, AttributeError) as error:
-            fault = f"NCCL gives no id on rank 0: {error}"
-    found, fault = comm.bcast((found, fault))
-    if fault:
-        raise BackendError(fault, code="GC-NCCL", ranks=(0,))
-    return found

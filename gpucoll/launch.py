@@ -20,8 +20,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpucoll import bootstrap, launchers, standalone
+from gpucoll import launchers, standalone
 from gpucoll.arguments import Parser, refuse
+from gpucoll.device.gpus import gpu_count
 
 PROGRAM = "gpucoll run"
 
@@ -89,7 +90,7 @@ def _is_module(name: str) -> bool:
 
 def _count(text: str) -> int:
     """Return how many ranks a host is to have, as torchrun has it: a number, gpu, cpu or auto."""
-    gpus = bootstrap.gpu_count() if text in ("gpu", "auto") else 0
+    gpus = gpu_count() if text in ("gpu", "auto") else 0
     if text == "gpu" and not gpus:
         raise argparse.ArgumentTypeError("'gpu' is as many ranks as there are GPUs, and CuPy finds none here")
     if text in ("gpu", "cpu", "auto"):

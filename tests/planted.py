@@ -294,7 +294,7 @@ PLANTED = [
      "    with space.current:\n        source = check_input(row.name, x)", "    source = check_input(row.name, x)"),
     ("gpu", "nobody asks whether NCCL reduces float8", "gpucoll/executors/nccl/native.py",
      "(self._lacks_float8 if", "(None if"),
-    ("gpu", "without NCCL's library the error is CuPy's", "gpucoll/bootstrap.py",
+    ("gpu", "without NCCL's library the error is CuPy's", "gpucoll/device/gpus.py",
      "RuntimeError, KeyError, AttributeError)", "RuntimeError, KeyError)"),
     ("gpu", "the first message is waited for in NCCL", "gpucoll/device/nccl.py",
      "if self._connecting is not None or not self._connected.issuperset(needed):", "if False:"),

@@ -185,8 +185,7 @@ def symbols():
 
 def absent():
     """What a rank that lacks a library is told: errors of ours, with what to install."""
-    from gpucoll import bootstrap
-    from gpucoll.device import nvrtc
+    from gpucoll.device import gpus, nvrtc
 
     class Alone:
         rank = 0
@@ -195,7 +194,7 @@ def absent():
             return thing
 
     said = {}
-    for name, call in (("NCCL", lambda: bootstrap.nccl_id(Alone())), ("NVRTC", lambda: nvrtc.version(13))):
+    for name, call in (("NCCL", lambda: gpus.nccl_id(Alone())), ("NVRTC", lambda: nvrtc.version(13))):
         try:
             call()
             said[name] = "nothing is missing"

@@ -46,6 +46,7 @@ from gpucoll.communicator.backends import (
     signature_of,
 )
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu
+from gpucoll.device import gpus
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
@@ -134,14 +135,14 @@ class Core:
         The ordinal that `device=` or GPUCOLL_DEVICE names; else the number of the rank on its host, modulo the number
         of GPUs. A part of the ranks has the device of its parent. Ranks that are threads have their current device.
         """
-        return bootstrap.device(self._link.gpu_index, self.options.ordinal)
+        return gpus.device_of(self._link.gpu_index, self.options.ordinal)
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""
         if any(on_gpu(array) for array in arrays):
             if self.device is None:
-                raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process; pass a copy on "
-                                    "the host", code="GC-ARRAY")
+                raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
+                                    f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
             space = self._gpu("cuda").space(stream_of(arrays) if stream is None else stream)
             space.borrows = any(map(is_borrowed, arrays))
             return space

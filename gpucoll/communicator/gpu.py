@@ -13,7 +13,7 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.arrays import HOST, Array, Prepared, Space, address, on_gpu
 from gpucoll.arrays.space import divisor
-from gpucoll.device import Device, Event, Stream, Transport
+from gpucoll.device import Device, Event, Stream, Transport, gpus
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
@@ -267,7 +267,7 @@ def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer
     if name == "emulated":
         gpu = _emulated(link)
     elif ordinal is None:
-        raise BackendError("CuPy finds no GPU in this process", code="GC-NO-GPU")
+        raise BackendError(f"CuPy finds no GPU in this process: {gpus.no_gpu()}", code="GC-NO-GPU")
     else:
         gpu = (_between_threads if link.mpi is None else _between_processes)(link, timeout, ordinal)
     if peer:
@@ -321,7 +321,7 @@ def _between_threads(link: Link, timeout: float, ordinal: int) -> Gpu:
 def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     # Messages have a communicator of their own: NCCL runs all that is enqueued on one in order.
     claimed, *ids = bootstrap.meet(link.mpi, timeout, lambda: (
-        bootstrap.claim_gpu(link.mpi, ordinal), *(bootstrap.nccl_id(link.mpi) for _ in range(2))))
+        gpus.claim_gpu(link.mpi, ordinal), *(gpus.nccl_id(link.mpi) for _ in range(2))))
     lowest = min(gpu.capability for gpu in claimed)
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.nccl import Nccl

@@ -3,6 +3,7 @@
     sources     kernels/*.cu and one row for each instance: what is compiled
     nvrtc gxx   the two compilers; store: their results on disk, made once; command: before they are asked for
     launch      arguments and grids of the kernels
+    gpus        which GPU a rank has
     cuda        a GPU, by CuPy
     emulated    the same kernels on NumPy arrays, on the CPU
     nccl        one rank's NCCL communicator

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import gpucoll as gc
-from gpucoll import bootstrap
+from gpucoll.device import gpus
 
 PLACE = """
 import sys
@@ -73,8 +73,8 @@ def test_an_uncaught_error_ends_all_ranks(mpiexec):
 def claim(mpi, same, share):
     """Claim GPUs that CuPy would describe; ranks on one GPU are refused, by name, on every rank."""
     bus = "0000:01:00.0" if same else f"0000:0{mpi.rank + 1}:00.0"
-    with mock.patch.object(bootstrap, "describe_gpu", lambda ordinal: bootstrap.ClaimedGpu(ordinal, bus, "H200")):
-        return bootstrap.claim_gpu(mpi, mpi.rank, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
+    with mock.patch.object(gpus, "describe_gpu", lambda ordinal: gpus.ClaimedGpu(ordinal, bus, "H200")):
+        return gpus.claim_gpu(mpi, mpi.rank, {"GPUCOLL_SHARE_GPU": "1"} if share else {})
 
 
 def test_two_ranks_on_one_gpu_are_named(ranks):
@@ -85,7 +85,7 @@ def test_two_ranks_on_one_gpu_are_named(ranks):
         assert isinstance(error, gc.UsageError)
         assert error.ranks == (0, 1, 2)
         assert "H200 at 0000:01:00.0" in str(error)
-    for _, error in ranks(bootstrap.claim_gpu, 2, None, allow_errors=True):
+    for _, error in ranks(gpus.claim_gpu, 2, None, allow_errors=True):
         assert isinstance(error, gc.BackendError)
         assert error.ranks == (0, 1)
 
@@ -95,7 +95,7 @@ def no_id(mpi):
     cuda = mock.Mock()
     cuda.nccl.get_unique_id.side_effect = RuntimeError("no NCCL here")
     with mock.patch.dict(sys.modules, {"cupy": mock.Mock(cuda=cuda), "cupy.cuda": cuda}):
-        return bootstrap.nccl_id(mpi)
+        return gpus.nccl_id(mpi)
 
 
 def test_without_nccl_on_rank_0_every_rank_is_told(ranks):

@@ -67,7 +67,7 @@ def test_the_exit_code_is_the_jobs(launcher, script, text, code):
 def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(launch.bootstrap, "gpu_count", lambda: 0)
+    monkeypatch.setattr(launch, "gpu_count", lambda: 0)
     for arguments, words in (
             ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
             (["."], "there is no file '.'"), (["--hosts", "a,a", "x.py"], "different host names"),
@@ -109,7 +109,7 @@ def test_what_ranks_do_with_their_output_is_passed_on(version, tag):
 
 @pytest.mark.parametrize(("gpus", "auto"), [(0, 3), (2, 2)])
 def test_as_many_ranks_as_gpus_or_processors(monkeypatch, gpus, auto, tmp_path):
-    monkeypatch.setattr(launch.bootstrap, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(launch, "gpu_count", lambda: gpus)
     monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: {0, 1, 5})
     (tmp_path / "x.py").write_text("")
     counts = {word: launch._parsed(["--nproc-per-node", word, str(tmp_path / "x.py")]).nproc_per_node

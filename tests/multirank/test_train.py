@@ -186,7 +186,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_training_without_mpi(tmp_path):
-    (program := tmp_path / "program.py").write_text(BY_STORE.format(script=str(SCRIPTS / "train.py"), folder=str(SCRIPTS)))
+    text = BY_STORE.format(script=str(SCRIPTS / "train.py"), folder=str(SCRIPTS))
+    (program := tmp_path / "program.py").write_text(text)
     found = gpucoll_run("--standalone", "-n", 2, program, "--epochs=1", "--progress=off", "--device=cpu",
                         f"--save={tmp_path / 'saved.npz'}")
     assert (found.returncode, "test accuracy" in found.stdout) == (0, True), found.stdout + found.stderr

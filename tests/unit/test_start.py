@@ -3,16 +3,20 @@
 import json
 import subprocess
 import sys
+import types
+from unittest import mock
 
 import numpy
 import pytest
 
 from gpucoll import arguments, bootstrap
 from gpucoll.cli import main
+from gpucoll.communicator.gpu import make_gpu
+from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, UsageError
 from refusals import refused
 
-H200 = bootstrap.ClaimedGpu(0, "01:00.0", "H200")
+H200 = gpus.ClaimedGpu(0, "01:00.0", "H200")
 
 
 def test_arguments_win_over_the_environment():
@@ -42,20 +46,31 @@ def test_a_device_is_named_by_its_ordinal(monkeypatch):
     for wrong in (-1, True, 1.0, "gpu", "1.5"):
         with pytest.raises(ArgumentError, match="GC-DEVICE"):
             bootstrap.options({"device": wrong}, {})
-    monkeypatch.setattr(bootstrap, "gpu_count", lambda: 4)
-    assert [bootstrap.device(index, ordinal) for index, ordinal in ((0, None), (5, None), (0, 3))] == [0, 1, 3]
+    monkeypatch.setattr(gpus, "gpu_count", lambda: 4)
+    assert [gpus.device_of(index, ordinal) for index, ordinal in ((0, None), (5, None), (0, 3))] == [0, 1, 3]
     with pytest.raises(ArgumentError, match=r"GC-DEVICE.* has 4 GPUs"):
-        bootstrap.device(0, 4)
+        gpus.device_of(0, 4)
+
+
+def test_why_there_is_no_gpu(monkeypatch):
+    error = RuntimeError("cudaErrorSystemNotReady: system not yet initialized")
+    runtime = types.SimpleNamespace(getDeviceCount=mock.Mock(side_effect=error))
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime)))
+    assert (gpus.gpu_count(), gpus.no_gpu()) == (0, str(error))
+    with pytest.raises(BackendError, match=r"GC-NO-GPU.*system not yet initialized"):
+        make_gpu("cuda", None, 1.0, None, peer=False)
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert (gpus.gpu_count(), "CuPy cannot be imported" in gpus.no_gpu()) == (0, True)
 
 
 def test_gpus_are_owned_by_one_rank_of_a_host():
-    bootstrap.check_gpus([("a", H200), ("b", H200)], share=False)
-    bootstrap.check_gpus([("a", H200), ("a", H200)], share=True)
+    gpus.check_gpus([("a", H200), ("b", H200)], share=False)
+    gpus.check_gpus([("a", H200), ("a", H200)], share=True)
     with pytest.raises(UsageError) as error:
-        bootstrap.check_gpus([("a", H200), ("b", H200), ("a", H200)], share=False)
+        gpus.check_gpus([("a", H200), ("b", H200), ("a", H200)], share=False)
     assert error.value.ranks == (0, 2)
     with pytest.raises(BackendError) as missing:
-        bootstrap.check_gpus([("a", H200), ("a", None)], share=True)
+        gpus.check_gpus([("a", H200), ("a", None)], share=True)
     assert missing.value.ranks == (1,)
 
 
