@@ -35,6 +35,52 @@ def _float8(comm, torch):
     same(memory, oracle.values("sum", "float8_e5m2", 0, 11).view(numpy.uint8))
 
 
+def _streams(comm, torch):
+    """Calls on tensors follow PyTorch's current stream and are followed by it, whatever CuPy's current stream is."""
+    side, rank, size = cupy.cuda.Stream(non_blocking=True), comm.rank, comm.size
+    right, left = (rank + 1) % size, (rank - 1) % size
+    comm.all_reduce(cupy.ones(3, numpy.float32))  # what is loaded and allocated comes before
+    grid = comm.cart([size], periods=True)
+    mine = numpy.arange(900, dtype=numpy.float32) + rank
+    total, others = sum(mine - rank + one for one in range(size)), [mine - rank + one for one in range(size)]
+    blocks, length = numpy.stack([mine + 10 * one for one in range(size)]), rank + 1
+
+    def tensor(values):
+        """Values that are there when `side` has come to them."""
+        array = cupy.zeros(values.shape, values.dtype)
+        cupy.cuda.get_current_stream().synchronize()
+        with side:
+            array += cupy.asarray(values)
+        return torch.Tensor(array)
+
+    def room(shape):
+        return tensor(numpy.full(shape, -1, numpy.float32))
+
+    calls = [
+        ("all_reduce", total, lambda x, out: comm.all_reduce(x, out, algorithm="ring", async_op=True), mine),
+        ("sendrecv", others[left], lambda x, out: comm.sendrecv(x, out, right, left, async_op=True), mine),
+        ("scatter", others[0] + 10 * rank, lambda x, out: comm.scatter(x if rank == 0 else None, out=out,
+                                                                      async_op=True), blocks),
+        ("all_gather_v", numpy.concatenate([one[:number + 1] for number, one in enumerate(others)]),
+         lambda x, out: comm.all_gather_v(x, out, async_op=True), mine[:length]),
+        ("reduce_scatter_v", (total[rank:rank + 1]),
+         lambda x, out: comm.reduce_scatter_v(x, [1] * size, out=out, async_op=True), mine[:size]),
+        ("neighbor_all_gather", numpy.stack([others[left], others[right]]),
+         lambda x, out: grid.neighbor_all_gather(x, out), mine)]
+    for name, expected, call, given in calls:
+        x, out = tensor(given), room(expected.shape)
+        with torch.cuda.stream(side), held(side):
+            work = call(x, out)
+            if name != "neighbor_all_gather":
+                work.wait()
+            with side:
+                twice = out._array * numpy.float32(2)
+        side.synchronize()
+        with side:
+            same(twice, 2 * expected)
+    grid.close()
+
+
 def _orders(comm, torch):
     """With `stream=` the producer is asked to order that stream, whichever is current."""
     theirs, ours, total = called_before(comm)

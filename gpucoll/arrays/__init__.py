@@ -34,7 +34,7 @@ from gpucoll.arrays.accept import (
     on_gpu,
     overlap,
     same_memory,
-    stream_of,
+    torch_stream,
 )
 from gpucoll.arrays.space import HOST, Space, check_op, combiner
 from gpucoll.chunks import Layout, Ragged
@@ -46,7 +46,7 @@ __all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "Sizes", 
            "as_array", "block_shape", "bounds", "carried_dtype", "check_blocks", "check_input", "check_op",
            "check_rows", "check_writable", "combiner", "flat", "form_blocks", "is_borrowed", "joined", "kind_of",
            "module_of", "on_gpu", "overlap", "prepare", "prepare_blocks", "prepare_scatter", "room_for", "same_memory",
-           "split", "stream_of", "target"]
+           "split", "target", "torch_stream"]
 
 
 class Target(NamedTuple):

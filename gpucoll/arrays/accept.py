@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
@@ -40,11 +41,14 @@ def has(x: Any, name: str) -> bool:
     return True
 
 
-def stream_of(arrays: Iterable[object]) -> Any:
-    """Return the current stream of PyTorch's where one of the arrays is its; None leaves CuPy's."""
+def torch_stream(arrays: Iterable[object]) -> Callable[[], Any] | None:
+    """Return a function that gives PyTorch's current stream, where one of the arrays is PyTorch's; None leaves CuPy's.
+
+    The streams that PyTorch and CuPy have made current are not the same, and may change between a call and its wait.
+    """
     torch = sys.modules.get("torch")
     tensors = [x for x in arrays if torch is not None and isinstance(x, torch.Tensor) and on_gpu(x)]
-    return torch.cuda.current_stream(tensors[0].device) if torch is not None and tensors else None
+    return functools.partial(torch.cuda.current_stream, tensors[0].device) if torch is not None and tensors else None
 
 
 def is_borrowed(x: Any) -> bool:

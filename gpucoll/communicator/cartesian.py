@@ -66,8 +66,10 @@ class RankGrid(Points):
 
         Beyond an edge `out` stays as it is, or is 0 where it is None. MPI-5.0, 8.6.1.
         """
-        source = check_input("neighbor_all_gather", x)
-        return self._exchange_blocks("neighbor_all_gather", source, [source] * (2 * len(self.dims)), source.shape, out)
+        with self._current(None, [x]):
+            source = check_input("neighbor_all_gather", x)
+            blocks = [source] * (2 * len(self.dims))
+            return self._exchange_blocks("neighbor_all_gather", x, source, blocks, source.shape, out)
 
     @shaped(Neighbouring)
     def neighbor_all_to_all(self, x: Any, out: Any = None) -> Any:
@@ -76,17 +78,20 @@ class RankGrid(Points):
         A block that goes down in a dimension comes from above, also where both neighbours are one rank. Beyond an edge
         `out` stays as it is, or is 0 where it is None. MPI-5.0, 8.6.3.
         """
-        source = check_input("neighbor_all_to_all", x)
+        with self._current(None, [x]):
+            source = check_input("neighbor_all_to_all", x)
         many = 2 * len(self.dims)
         if source.shape[:1] != (many,):
             raise ArgumentError(f"neighbor_all_to_all: x has shape {source.shape}; its first axis must be {many}, a "
                                 "block for each neighbour", code="GC-SHAPE")
-        return self._exchange_blocks("neighbor_all_to_all", source, list(source), source.shape[1:], out)
+        with self._current(None, [x]):
+            return self._exchange_blocks("neighbor_all_to_all", x, source, list(source), source.shape[1:], out)
 
-    def _exchange_blocks(self, name: str, x: Array, blocks: list[Array], shape: tuple[int, ...], out: Any) -> Any:
+    def _exchange_blocks(self, name: str, given: Any, x: Array, blocks: list[Array], shape: tuple[int, ...],
+                         out: Any) -> Any:
         """Send each neighbour its block while receiving theirs; messages between two ranks meet in this order."""
         self._check_usable()
-        space = self._space(name, x)
+        space = self._space(name, given)
         space.check(name, "x", x)
         if out is None:
             out = array = space.empty((len(blocks), *shape), x.dtype)

@@ -116,7 +116,7 @@ class Collectives(MetadataExchange):
                 source = check_input("scatter", x)
             metadata = metadata_of(source, (self.size, *block_shape("scatter", source, self.size)))
             if shows and not metadata["gpu"] and not self.options.emulated:
-                made = self._scattering(source, out, who, options, metadata)
+                made = self._scattering(x, source, out, who, options, metadata)
         except (GpucollError, MemoryError) as error:
             if shows is None:
                 self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
@@ -125,21 +125,21 @@ class Collectives(MetadataExchange):
         if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].words) < TEXT:
             return self._begin(*made, options, same, source, out)
         self._broadcast_metadata(self.rank, metadata, "scatter")
-        return self._scatter_known(source, out, who, options, metadata, ())  # nor may it be known without
+        return self._scatter_known(x, source, out, who, options, metadata, ())  # nor may it be known without
 
     def _scatter_to(self, out: Any, who: Sizes, options: CallOptions, same: Key) -> Any:
         metadata = self._shown_by(who, out, options) or self._broadcast_metadata(who.root, {}, "scatter")
-        return self._scatter_known(None, out, who, options, metadata, same)
+        return self._scatter_known(None, None, out, who, options, metadata, same)
 
     @counted
-    def _scatter_known(self, source: Any, out: Any, who: Sizes, options: CallOptions, metadata: Metadata,
+    def _scatter_known(self, x: Any, source: Any, out: Any, who: Sizes, options: CallOptions, metadata: Metadata,
                        same: Key) -> Any:
         """Scatter what the root has told of."""
-        return self._begin(*self._scattering(source, out, who, options, metadata), options, same, source, out)
+        return self._begin(*self._scattering(x, source, out, who, options, metadata), options, same, source, out)
 
-    def _scattering(self, source: Any, out: Any, who: Sizes, options: CallOptions,
+    def _scattering(self, x: Any, source: Any, out: Any, who: Sizes, options: CallOptions,
                     metadata: Metadata) -> tuple[Executor, Task, Prepared]:
-        space = self._metadata_space("scatter", metadata, source, out, options.stream)
+        space = self._metadata_space("scatter", metadata, x, out, options.stream)
         call = prepare_scatter(source, out, tuple(metadata["shape"]), numpy_dtype(metadata["dtype"]), who, space)
         call = beside(call) if options.async_op else call
         executor, task = self._resolve(COLLECTIVES["scatter"], call, options, self.executor, root=who.root)
@@ -177,7 +177,7 @@ class Collectives(MetadataExchange):
         if not words.startswith(REFUSED):
             return metadata
         if metadata is not None:
-            counted(Collectives._scattering)(self, None, out, who, options, metadata)
+            counted(Collectives._scattering)(self, None, None, out, who, options, metadata)
         self._waits.run(shows.compare(f"scatter, root {who.root}"), "scatter")
         return None
 

@@ -29,7 +29,7 @@ from gpucoll.arrays import (
     is_borrowed,
     on_gpu,
     prepare,
-    stream_of,
+    torch_stream,
 )
 from gpucoll.arrays.space import scaled_mean
 from gpucoll.collectives import COLLECTIVES, Collective
@@ -143,7 +143,9 @@ class Core:
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
                                     f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
-            space = self._gpu("cuda").space(stream_of(arrays) if stream is None else stream)
+            of_torch = torch_stream(arrays)
+            space = self._gpu("cuda").space(of_torch() if stream is None and of_torch is not None else stream)
+            space.current_stream = of_torch or space.current_stream
             space.borrows = any(map(is_borrowed, arrays))
             return space
         return self._gpu("emulated").space(stream) if self.options.emulated else HOST
@@ -152,7 +154,8 @@ class Core:
         """Return the context in which arrays are opened before a call has its space."""
         if not any(map(on_gpu, arrays)) or self.device is None:  # which looks for GPUs
             return NOWHERE
-        stream = stream_of(arrays) if stream is None else stream
+        of_torch = torch_stream(arrays)
+        stream = of_torch() if stream is None and of_torch is not None else stream
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
 
         device = CurrentDevice(self.device)

@@ -112,6 +112,8 @@ class DeviceSpace(Space):
         self.gpu, self.stream = gpu, stream
         self.device = gpu.device.name
         self.borrows = False  # whether it works on memory that another library gives out again
+        # The stream that waits for an asynchronous call: the current one of the library that its arrays are of
+        self.current_stream: Callable[[], Any] = nothing_given
         self._completion: Completion | None = None
         self._preparations = [] if preparations is None else preparations
 
@@ -124,7 +126,7 @@ class DeviceSpace(Space):
         stream = stream or self.gpu.beside
         self.lead(stream)
         space = DeviceSpace(self.gpu, stream, self._preparations)
-        space.borrows = self.borrows
+        space.borrows, space.current_stream = self.borrows, self.current_stream
         return space
 
     def is_captured(self) -> bool:
@@ -138,7 +140,7 @@ class DeviceSpace(Space):
 
     def completion(self) -> Completion:
         """Return the end, still to come, of an operation on this space's stream."""
-        self._completion = Completion(self.gpu.device)
+        self._completion = Completion(self.gpu.device, self.current_stream)
         return self._completion
 
     def begin(self) -> None:
@@ -239,8 +241,8 @@ def _strided(x: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
 class Completion:
     """The end, on its stream, of an operation that the host enqueues; `event` is there once it has."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, current_stream: Callable[[], Any]) -> None:
+        self._device, self._current_stream = device, current_stream
         self.event: Event | None = None
 
     def done(self) -> bool:
@@ -250,7 +252,11 @@ class Completion:
         """Let the current stream wait for it."""
         if self.event is not None:
             with self._device.current:
-                self._device.stream(None).wait_event(self.event)
+                self._device.stream(self._current_stream()).wait_event(self.event)
+
+
+def nothing_given() -> None:
+    """Return None, by which a device takes its own current stream."""
 
 
 def beside(call: Prepared) -> Prepared:

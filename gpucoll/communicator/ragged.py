@@ -90,7 +90,7 @@ class VectorVariants(MetadataExchange):
         taken = counts if COLLECTIVES[name].output.exists(self.rank, who.root) else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, (len(source),), taken, sum(counts),
                         self._same(name, counts, source, options, root=who.root), counts)
-        return self._run_blocks(blocks, source, source, options, out=out, root=who.root)
+        return self._run_blocks(blocks, source, source, options, x, out=out, root=who.root)
 
     @shaped(ScatteringBlocks)
     def scatter_v(self, xs: Any, root: int = 0, *, out: Any = None, algorithm: str = "auto", stream: Any = None,
@@ -106,17 +106,17 @@ class VectorVariants(MetadataExchange):
         given = {} if arrays is None else _metadata_of(arrays, tuple(map(len, arrays)))
         metadata = {"error": str(mine)} if mine else given
         metadata = self._broadcast_metadata(who.root, metadata, "scatter_v", mine)
-        return self._scatter_v_known(arrays, out, metadata, who, CallOptions(algorithm, async_op, stream))
+        return self._scatter_v_known(arrays, xs, out, metadata, who, CallOptions(algorithm, async_op, stream))
 
     @counted
-    def _scatter_v_known(self, arrays: list[Array] | None, out: Any, metadata: Metadata, who: Sizes,
+    def _scatter_v_known(self, arrays: list[Array] | None, xs: Any, out: Any, metadata: Metadata, who: Sizes,
                          options: CallOptions) -> Any:
         counts, tail, dtype = tuple(metadata["counts"]), tuple(metadata["tail"]), numpy_dtype(metadata["dtype"])
-        space = self._metadata_space("scatter_v", metadata, arrays and arrays[0], out, options.stream)
+        space = self._metadata_space("scatter_v", metadata, arrays and xs[0], out, options.stream)
         like = numpy.empty((0, *tail), dtype) if not metadata["gpu"] else None
         blocks = Blocks("scatter_v", tail, dtype, () if arrays is None else counts, (counts[self.rank],), sum(counts),
                         self._same("scatter_v", counts, like, options, root=who.root))
-        return self._run_blocks(blocks, arrays, arrays, options, space=space, out=out, root=who.root)
+        return self._run_blocks(blocks, arrays, arrays, options, xs, space=space, out=out, root=who.root)
 
     @shaped(ExchangingBlocks)
     def all_to_all_v(self, xs: Any, out: Any = None, *, algorithm: str = "auto", stream: Any = None,
@@ -133,7 +133,7 @@ class VectorVariants(MetadataExchange):
         most = max(sum(side) for side in (*everyone, *zip(*everyone, strict=True)))
         blocks = Blocks(name, arrays[0].shape[1:], arrays[0].dtype, everyone[self.rank],
                         tuple(row[self.rank] for row in everyone), most, self._same(name, everyone, arrays[0], options))
-        return self._run_blocks(blocks, arrays, arrays, options, out=out)
+        return self._run_blocks(blocks, arrays, arrays, options, xs, out=out)
 
     @shaped(ReducingBlocks)
     def reduce_scatter_v(self, x: Any, counts: Sequence[int], op: Any = "sum", *, out: Any = None, dtype: Any = None,
@@ -156,7 +156,7 @@ class VectorVariants(MetadataExchange):
         source, _ = self._agree(name, check, lambda _: lengths, alike=True)
         same = self._same(name, lengths, source, options, op) if dtype is None else ()
         blocks = Blocks(name, source.shape[1:], source.dtype, lengths, (lengths[self.rank],), sum(lengths), same)
-        return self._run_blocks(blocks, source, source, options, out=out, op=op, kind=dtype)
+        return self._run_blocks(blocks, source, source, options, x, out=out, op=op, kind=dtype)
 
     def _same(self, name: str, counts: Any, x: Any, options: CallOptions, op: Any = "", root: int = 0) -> Key:
         """Return what the engine finds such a call by; () for one that it does not do from beginning to end."""
@@ -164,12 +164,15 @@ class VectorVariants(MetadataExchange):
         return (f"{name} {counts} {x.shape[1:]}", op, root, options.algorithm) if is_plain else ()
 
     @counted
-    def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, *, space: Any = None,
+    def _run_blocks(self, blocks: Blocks, source: Any, given: Any, options: CallOptions, x: Any, *, space: Any = None,
                     out: Any = None, op: Any = None, root: int = 0, kind: Any = None) -> Any:
-        """Run a call on `source`: an array, a list of arrays to be joined, or None; `given` lives as long."""
+        """Run a call on `source`: an array, a list of arrays to be joined, or None; `given` lives as long.
+
+        `x` is what the user has passed: arrays of the library whose current stream counts.
+        """
         row, sources = COLLECTIVES[blocks.name], given if isinstance(given, list) else [] if given is None else [given]
         if space is None:
-            space = self._space(blocks.name, sources[0], stream=options.stream)
+            space = self._space(blocks.name, *(x if isinstance(x, list | tuple) else [x]), stream=options.stream)
         kind = kind_of(blocks.name, sources[0], kind) if row.reduces else row_of(blocks.dtype)
         room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
                                                  sources, self.rank, space)

@@ -65,7 +65,7 @@ ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack
             ("mirrored", "shapes_and_strides", "ring"), ("mirrored", "segmented", "all_reduce", "tree"),
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto"),
-            ("asked_in_order",), ("bytes_apart",), ("many_calls", "ring")]
+            ("tensors", "streams"), ("asked_in_order",), ("bytes_apart",), ("many_calls", "ring")]
 WITH_NCCL = [("mirrored", "large_averages", "native"), ("lifetimes", "native"),
              ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("fault",),
              ("float8_below_hopper",), ("host_against_device", ""), ("host_against_device", "deferred"),

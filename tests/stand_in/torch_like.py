@@ -4,6 +4,8 @@ After torch/_tensor.py: `__cuda_array_interface__` is a property, which raises R
 grad and KeyError for a dtype that NumPy has no letter for; `__dlpack__` orders the stream that it is asked for.
 """
 
+import contextlib
+import threading
 import types
 
 import cupy
@@ -31,7 +33,7 @@ class Tensor:
     def __init__(self, array, kind=None, requires_grad=False, stream=None, asked=None):
         self._array, self.requires_grad = array, requires_grad
         self.dtype = dtype(array.dtype.name) if kind is None else kind
-        self._stream = stream or cupy.cuda.get_current_stream()
+        self._stream = stream or _streams()[-1]
         self.asked, self.recorded = [] if asked is None else asked, []
 
     shape = property(lambda self: self._array.shape)
@@ -75,9 +77,29 @@ class Tensor:
         self.recorded.append(stream)
 
 
+_local = threading.local()
+
+
+def _streams():
+    """The calling thread's streams of PyTorch's, the current one last: they are not those of CuPy."""
+    if not hasattr(_local, "streams"):
+        _local.streams = [cupy.cuda.Stream.null]
+    return _local.streams
+
+
 def _current_stream(device=None):
-    stream = cupy.cuda.get_current_stream()
+    stream = _streams()[-1]
     return types.SimpleNamespace(cuda_stream=stream.ptr, __cuda_stream__=lambda: (0, stream.ptr))
 
 
-cuda = types.SimpleNamespace(current_stream=_current_stream)
+@contextlib.contextmanager
+def _stream(stream):
+    """`stream` is the current one of PyTorch's inside; CuPy's stays what it is."""
+    _streams().append(stream)
+    try:
+        yield
+    finally:
+        _streams().pop()
+
+
+cuda = types.SimpleNamespace(current_stream=_current_stream, stream=_stream)
