@@ -1,20 +1,18 @@
 """Programs on tensors like PyTorch's, by the stand-in's rule `torch`."""
 
-import sys
-from unittest.mock import patch
-
 import cupy
 import numpy
 
 import oracle
 from gpu_helpers import called_before, held, ramp, same
+from leftovers import modules_in_place
 
 
 def tensors(comm, what):
     """The commonest calls of data-parallel training on tensors."""
     import torch_like
 
-    with patch.dict(sys.modules, torch=torch_like):
+    with modules_in_place(torch=torch_like):
         globals()[f"_{what}"](comm, torch_like)
 
 

@@ -296,6 +296,25 @@ def settled(before):
     return look()
 
 
+@contextlib.contextmanager
+def modules_in_place(**modules):
+    """Inside, `import` finds these modules by their names.
+
+    All other modules that are imported inside stay imported. `mock.patch.dict(sys.modules)` would remove them: a later
+    import would make them anew, and the process would hold two versions of one module.
+    """
+    before = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
 def new_threads(before):
     """The threads that have started since."""
     return [one for one in threading.enumerate() if one.ident not in before["thread"] and one.name not in LASTING]

@@ -9,6 +9,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.device import gpus
+from leftovers import modules_in_place
 
 PLACE = """
 import sys
@@ -94,7 +95,7 @@ def no_id(mpi):
     """The id of an NCCL that rank 0 cannot use; that all have the same one, tests on a stand-in for CuPy show."""
     cuda = mock.Mock()
     cuda.nccl.get_unique_id.side_effect = RuntimeError("no NCCL here")
-    with mock.patch.dict(sys.modules, {"cupy": mock.Mock(cuda=cuda), "cupy.cuda": cuda}):
+    with modules_in_place(**{"cupy": mock.Mock(cuda=cuda), "cupy.cuda": cuda}):
         return gpus.nccl_id(mpi)
 
 
