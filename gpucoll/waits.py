@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, MutableSequence, Sized
 from typing import Any, Protocol
 
@@ -27,17 +24,22 @@ from gpucoll.errors import (
     UsageError,
     is_settled,
 )
-from gpucoll.work import Operation, Pending, UnderWay, Work, throw
+from gpucoll.work import (
+    Operation,
+    Pending,
+    UnderWay,
+    Work,
+    keep_for_ever,
+    nap_after,
+    start_serving,
+    throw,
+    yields_at_once,
+)
 
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
-NAP = 20e-6  # seconds
-DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
 WAITED = 100e-6  # seconds: a look that takes longer, as the engine's, has waited and needs no nap after it
 SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
-# The progress thread takes its looks out of the time of who computes beside it: it naps for this share of how long
-# nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
-NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
 
 
 class Lasting(Protocol):
@@ -45,27 +47,6 @@ class Lasting(Protocol):
 
     def ends(self) -> bool:
         """Wait a little; return whether it has ended."""
-
-
-def keep_for_ever(memory: object) -> None:
-    """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-
-
-def yields_at_once() -> bool:
-    """Yield the core; return whether it came back at once.
-
-    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
-    caller sleeps from then on: a sleep costs tens of microseconds.
-    """
-    began = time.monotonic()
-    os.sched_yield()
-    return time.monotonic() - began < DEAR
-
-
-def _nap(waited: float) -> float:
-    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
-    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
 
 class Waits:
@@ -82,6 +63,8 @@ class Waits:
         self.timeout = timeout
         self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
+        self.untold: GpucollError | None = None  # the same, where no error was raised to the user
+        self.told: object = None  # the kind of the last error that was
         self._owner: int | None = None  # the thread that drives an operation now
         self._foreign = foreign
         self._threads = threads
@@ -160,6 +143,7 @@ class Waits:
                     deadline = deadline or time.monotonic() + self.timeout
                     self.until(done, name, deadline)
         except BaseException as error:
+            self.tells(error)
             self._failed(error, operation, name)
             raise
         finally:
@@ -192,8 +176,12 @@ class Waits:
             if done():
                 return
             has_waited = time.monotonic() - looked > WAITED
-            for hook in self.hooks:
-                hook()
+            try:
+                for hook in self.hooks:
+                    hook()
+            except GpucollError as error:
+                self.tells(error)
+                raise
             if self._alone and self._owner == threading.get_ident():
                 self._advance_alone()
             now = time.monotonic()
@@ -202,7 +190,7 @@ class Waits:
             if has_waited:
                 continue
             if now >= patience:
-                time.sleep(_nap(now - max(began, self.went_on)))
+                time.sleep(nap_after(now - max(began, self.went_on)))
             elif not yields_at_once():
                 patience = now
 
@@ -210,13 +198,32 @@ class Waits:
         """Return when the stream has come to the end of an operation; without one the communicator has failed."""
         try:
             self.until(done, name, float("inf") if deadline is None else deadline)
-        except (CollectiveTimeout, BackendError) as error:
-            self.failure = error
+        except GpucollError as error:
+            self.tells(error)
+            if isinstance(error, CollectiveTimeout | BackendError):
+                self.failure = error
             raise
 
     def deadline(self) -> float:
         """Return when a wait that begins now must have ended, of `time.monotonic`."""
         return time.monotonic() + self.timeout
+
+    def fail(self, error: GpucollError, *, tells: bool) -> None:
+        """Note an error that no thread has raised so far; the user is told by the next wait or call, or by `close`.
+
+        `tells` says whether this thread may tell the other ranks.
+        """
+        if self.failure is not None:
+            return
+        self.failure = found = self.explain(error) or error
+        if kind_of(found) != self.told:
+            self.untold = found
+        if tells:
+            self.on_failure()
+
+    def tells(self, error: BaseException) -> None:
+        """Note that a thread of the user's raises this error."""
+        self.untold, self.told = None, kind_of(error)
 
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""
@@ -226,7 +233,13 @@ class Waits:
                                  "the same shape, dtype and algorithm? timeout= sets the deadline", ranks=ranks)
 
     def check(self) -> None:
-        """Raise RevokedError after a failure: messages may still be under way, nothing can be trusted."""
+        """Raise RevokedError after a failure: messages may still be under way, nothing can be trusted.
+
+        The first time it is the failure itself, where no thread has raised that so far.
+        """
+        untold, self.untold = self.untold, None
+        if untold is not None:
+            raise untold
         if self.failure is not None:
             raise RevokedError(f"this communicator failed earlier ({self.failure}); close it and make a new one",
                                ranks=self.failure.ranks)
@@ -335,11 +348,7 @@ class Waits:
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            weakref.finalize(self, self._more.set).atexit = False  # the thread's end
-            self._thread = threading.Thread(target=_serve, args=(weakref.ref(self), self._more),
-                                            name="gpucoll progress", daemon=True)
-            self._thread.start()
-            _served.add(self)
+            self._thread = start_serving(self, self._more)
         self._more.set()
 
     def serve(self) -> bool:
@@ -347,14 +356,14 @@ class Waits:
         """
         while (self._queue or self._alone) and self._thread is not None:
             self.advance()
-            time.sleep(_nap(time.monotonic() - self.went_on))
+            time.sleep(nap_after(time.monotonic() - self.went_on))
         return self._thread is not None
 
     def drain(self) -> None:
         """Complete what is under way, each operation by its deadline."""
-        while (self._queue or self._alone) and self.failure is None:
+        while (self._queue or self._alone) and self.failure is None and self._thread is not None:
             self.advance()
-            time.sleep(NAP)
+            time.sleep(nap_after(0.0))
 
     def forget(self) -> None:
         """In a fork's child: what is under way is the parent's, and so is the thread.
@@ -372,29 +381,13 @@ class Waits:
         """Let the progress thread end; what is still queued stays undone."""
         thread, self._thread = self._thread, None
         self._more.set()
-        _served.discard(self)
         if thread is not None:
             thread.join(min(self.timeout, threading.TIMEOUT_MAX))
 
 
-_served: weakref.WeakSet[Waits] = weakref.WeakSet()  # that have a progress thread
-
-
-def _serve(reference: weakref.ref[Waits], more: threading.Event) -> None:
-    """Go on with what a communicator has under way, which alone keeps it: one that was dropped ends its thread."""
-    is_wanted = True
-    while is_wanted:
-        more.wait()
-        more.clear()
-        waits = reference()
-        is_wanted = waits is not None and waits.serve()
-        del waits
-
-
-def drain_all() -> None:
-    """Complete what is under way before MPI ends: a work that was dropped is still awaited by other ranks."""
-    for waits in list(_served):
-        waits.drain()
+def kind_of(error: BaseException) -> object:
+    """Return what is alike in the errors of two threads that meet the same failure."""
+    return type(error), getattr(error, "ranks", ())
 
 
 def _raising(error: GpucollError) -> Callable[[], None]:

@@ -1,10 +1,13 @@
-"""An operation under way, the handle to it that ``async_op=True`` returns, and how long any has been under way."""
+"""An operation under way, the handle to it that ``async_op=True`` returns, how long any has been under way; naps."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -13,6 +16,33 @@ from gpucoll.errors import GpucollError
 T = TypeVar("T")
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
+
+NAP = 20e-6  # seconds
+DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
+# The progress thread takes its looks out of the time of the computing thread: it naps for this share of the time in
+# which nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
+NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
+
+
+def keep_for_ever(memory: object) -> None:
+    """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+
+
+def yields_at_once() -> bool:
+    """Yield the core; return whether it came back at once.
+
+    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
+    caller sleeps from then on: a sleep costs tens of microseconds.
+    """
+    began = time.monotonic()
+    os.sched_yield()
+    return time.monotonic() - began < DEAR
+
+
+def nap_after(waited: float) -> float:
+    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
+    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
 
 def throw(operation: Operation, error: BaseException) -> None:
@@ -100,6 +130,7 @@ class Work:
     def _enqueue(self) -> None:
         self._waits.until(self.is_enqueued, self.name, float("inf"))  # which has a deadline of its own
         if self.error is not None:
+            self._waits.tells(self.error)
             raise self.error
 
     def synchronize(self) -> None:
@@ -113,6 +144,7 @@ class Work:
         stream, which is made to wait for it."""
         self._enqueue()
         if self._completion is not None:
+            self._waits.check()  # after a failure the stream comes to its end, with results that are not complete
             self._completion.order()
         return self._result
 
@@ -149,3 +181,32 @@ class UnderWay:
         """Those until now."""
         with self._lock:
             return self._before + (self._clock() - self._since if self._operations else 0.0)
+
+
+_served: weakref.WeakSet[Any] = weakref.WeakSet()  # `Waits` that have, or had, a progress thread
+
+
+def start_serving(waits: Any, more: threading.Event) -> threading.Thread:
+    """Start the progress thread of `waits`, which sleeps until `more` is set; return it."""
+    weakref.finalize(waits, more.set).atexit = False  # the thread's end
+    thread = threading.Thread(target=_serve, args=(weakref.ref(waits), more), name="gpucoll progress", daemon=True)
+    thread.start()
+    _served.add(waits)
+    return thread
+
+
+def _serve(reference: weakref.ref[Any], more: threading.Event) -> None:
+    """Go on with what a communicator has under way, which alone keeps it: one that was dropped ends its thread."""
+    is_wanted = True
+    while is_wanted:
+        more.wait()
+        more.clear()
+        waits = reference()
+        is_wanted = waits is not None and waits.serve()
+        del waits
+
+
+def drain_all() -> None:
+    """Complete what is under way before MPI ends: a work that was dropped is still awaited by other ranks."""
+    for waits in list(_served):
+        waits.drain()

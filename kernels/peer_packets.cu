@@ -10,7 +10,7 @@ struct PacketsArguments {
     Heap heap;
     const void* src;
     void* dst;
-    u64 count;
+    u64 count, nan_bytes;  // of the result, where a rank does not come
 };
 
 // Word `index` of an array, which may end in the middle of it and need not be aligned to words.
@@ -91,5 +91,6 @@ template <class T, class Op> GC_DEV void packets(const PacketsArguments& a) {
     for (u64 index = first; index < words; index += step) push(a.heap, epoch, index, gather<T>(a, index));
     bool came = true;
     for (u64 index = first; came && index < words; index += step) came = reduce_word<T, Op>(a, epoch, index);
+    if (!__syncthreads_and(came)) spoil(address_of(a.dst), a.nan_bytes);
     end_epoch(a.heap, epoch);
 }

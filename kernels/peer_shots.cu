@@ -9,7 +9,7 @@ struct ShotsArguments {
     Heap heap;
     const void* src;
     void* dst;
-    u64 count;
+    u64 count, nan_bytes;  // of the result, where a rank does not come
     u64 source_mark, result_mark;  // not 0 and the same on all ranks: then these are read where they lie
     u64 sources[MOST_RANKS];       // where each rank's input is read
     u64 results[MOST_RANKS];       // where each rank's part of the result is read
@@ -82,6 +82,7 @@ GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stag
         if (!section.sources) stage_section(section);
         together = meet(a.heap, channel, MEETINGS * epoch) && work(section, epoch);
     }
+    if (!together) spoil(address_of(a.dst), a.nan_bytes);
     end_epoch(a.heap, epoch);
 }
 

@@ -31,7 +31,8 @@ constexpr u32 MOST_LANES = 2 * MOST_RANKS;
 struct StepsArguments {
     Heap heap;
     u64 buffers[BUFFERS];
-    u64 region;  // bytes of staging that a block has
+    u64 region;     // bytes of staging that a block has
+    u64 nan_bytes;  // of the output, where a rank does not come
     const Round* rounds;
     const Lane* lanes;
     const Part* parts;
@@ -175,4 +176,5 @@ template <class T, class Op> GC_DEV void steps(const StepsArguments& a) {
         together = exchange<T, Op>(a, channel, round);
         if (together) write<T, Op>(a, channel, round.first_write + round.before, round.after);
     }
+    if (!together) spoil(a.buffers[OUTPUT], a.nan_bytes);
 }

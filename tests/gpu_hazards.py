@@ -9,6 +9,7 @@ import numpy
 
 import gpucoll as gc
 from gpu_helpers import PATIENCE, Foreign, held, ramp, ranges, refused, same
+from pace import seconds
 
 RUNTIME = cupy.cuda.runtime
 
@@ -38,6 +39,47 @@ def fault(comm):
             work._enqueue()
             with patch.object(RUNTIME, "eventQuery", lambda event: 700):
                 assert "700" in refused("GC-CUDA", ask, work)
+
+
+def missing(comm, algorithm):
+    """A rank does not make a call, and no thread of the others asks: their copies end by the deadline, with NaN.
+
+    Closing raises the error, which names the rank. By a schedule over NCCL's messages some elements may be this rank's
+    own contribution, which a kernel copies after the abort.
+    """
+    last, stream, error = comm.size - 1, cupy.cuda.Stream(non_blocking=True), None
+    with stream:
+        other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(1))
+        x, y = ramp(comm, 3000), cupy.zeros(3000, numpy.float32)
+        for _ in range(2):
+            same(other.all_reduce(x, y, algorithm=algorithm), sum(ranges(comm, 3000)))
+        y[...] = -7
+        stream.synchronize()
+        if comm.rank != last:
+            other.all_reduce(x, y, algorithm=algorithm)
+            found = numpy.isnan(y.get())
+            assert found.all() or (comm.mpi is not None and algorithm == "ring" and found.any())
+    comm.barrier()
+    try:
+        other.close()
+    except gc.CollectiveTimeout as found:
+        error = found
+    assert comm.rank == last or (error is not None and last in error.ranks), error
+    same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))
+
+
+def refused_elsewhere(comm):
+    """A rank refuses its call, and goes on: the others, which only copy their results, are told at once."""
+    last = comm.size - 1
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        x = cupy.ones(1000, numpy.float32)
+        same(other.all_reduce(x), numpy.full(1000, comm.size, numpy.float32))
+        if comm.rank == last:
+            assert refused("GC-OVERLAP", other.all_reduce, x[1:], x[:-1])
+        else:
+            assert numpy.isnan(other.all_reduce(x).get()).all()
+            assert "refused" in refused("GC-PEER", other.all_reduce, x)
+    same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))
 
 
 def streams_refused(comm):

@@ -61,10 +61,8 @@ PLANTED_ROWS = [("row", *fault) for fault in (
     ("who leaves the block by an error waits for the others", "gpucoll/communicator/lifecycle.py",
      '            self._waits.failure = UsageError(f"the block', '            UsageError(f"the block'),
     ("an interrupt is no failure", WAITS,
-     "        except BaseException as error:\n            self._failed(error, operation, name)\n            raise\n"
-     "        finally:\n            self._owner = None\n\n    def gate",
-     "        except Exception as error:\n            self._failed(error, operation, name)\n            raise\n"
-     "        finally:\n            self._owner = None\n\n    def gate"),
+     "        except BaseException as error:\n            self.tells(error)\n",
+     "        except Exception as error:\n            self.tells(error)\n"),
     ("who is told to end saves nothing", "gpucoll/guard/termination.py",
      "    for save in _saves:\n        save()\n", ""),
     ("a second thread waits its turn", WAITS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -232,6 +233,7 @@ class CachedCall:
     task: Task
     seconds: Array | None
     launch: Launcher | None = None  # what enqueues it on a GPU and waits for nothing
+    outputs: Sequence[Callable[[], Any]] = ()  # see `references`
 
 
 class DeviceRow:
@@ -244,6 +246,20 @@ class DeviceRow:
         self.data = self  # as CuPy's arrays have it
 
 
+def references(task: Task, result: Any, row: Any) -> list[Callable[[], Any]]:
+    """Return what gives the results of a GPU's `task` that can become NaN, while the user has them.
+
+    The user's array counts, as memory has no owner that a weak reference could be made to. Where `row`, in which the
+    result is formed, is other memory than an array of CuPy's, that is given.
+    """
+    if row is None or task.dtype.kind not in ("float", "complex"):
+        return []
+    arrays = result if isinstance(result, list) else [result]
+    if all(getattr(getattr(one, "flags", None), "c_contiguous", False) for one in arrays):
+        return [weakref.ref(one) for one in arrays]
+    return [lambda: row]
+
+
 def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None) -> CachedCall | None:
     """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other."""
     on_device = task.device != "cpu"
@@ -254,7 +270,7 @@ def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array
     rows = [None if row is None or not on_device else DeviceRow(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
     vars(again)["words"] = task.words
-    return CachedCall(executor, again, seconds)
+    return CachedCall(executor, again, seconds, outputs=references(task, out, task.output) if on_device else [])
 
 
 def _is_plain(x: Any, row: Any) -> bool:

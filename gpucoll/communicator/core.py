@@ -231,8 +231,9 @@ class Core:
         gpu = self._gpus[task.device]
         task.stream = on = gpu.device.stream(stream)
         if cached.launch is not None and gpu.device.is_open(on) \
-                and self._waits.at_once(gpu.order.enqueue, task.collective, cached.launch, on):
+                and self._waits.at_once(gpu.order.enqueue, task.collective, cached.launch, on, cached.outputs):
             return
+        gpu.order.gives(cached.outputs)
         self._waits.run(self._operation(executor, task, DeviceSpace(gpu, on)), task.collective)
         if cached.launch is None and is_finished_by(executor, task) and hasattr(executor, "launcher"):
             cached.launch = executor.launcher(task)

@@ -13,13 +13,14 @@ import numpy
 from gpucoll import bootstrap
 from gpucoll.arrays import HOST, Array, Prepared, Space, address, on_gpu
 from gpucoll.arrays.space import divisor
+from gpucoll.communicator.backends import references
 from gpucoll.device import Device, Event, Stream, Transport, gpus
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
 from gpucoll.device.streams import StreamOrder
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
-from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import DEVICE_TAG, TAGS, Executor, Task
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
@@ -27,8 +28,8 @@ from gpucoll.executors.peer.meeting import exchange
 from gpucoll.guard.observed import CallObserver, Comparison, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import NAP, Waits, keep_for_ever
-from gpucoll.work import Operation
+from gpucoll.waits import Waits
+from gpucoll.work import NAP, Operation, keep_for_ever
 
 
 class Gpu:
@@ -41,7 +42,8 @@ class Gpu:
     def __init__(self, device: Device, transport: Transport, points: Transport) -> None:
         self.device, self.points = device, points
         self.order = StreamOrder(device)
-        self.made: list[Executor] = [NcclExecutor(device, transport, self.order)]
+        self._scheduled = NcclExecutor(device, transport, self.order)
+        self.made: list[Executor] = [self._scheduled]
         self._transport = transport
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
@@ -83,16 +85,38 @@ class Gpu:
             time.sleep(NAP)
         return True
 
-    def close(self, timeout: float, *, failed: bool) -> None:
+    def end(self, outputs: Sequence[Callable[[], Any]] = ()) -> None:
+        """End what is under way without the other ranks; results that are not complete become NaN before.
+
+        `outputs` are weak references to those results, as far as they are floating-point.
+        """
+        results = [row for row in (one() for one in outputs) if row is not None]
+        if results:  # kernels that come next form them from what was received
+            self.device.spoil([*results, *self._scheduled.scratch()])
+        if self._peer is not None:
+            self._peer.abort()
+        self._transport.abort()
+        self.points.abort()
+
+    def unfinished(self, timeout: float) -> GpucollError | None:
+        """Return the error of a call that does not end within `timeout` seconds, or has ended without the other ranks.
+        """
+        try:
+            has_ended = self.has_ended(timeout)
+            self.check()
+        except GpucollError as error:
+            return error
+        return None if has_ended else CollectiveTimeout(
+            "a call on the GPU has not ended, and its result is not complete; does every rank make the same calls? "
+            "timeout= sets the deadline")
+
+    def close(self, *, failed: bool) -> None:
         """Give back what it holds, in order; where the communicator has failed, without the other ranks.
 
         Then its memory stays: NCCL may go on writing until it has been aborted, and nobody knows when that is.
         """
-        if failed or not self.has_ended(timeout):
-            if self._peer is not None:
-                self._peer.abort()
-            self._transport.abort()
-            self.points.abort()
+        if failed:
+            self.end()
             keep_for_ever(self)
         else:
             for executor in self.made:
@@ -148,12 +172,14 @@ class DeviceSpace(Space):
         for prepare in preparations:
             prepare(self.stream)
 
-    def end(self, keep: object) -> Operation:
+    def end(self, keep: Any) -> Operation:
         """End an operation: the next one follows it.
 
-        `keep` lives until it has ended, if it runs beside the caller's own work or on memory that is not CuPy's: else
-        what is let go of earlier is used again later in the same stream only.
+        `keep`, its task and its call, lives until it has ended, if it runs beside the caller's own work or on memory
+        that is not CuPy's: else what is let go of earlier is used again later in the same stream only.
         """
+        task, call = keep
+        self.gpu.order.gives(references(task, call.result, call.target and call.target.row))
         if self._completion is None and not self.borrows:
             self.gpu.order.passed(self.stream, keep)
         else:

@@ -21,13 +21,18 @@ from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.executors import REFUSED
 from gpucoll.executors.mpi import abort, shutdown
+from gpucoll.guard import devices
+from gpucoll.guard.devices import DeviceWatch
 from gpucoll.guard.flight import CLOSED, Flight
 from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
 from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import EXPLAINS, Deferred, Preflight
 from gpucoll.links import LocalLink
 from gpucoll.store import linger_at_most
-from gpucoll.waits import drain_all
+from gpucoll.waits import kind_of
+from gpucoll.work import drain_all
+
+GRACE = 1.0  # seconds for what is under way on a GPU, after a failure of which nothing is known there
 
 
 class Lifecycle(Core):
@@ -47,6 +52,8 @@ class Lifecycle(Core):
         if isinstance(link, LocalLink):
             link.used_by(functools.partial(_threads_of, weakref.ref(self)))
         self._has_aborted = False
+        self._watches: list[DeviceWatch] = []
+        self._unfinished: GpucollError | None = None  # of a call on a GPU, as closing has found
         self._flight = None
         folder = os.environ.get("GPUCOLL_DUMP_DIR")
         if folder:
@@ -77,8 +84,13 @@ class Lifecycle(Core):
         is_late, is_known = isinstance(error, CollectiveTimeout), isinstance(error, MismatchError | RankFailedError)
         if isinstance(error, RankFailedError) and {*error.ranks} & {*self._link.processes.ended()}:
             return None
-        found = None if self._preflight is None else self._preflight.explain(
-            0 if is_late else EXPLAINS, differ=isinstance(error, MismatchError))
+        found: GpucollError | None = None
+        if self._preflight is not None:
+            differ = isinstance(error, MismatchError)
+            found = self._preflight.explain(0 if is_late else EXPLAINS, differ=differ)
+            if found is None and isinstance(error, CollectiveTimeout) and self._preflight.missing() \
+                    and self._preflight.missing().isdisjoint(error.ranks):  # a named rank itself waits for another one
+                return self._waits.late(self._waits.name)
         return found if found is not None or is_late or is_known else self._guard.cause()
 
     def _progress(self) -> dict[int, tuple[int, str]]:
@@ -148,6 +160,8 @@ class Lifecycle(Core):
         gpu = super()._gpu(name)
         recorded = [] if self._flight is None else [Recorded(self._flight)]
         gpu.observers, gpu.comparison = [*recorded, *self._observers], self._of_devices()
+        if gpu.device.asynchronous and self.size > 1:
+            self._watches.append(DeviceWatch(gpu, self._waits, may_call=self._link.threads))
         return gpu
 
     def close(self) -> None:
@@ -156,11 +170,16 @@ class Lifecycle(Core):
         What is still under way is completed first. Where another rank has failed or does not come within the timeout,
         MPI's communicators stay: to free them on some ranks only would let late messages reach the next ones.
         Of ranks that are threads none waits for another: the last one to close frees the memory of all.
+
+        Raises the error of a call on a GPU whose result is not complete, unless a call or a wait has raised it before.
         """
         if self.closed or self._is_forked:
             return
         self.closed = True
         self._forget_calls()
+        for watch in self._watches:
+            watch.close()
+        was_well, told = self._waits.failure is None, self._waits.told
         if isinstance(self._link, LocalLink):
             ended = self._has_ended()
             self._waits.close()
@@ -172,6 +191,9 @@ class Lifecycle(Core):
                 self._flight.ended()
             self._waits.close()
             self._release(not together)
+        untold = self._waits.untold or (self._unfinished if was_well else None)
+        if untold is not None and kind_of(untold) != told:
+            raise untold
 
     def _forget_calls(self) -> None:
         """Let every call come through here from now on."""
@@ -185,13 +207,20 @@ class Lifecycle(Core):
             self._waits.run(iter(()), "close")
         except GpucollError:
             return False
-        return all([gpu.has_ended(self.timeout) for gpu in self._gpus.values()])
+        return self._devices_have_ended()
+
+    def _devices_have_ended(self, *, awaited: bool = True) -> bool:
+        """Return whether all that was enqueued on devices comes to a good end; it is `awaited` until the deadline."""
+        errors = [gpu.unfinished(self.timeout if awaited else GRACE) for gpu in self._gpus.values()]
+        error = next(filter(None, errors), None)
+        self._unfinished = error and (self._explain(error) or error)
+        return error is None
 
     def _release(self, failed: bool) -> None:
         """Give all memory back, or of devices' what no other rank can still be using where one has `failed`."""
         self._host.close()
         for gpu in self._gpus.values():
-            gpu.close(self.timeout, failed=failed)
+            gpu.close(failed=failed)
         if not failed:
             self._link.free()
 
@@ -214,8 +243,9 @@ class Lifecycle(Core):
                 self._waits.run(self._preflight.settled(), "close")
             self._waits.run(leaving, "close")
         except GpucollError:
+            self._devices_have_ended(awaited=False)
             return False
-        return True
+        return self._devices_have_ended()
 
     def __enter__(self) -> Self:
         return self
@@ -239,9 +269,11 @@ _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 def _after_fork() -> None:
     """In a fork's child: no call, no wait at exit, no shutdown of the parent's communicators."""
     finalize_within.clear()
+    devices.forget()
     for comm in _alive:
         comm._is_forked = True
         comm._forget_calls()
+        comm._watches.clear()
         comm._waits.forget()
         if comm._link.processes.watch is not None:
             comm._link.processes.watch.drop()  # the parent's connection would outlive it

@@ -4,7 +4,7 @@
     nvrtc gxx   the two compilers; store: their results on disk, made once; command: before they are asked for
     launch      arguments and grids of the kernels
     gpus        which GPU a rank has
-    cuda        a GPU, by CuPy
+    cuda        a GPU, by CuPy; driver: calls that CuPy does not have
     emulated    the same kernels on NumPy arrays, on the CPU
     nccl        one rank's NCCL communicator
     local       what stands for NCCL between threads that share a GPU; messages: on the emulated device
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 import numpy
@@ -77,6 +77,7 @@ class Device(Protocol):
     kernels: Kernels
     most_threads: int  # in a block
     current: AbstractContextManager[object]  # inside it is the device of the calling thread, afterwards whatever was
+    calm: AbstractContextManager[object] = nullcontext()  # inside, the calling thread disturbs no capture of a graph
 
     def channels(self, ranks: int) -> int:
         """Return how many blocks of each of so many ranks there is room for at a time, should all of them be on it."""
@@ -120,6 +121,10 @@ class Device(Protocol):
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         """Write the one element of `value` into every element of `row`, which is as wide."""
+
+    def spoil(self, rows: Sequence[Any]) -> None:
+        """Make every element of rows NaN, at once: whatever waits on any stream."""
+        raise NotImplementedError
 
     def settle(self, stream: Any) -> Waiting:
         """Wait until what `stream` has may be read: not at all on a GPU, where streams order everything."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
 import numpy
 
-from gpucoll.device import Device
+from gpucoll.device import Device, driver
 from gpucoll.device.launch import Kernels, Launch
 from gpucoll.device.nvrtc import compile_cubin, recipe
 from gpucoll.device.sources import Instance, text
@@ -33,6 +34,7 @@ class CudaDevice(Device):
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
         self.ordinal, self.current = ordinal, CurrentDevice(ordinal)
+        self.calm = Calm(self.current)
         self._arch = f"sm_{device.compute_capability}"
         self._processors = device.attributes["MultiProcessorCount"]
         self.kernels = Kernels(self._load, self._processors)
@@ -107,6 +109,14 @@ class CudaDevice(Device):
             else:  # as integers: CuPy knows not every dtype of ours
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
 
+    def spoil(self, rows: Sequence[Any]) -> None:
+        """Set all bits, which is NaN in every format. To fill by a kernel would have to load one, which may wait."""
+        with self.current:
+            stream = cupy.cuda.Stream(non_blocking=True)
+            for row in rows:
+                cupy.cuda.runtime.memsetAsync(row.data.ptr, 255, row.nbytes, stream.ptr)
+            stream.synchronize()
+
     def _load(self, instance: Instance) -> Launch:
         source = text(instance)
         build = functools.partial(_cubin, source, self._arch)
@@ -153,6 +163,25 @@ class CurrentDevice(threading.local):
         before = self._before.pop()
         if cupy.cuda.runtime.getDevice() != before:
             cupy.cuda.runtime.setDevice(before)
+
+
+class Calm:
+    """A GPU is the thread's inside, and what the thread asks of it spoils no capture of another thread's.
+
+    A capture in CUDA's default mode forbids all threads to query an event, unless a thread has said that its calls
+    have nothing to do with captures.
+    """
+
+    def __init__(self, device: CurrentDevice) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._device.__enter__()
+        self._before = driver.exchange_capture_mode(driver.RELAXED)
+
+    def __exit__(self, *error: object) -> None:
+        driver.exchange_capture_mode(self._before)
+        self._device.__exit__(*error)
 
 
 class CurrentStream:

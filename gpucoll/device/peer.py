@@ -24,11 +24,11 @@ HEAP = numpy.dtype([("slabs", "u8", MOST_RANKS), ("control", "u8"), ("patience",
                     *((name, "u8") for name in ("lines", "books", "packets", "slots", "staging", "packet_room",
                                                 "slot_bytes", "staging_bytes"))], align=True)
 _ENDS = [("src", "u8"), ("dst", "u8"), ("count", "u8")]
-PACKETS = numpy.dtype([("heap", HEAP), *_ENDS], align=True)
-SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("source_mark", "u8"), ("result_mark", "u8"),
+PACKETS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8")], align=True)
+SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8"), ("source_mark", "u8"), ("result_mark", "u8"),
                      ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS)], align=True)
-STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", BUFFERS), ("region", "u8"),
-                     *((name, "u8") for name in ("rounds", "lanes", "parts", "writes", "round_count"))], align=True)
+STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", BUFFERS), ("region", "u8"), *(
+    (name, "u8") for name in ("nan_bytes", "rounds", "lanes", "parts", "writes", "round_count"))], align=True)
 PART = numpy.dtype([("start", "u8"), ("count", "u8"), ("buffer", "u4"), ("combine", "u4")])
 LANE = numpy.dtype([("peer", "u4"), ("receives", "u4"), ("first", "u4"), ("parts", "u4")])
 WRITE = numpy.dtype([("first", "u4"), ("operands", "u4")])
@@ -80,7 +80,10 @@ NOWHERE = Places(0)
 
 
 class PeerHeap:
-    """The slabs of all ranks at the addresses that `rank` reaches them by, and its kernels' arguments."""
+    """The slabs of all ranks at the addresses that `rank` reaches them by, and its kernels' arguments.
+
+    Of a result `nan_bytes` become NaN where a rank does not come within the deadline: all of a floating-point one.
+    """
 
     def __init__(self, room: Room, rank: int, slabs: Sequence[int], control: int, patience: float) -> None:
         self.room, self.rank = room, rank
@@ -92,26 +95,29 @@ class PeerHeap:
         for name, value in values.items():
             self._heap[name] = value
 
-    def packets(self, src: int, dst: int, count: int) -> Arguments:
+    def packets(self, src: int, dst: int, count: int, nan_bytes: int = 0) -> Arguments:
         """The arguments of an all-reduce in packets; its bytes are at most `Room.packets`."""
-        return self._arguments(PACKETS, src=src, dst=dst, count=count)
+        return self._arguments(PACKETS, src=src, dst=dst, count=count, nan_bytes=nan_bytes)
 
-    def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE) -> Arguments:
+    def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE,
+              nan_bytes: int = 0) -> Arguments:
         """The arguments of a one-shot or two-shot all-reduce.
 
         `sources` are where each rank's input is read, `results`, for two_shot, where each rank's part of the result is:
         if the ranks find, on the device, that all have the same mark there. Otherwise it is in the slabs.
         """
-        return self._arguments(SHOTS, src=src, dst=dst, count=count, source_mark=sources.mark,
+        return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, source_mark=sources.mark,
                                result_mark=results.mark, sources=_filled(sources.addresses),
                                results=_filled(results.addresses))
 
-    def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int) -> Arguments:
+    def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int,
+              nan_bytes: int = 0) -> Arguments:
         """The arguments of a program whose tables are at the addresses `program`.
 
         `buffers` are input, output, scratch and staging, of which every block has `region` bytes.
         """
-        return self._arguments(STEPS, buffers=buffers, region=region, round_count=rounds, **program)
+        return self._arguments(STEPS, buffers=buffers, region=region, round_count=rounds, nan_bytes=nan_bytes,
+                               **program)
 
     def _arguments(self, dtype: numpy.dtype, **fields: Any) -> Arguments:
         arguments = numpy.zeros(1, dtype)

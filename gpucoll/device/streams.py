@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -28,6 +28,10 @@ class Workspace:
             row = self._rows[name] = self._device.empty(wanted, numpy.dtype("u1"), stream)
         return row if nbytes else None
 
+    def rows(self) -> list[Any]:
+        """Return all memory that an operation may still be using."""
+        return [row for row in (*self._rows.values(), *self._outgrown) if row is not None]
+
     def clear(self) -> None:
         self._rows.clear()
         self._outgrown.clear()
@@ -42,6 +46,9 @@ class StreamOrder:
         self._event: Event | None = None
         self._flying: collections.deque[tuple[Event, object]] = collections.deque()
         self._captured: list[object] = []  # what graphs of the user's work on: there is no telling for how long
+        self.is_watched = False  # whether somebody asks for `news`
+        self.has_news = False  # whether an operation was enqueued since then
+        self._outputs: list[Callable[[], Any]] = []  # weak references to the results of those operations
 
     def follow(self, stream: Stream) -> None:
         """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
@@ -53,19 +60,27 @@ class StreamOrder:
             self._event = self._device.mark(self._last)
         stream.wait_event(self._event)
 
-    def enqueue(self, launch: Callable[[Stream], None], stream: Stream) -> None:
+    def enqueue(self, launch: Callable[[Stream], None], stream: Stream,
+                outputs: Sequence[Callable[[], Any]] = ()) -> None:
         """Enqueue an operation by `launch`, after the one before; not in a capture."""
         if stream is not self._last or self._event is not None:
             self.follow(stream)
         launch(stream)
+        self.has_news = True
+        self.gives(outputs)
         if stream is not self._last or self._event is not None or self._flying:
             self.passed(stream, None)
+
+    def gives(self, outputs: Sequence[Callable[[], Any]]) -> None:
+        """Note what gives the results of an operation, as far as they can become NaN."""
+        if outputs and self.is_watched:
+            self._outputs.extend(outputs)
 
     def passed(self, stream: Stream, keep: object) -> None:
         """The operation enqueued on `stream` is the last one from here on; a graph of the user's keeps its memory."""
         if self.keep_captured(stream, keep):
             return
-        self._last, self._event = stream, None
+        self._last, self._event, self.has_news = stream, None, True
         if not self._device.lasts(stream):  # it may be gone by the next operation
             self._event = self._device.mark(stream)
         self.let_go()
@@ -83,6 +98,7 @@ class StreamOrder:
         event = self._device.mark(stream)
         if not self.keep_captured(stream, keep):
             self._flying.append((event, keep))
+            self.has_news = True
             self.let_go()
         return event
 
@@ -102,6 +118,21 @@ class StreamOrder:
         """Let go of what was kept for operations that have ended."""
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
+
+    def news(self) -> tuple[list[Event], list[Callable[[], Any]]]:
+        """Return the ends of the operations that are under way, and the results of those since the last question.
+
+        Another thread than the one that enqueues may ask: nothing changes for the latter.
+        """
+        self.has_news = False
+        outputs, self._outputs = self._outputs, []
+        last, event = self._last, self._event
+        events = [one for one, _ in list(self._flying)]
+        if event is not None:
+            return [*events, event], outputs
+        if last is not None and not last.is_capturing():
+            events.append(self._device.mark(last))
+        return events, outputs
 
     def awaited(self) -> list[Event]:
         """Return what has come once the last operation and those beside it have ended."""

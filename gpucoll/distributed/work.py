@@ -10,7 +10,7 @@ from typing import Any
 import gpucoll.waits
 from gpucoll.errors import CollectiveTimeout, GpucollError
 from gpucoll.rendezvous import becomes
-from gpucoll.waits import NAP
+from gpucoll.work import NAP
 
 
 class Work:

@@ -21,8 +21,7 @@ from gpucoll.device.messages import receiver
 from gpucoll.errors import RankFailedError
 from gpucoll.executors import ABORTED, BYTES, FIRST_TAG, PIECE, SHUTDOWN, TAGS, Task
 from gpucoll.plan import Form, Message, Plan, Span, Step
-from gpucoll.waits import keep_for_ever
-from gpucoll.work import Operation
+from gpucoll.work import Operation, keep_for_ever
 
 
 class MpiExecutor:

@@ -22,8 +22,7 @@ from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors import IN_PLACE, WAITS, Meets, Task
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import keep_for_ever
-from gpucoll.work import Operation
+from gpucoll.work import Operation, keep_for_ever
 
 _MAKING = threading.Lock()
 CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",

@@ -66,14 +66,16 @@ ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto"),
             ("tensors", "streams"), ("asked_in_order",), ("bytes_apart",), ("many_calls", "ring")]
-WITH_NCCL = [("mirrored", "large_averages", "native"), ("lifetimes", "native"),
+WITH_NCCL = [("missing", "native"), ("missing", "ring"), ("refused_elsewhere",),
+             ("mirrored", "large_averages", "native"), ("lifetimes", "native"),
              ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("fault",),
              ("float8_below_hopper",), ("host_against_device", ""), ("host_against_device", "deferred"),
              ("host_against_device", "full"),
              ("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
              ("captured", "auto"), ("aborted",), ("broken",), ("kept_from_the_collector",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
-ON_PEER = [("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), ("captured", "ring"),
+ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),
+           ("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), ("captured", "ring"),
            ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",), ("planned",), ("blocks",),
            ("unreachable",), ("many_calls", "ring"), ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",),
            ("mirrored", "every_count", "all_reduce", "ring")]
@@ -81,14 +83,16 @@ ON_PEER = [("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), (
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
     [*ANYWHERE, *WITH_NCCL],
-    slow="kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies captured-auto bytes_apart",
+    slow="missing-ring kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies captured-auto "
+         "bytes_apart",
     sample=[("streams", "ring"), ("captured", "native")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    ON_PEER, slow="blocks asynchronous points lifetimes many_calls symmetric fault captured-ring mirrored",
+    ON_PEER, slow="missing-one_shot missing-ring blocks asynchronous points lifetimes many_calls symmetric fault "
+                  "captured-ring mirrored",
     sample=[("captured", "two_shot")]))
 def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})

@@ -131,9 +131,10 @@ class Rank:
         assert len(rows) == len(BUFFERS)
         self.kept, self.buffers = rows, [0 if row is None else row.ctypes.data for row in rows]
 
-    def launch(self, world, case, rank, channels, threads):
+    def launch(self, world, case, rank, channels, threads, nan_bytes=0):
         addresses = {name: table.ctypes.data for name, table in self.tables.items()}
-        arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]))
+        arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]),
+                                              nan_bytes)
         world.launch(rank, case.instance().entry, arguments, channels, threads)
 
 

@@ -78,16 +78,20 @@ def test_ops_and_dtypes(made):
 @pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("one_shot", "where 1, peer 1,"),
                                               ("ring", "where 3,")])
 def test_a_rank_that_never_comes_is_told(both, kernel, told):
+    """The results of the others have all bits set: NaN, if they were floating-point numbers."""
     world = World(Room(3, 2, packets=64, slot=32, staging=64), both, patience=1e-2)
     case = Case("all_reduce", "ring", 3, 16)
-    for rank, own in enumerate(schedules.ranks_of(case, 2)):
+    ranks = schedules.ranks_of(case, 2)
+    for rank, own in enumerate(ranks):
         if kernel == "ring" and rank != 1:
-            own.launch(world, case, rank, 2, 4)
+            own.launch(world, case, rank, 2, 4, nan_bytes=64)
         elif rank != 1:
             make = world.heaps[rank].packets if kernel == "packets" else world.heaps[rank].shots
-            world.launch(rank, f"{kernel}_int32_sum", make(*own.buffers[:2], 16), 2, 4)
+            world.launch(rank, f"{kernel}_int32_sum", make(*own.buffers[:2], 16, nan_bytes=64), 2, 4)
     with pytest.raises(Fault, match=f"gave up.*{told}"):
         world.run()
+    for rank in (0, 2):
+        assert (ranks[rank].kept[1].view(numpy.uint8)[:64] == 255).all()
 
 
 def test_the_host_ends_a_wait(both):

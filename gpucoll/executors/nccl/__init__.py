@@ -105,6 +105,10 @@ class NcclExecutor:
         direct = self._graphs.direct.get(place_of(task))
         return None if direct is None else direct.launch
 
+    def scratch(self) -> list[Any]:
+        """Return the memory from which results are formed, other than the user's."""
+        return [*self._workspace.rows(), *self._captured.rows(), *self._graphs.rows()]
+
     def close(self) -> None:
         """Drop graphs and buffers; before the transport, since graphs refer to NCCL's communicator."""
         self._graphs.clear()

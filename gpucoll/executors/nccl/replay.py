@@ -31,14 +31,18 @@ class Replay:
 
     __slots__ = ("__weakref__", "_graph", "_keep", "source", "target")
 
-    def __init__(self, graph: Graph, source: int, target: int, keep: object) -> None:
+    def __init__(self, graph: Graph, source: int, target: int, keep: tuple[Any, ...]) -> None:
         self._graph: Graph | None = graph
-        self._keep: object = keep
+        self._keep: tuple[Any, ...] | None = keep
         self.source, self.target = source, target
 
     def launch(self, stream: Stream) -> None:
         assert self._graph is not None
         self._graph.launch(stream)
+
+    def rows(self) -> list[Any]:
+        """Return the buffers of a graph that has its own."""
+        return [] if self._keep is None else [row for row in self._keep[:2] if row is not None]
 
     def drop(self) -> None:
         """Let go of the graph."""
@@ -80,6 +84,10 @@ class Graphs:
             del self.direct[next(iter(self.direct))]
         self.direct[place] = replay
         self._all.add(replay)
+
+    def rows(self) -> list[Any]:
+        """Return the buffers of all graphs that have their own."""
+        return [row for replay in self.buffered.values() for row in replay.rows()]
 
     def clear(self) -> None:
         for replay in (*self.buffered.values(), *self._all):

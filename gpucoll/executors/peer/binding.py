@@ -93,16 +93,17 @@ class PeerBinder:
 
     def _direct(self, task: Task, plan: Plan, source: int, target: int) -> list[Enqueue]:
         """Return the one launch that there is, of as many blocks on every rank."""
-        heap, count = self._meeting.heap, task.output.size
+        heap, count, nan_bytes = self._meeting.heap, task.output.size, _nan_bytes(task)
         if not count:
             return []
         if self._is_small(task):
-            arguments = heap.packets(source, target, count)
+            arguments = heap.packets(source, target, count, nan_bytes)
         elif task.algorithm == "two_shot":
-            arguments = heap.shots(source, target, count, self._places(source, task), self._places(target, task))
+            places = self._places(source, task), self._places(target, task)
+            arguments = heap.shots(source, target, count, *places, nan_bytes)
         else:  # which would overwrite in place what others still read
             inputs = NOWHERE if source == target else self._places(source, task)
-            arguments = heap.shots(source, target, count, inputs, NO_MATTER)
+            arguments = heap.shots(source, target, count, inputs, NO_MATTER, nan_bytes)
         return [self._launch(task, self._blocks(task.nbytes), arguments)]
 
     def _places(self, start: int, task: Task) -> Places:
@@ -118,7 +119,7 @@ class PeerBinder:
         if here != source:
             enqueued.append(functools.partial(self._device.kernels.copy, source, here, task.input.size, width))
         if made.steps:
-            arguments = self._meeting.heap.steps(buffers, region, places, len(made.steps))
+            arguments = self._meeting.heap.steps(buffers, region, places, len(made.steps), _nan_bytes(task))
             enqueued.append(self._launch(task, channels, arguments))
         if there != target:
             enqueued.append(functools.partial(self._device.kernels.copy, there, target, task.output.size, width))
@@ -163,3 +164,8 @@ class PeerBinder:
 
     def _room(self, name: str, nbytes: int, task: Task) -> int:
         return address(self._workspace.row(name, nbytes, task.stream))
+
+
+def _nan_bytes(task: Task) -> int:
+    """Return how many bytes of a result become NaN where a rank does not come: all, or none of integers."""
+    return task.output.nbytes if task.output is not None and task.dtype.kind in ("float", "complex") else 0

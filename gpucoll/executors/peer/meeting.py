@@ -10,8 +10,8 @@ import numpy
 from gpucoll.device import Device
 from gpucoll.device.peer import MOST_RANKS, PeerHeap, Room
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
-from gpucoll.waits import Waits, keep_for_ever
-from gpucoll.work import Pending
+from gpucoll.waits import Waits
+from gpucoll.work import Pending, keep_for_ever
 
 TAG = 2  # of messages that come before those of any call
 WORDS = 12  # of a message

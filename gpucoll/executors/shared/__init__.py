@@ -36,8 +36,8 @@ from gpucoll.executors import FIRST_TAG, PIECE, REFUSED, TAGS, Called, Task, cal
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import TEXT, Messages, Plans
-from gpucoll.waits import Waits, keep_for_ever
-from gpucoll.work import Operation, Seen
+from gpucoll.waits import Waits
+from gpucoll.work import Operation, Seen, keep_for_ever
 
 ROUNDS = 20  # bits of a mark below the number of the call
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a

@@ -8,9 +8,9 @@
 The "cubins" that it loads are shared objects: importing it makes our compiler of GPU code g++.
 """
 
-from gpucoll.device import gxx, nvrtc
+from gpucoll.device import driver, gxx, nvrtc
 
-from . import _machine, cuda
+from . import _capture, _machine, cuda
 from ._array import (
     abs,
     add,
@@ -50,5 +50,6 @@ __all__ = ["RawKernel", "RawModule", "abs", "add", "arange", "argpartition", "ar
            "from_dlpack", "full", "isfinite", "log", "ndarray", "ones", "rint", "split", "sqrt", "stack", "tanh",
            "where", "zeros", "zeros_like"]
 
+driver.exchange_capture_mode = _capture.exchange
 nvrtc.compile_cubin = lambda source, arch, major=None: (gxx.compile_shared(source), "")
 nvrtc.recipe = lambda arch, major=None: f"stand-in\n{gxx.recipe()}"  # the same for every arch

@@ -60,7 +60,7 @@ class CapturedMark:
 
 def forbidden():
     """Whether some capture forbids this thread what may synchronise; that capture is spoilt by the call."""
-    if not on("capture_modes"):
+    if not on("capture_modes") or getattr(MACHINE.current, "mode", GLOBAL) == RELAXED:
         return False
     captures = {queue.capture for queue in list(MACHINE.queues) if queue.capture is not None}
     spoilt = [one for one in captures if one.mode == GLOBAL or
@@ -68,6 +68,13 @@ def forbidden():
     for capture in spoilt:
         capture.invalid = True
     return bool(spoilt)
+
+
+def exchange(mode):
+    """Set the mode of the calling thread, and return the former: a relaxed thread spoils no other thread's capture."""
+    before = getattr(MACHINE.current, "mode", GLOBAL)
+    MACHINE.current.mode = mode
+    return before
 
 
 def unsafe(what):

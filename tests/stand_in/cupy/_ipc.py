@@ -10,7 +10,7 @@ import numpy
 
 from ._capture import synchronising
 from ._machine import MACHINE, check
-from ._memory import GARBAGE, Chunk
+from ._memory import GARBAGE, Chunk, chunk_at, view
 from .hostile import on
 
 HANDLE = struct.Struct("=3q40x")  # process, file, bytes: 64 bytes as CUDA's
@@ -46,6 +46,13 @@ def memset(ptr, value, size):
         MACHINE.submit(MACHINE.queue(0), lambda: lambda: row[:size].fill(value) is None)
     else:
         row[:size] = value
+
+
+def memsetAsync(ptr, value, size, stream):
+    chunk = chunk_at(ptr)
+    check(chunk is not None and chunk.live, 1, f"no living allocation has {ptr:#x}")
+    row = view(ptr, size, chunk.device)
+    MACHINE.submit(MACHINE.queue(stream), lambda: lambda: row.fill(value) is None)
 
 
 def ipcGetMemHandle(devPtr):

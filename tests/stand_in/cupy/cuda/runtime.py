@@ -7,10 +7,11 @@ import numpy
 
 from .. import _memory, hostile
 from .._capture import GLOBAL, RELAXED, THREAD_LOCAL, Capture, CapturedMark, forbidden, unsafe
-from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset
+from .._ipc import free, ipcCloseMemHandle, ipcGetMemHandle, ipcOpenMemHandle, malloc, memset, memsetAsync
 from .._machine import MACHINE, CUDARuntimeError, Event, Mark, Queue, check
 
-__all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset"]
+__all__ = ["CUDARuntimeError", "free", "ipcCloseMemHandle", "ipcGetMemHandle", "ipcOpenMemHandle", "malloc", "memset",
+           "memsetAsync"]
 
 streamDefault, streamNonBlocking, streamLegacy, eventDisableTiming, memcpyDeviceToDevice = 0, 1, 1, 2, 3
 streamCaptureModeGlobal, streamCaptureModeThreadLocal, streamCaptureModeRelaxed = GLOBAL, THREAD_LOCAL, RELAXED

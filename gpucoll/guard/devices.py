@@ -1,0 +1,125 @@
+"""A watchdog for GPUs: what a stream waits for in vain comes to an end, although no thread of the host waits for it.
+
+A call on a GPU only enqueues. Where a rank does not come, the kernels of the others wait, and so does a program that
+copies a result to the host: no deadline of the host's counts there. So a thread looks at the oldest call of each
+communicator. It does what a waiting thread would do: it raises no error, but notes the error, spoils the results and
+aborts the transport, which ends the kernels and with them the wait of the program.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import Any
+
+from gpucoll.errors import GpucollError, UsageError
+
+PERIOD = 1.0  # seconds between two looks, at most
+LOOKS = 20  # before a deadline, at least
+CALL = "a call on the GPU"
+
+_watched: weakref.WeakSet[DeviceWatch] = weakref.WeakSet()
+_thread: threading.Thread | None = None
+_changes = threading.Condition()  # of these two
+
+
+class DeviceWatch:
+    """Looks after the calls of one communicator on its GPU. The communicator keeps it, and closes it.
+
+    `may_call` says whether the threads of a process may call the ranks' transport at the same time.
+    """
+
+    def __init__(self, gpu: Any, waits: Any, *, may_call: bool) -> None:
+        self._gpu, self._waits, self._may_call = gpu, waits, may_call
+        self._events: list[Any] = []  # of the calls that were there at a look and have not ended
+        self._outputs: list[Any] = []  # of those calls, as weak references
+        self._since = 0.0  # when that look was
+        self.period = min(PERIOD, waits.timeout / LOOKS)
+        gpu.order.is_watched = True
+        global _thread
+        with _changes:
+            _watched.add(self)
+            if _thread is None or not _thread.is_alive():
+                _thread = threading.Thread(target=_serve, name="gpucoll watchdog", daemon=True)
+                _thread.start()
+            _changes.notify_all()
+
+    def close(self) -> None:
+        """Look no more; idempotent."""
+        self._gpu.order.is_watched = False
+        with _changes:
+            _watched.discard(self)
+            _changes.notify_all()
+
+    def look(self) -> None:
+        """Note calls that were enqueued, and calls that have ended; end those that will not end by themselves."""
+        if self._waits.failure is not None:
+            self.close()
+            return
+        error: GpucollError | None = None
+        try:
+            self._gpu.check()
+            if self._have_ended():
+                return
+            if time.monotonic() > self._since + self._waits.timeout:
+                error = self._waits.late(CALL)
+            elif self._may_call:
+                self._look_around()
+        except UsageError:  # the last event became part of a graph of the user's
+            self._events = []
+        except GpucollError as found:
+            error = found
+        if error is not None:
+            self._end(error)
+
+    def _look_around(self) -> None:
+        """Raise the error that ends a wait, if there is one now; a thread that is in a call has a look of its own."""
+        acquire, release, *_ = self._waits.gate()
+        if acquire(blocking=False):
+            try:
+                self._waits.waits_since, self._waits.name = self._since, CALL
+                for hook in self._waits.hooks:
+                    hook()
+            finally:
+                release()
+
+    def _have_ended(self) -> bool:
+        """Return whether all calls that were enqueued before this look have ended."""
+        if all(event.done for event in self._events):
+            self._events, self._outputs = [], []
+        if not self._events and self._gpu.order.has_news:
+            self._events, self._outputs = self._gpu.order.news()
+            self._since = time.monotonic()
+        return not self._events
+
+    def _end(self, error: GpucollError) -> None:
+        """Note the error; results that are not complete become NaN, and then the kernels end."""
+        self.close()
+        self._waits.fail(error, tells=self._may_call)
+        self._gpu.end([*self._outputs, *self._gpu.order.news()[1]])
+
+
+def _serve() -> None:
+    """Look after all communicators until there is none."""
+    while True:
+        with _changes:
+            watches = list(_watched)
+            if not watches:
+                global _thread
+                _thread = None
+                return
+            period = min(one.period for one in watches)
+        for watch in watches:
+            with watch._gpu.device.calm:
+                watch.look()
+        del watches, watch  # a communicator that was dropped is not kept by this thread
+        with _changes:
+            _changes.wait(period)
+
+
+def forget() -> None:
+    """Look after no communicator: they are those of the parent of this process."""
+    global _thread
+    _watched.clear()
+    _thread = None
