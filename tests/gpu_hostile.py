@@ -73,6 +73,27 @@ def missed(comm):
     assert said or comm.size == 1, "the message is waited for without a deadline"
 
 
+def captured_alone(comm):
+    """A rank captures a collective that the others do not make: that ends by the deadline, not in NCCL for ever."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=SOON) as other:
+        x, stream, said = cupy.ones(3), cupy.cuda.Stream(non_blocking=True), []
+        other.all_reduce(x, x, algorithm="native")
+
+        def capture():
+            cupy.cuda.Device(comm.device).use()
+            with stream:
+                stream.begin_capture()
+                said.append(refused("GC-TIMEOUT", other.all_reduce, x, x, algorithm="native"))
+                stream.end_capture()
+
+        if comm.rank == 0 and comm.size > 1:
+            thread = threading.Thread(target=capture, daemon=True)
+            thread.start()
+            thread.join(4 * SOON)
+        said = comm.mpi.bcast(said, 0)
+    assert said or comm.size == 1, "the captured call is waited for without a deadline"
+
+
 def in_turn(comm):
     """PyTorch's ring: send to the right, then receive from the left. It comes to an end, if by an error."""
     right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size

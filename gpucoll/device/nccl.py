@@ -80,7 +80,12 @@ class Nccl:
         return self._call("send and receive", ends, enqueue)
 
     def call(self, call: NcclCall, stream: Any) -> Waiting:
-        return self._call(call.what, call.needed, functools.partial(call.enqueue, stream))
+        """Enqueue a collective. In a capture NCCL may register the buffers: all ranks then meet on the host each time.
+        """
+        enqueue = functools.partial(call.enqueue, stream)
+        if stream.is_capturing():
+            return self._connect(call.what, call.needed, enqueue)
+        return self._call(call.what, call.needed, enqueue)
 
     def launcher(self, call: NcclCall) -> Callable[[Any], None] | None:
         """Return what enqueues `call` on a stream and never waits; None before the ranks have connected for it."""

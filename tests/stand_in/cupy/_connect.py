@@ -56,6 +56,11 @@ class Connections:
             self._receives |= new[1]
             self._meet(*new, 1, put, take)
 
+    def register(self, put, take):
+        """Meet all ranks, as NCCL does where a captured collective's buffers are registered for NVLink's switches."""
+        if self._size > 1:
+            self._meet({(self._rank + 1) % self._size}, {(self._rank - 1) % self._size}, 2, put, take)
+
     def _meet(self, sends, receives, channel, put, take):
-        connect(self._rank, self._size, sends, receives, lambda peer, tag, value: put(peer, 2 * tag + channel, value),
-                lambda peer, tag: take(peer, 2 * tag + channel))
+        connect(self._rank, self._size, sends, receives, lambda peer, tag, value: put(peer, 3 * tag + channel, value),
+                lambda peer, tag: take(peer, 3 * tag + channel))

@@ -16,7 +16,8 @@ import sys
 
 RULES = {
     # _connect.py, after NCCL's transport.cc (ncclTransportP2pSetup) and group.cc (groupLaunch)
-    "connect": "ncclGroupEnd meets the peers of every new direction, a first collective all ranks, without a deadline",
+    "connect": "ncclGroupEnd meets the peers of every new direction, a first or captured collective all ranks, without "
+               "a deadline",
     # cuda/nccl.py, after init.cc (commDestroySync, commReclaim), enqueue.cc and device/common_kernel.h
     "graphs_alive": "ncclCommDestroy and ncclCommAbort wait until no graph is left that captured the communicator",
     "float8": "NCCL reduces float8 from version 2.24 and compute capability 9.0 on",

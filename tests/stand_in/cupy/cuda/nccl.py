@@ -229,9 +229,11 @@ class NcclCommunicator:
             for mine, others in zip(peers, getattr(call, "reaches", ()), strict=False):
                 mine.update(others)
         collective = get_version() >= 22200 and any(getattr(call, "reaches", None) == () for call in calls)
+        messages = self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted)
         try:
-            self._connections.reach(*peers, collective, self.wire.put,
-                                    lambda peer, tag: self.wire.take(peer, tag, self._not_aborted))
+            self._connections.reach(*peers, collective, *messages)
+            if any(isinstance(call, _Collective) and MACHINE.queue(call.stream).capture for call in calls):
+                self._connections.register(*messages)
         except Truncated as error:
             _refuse(3, str(error))
 
