@@ -80,6 +80,28 @@ def executors_named(comm):
     return [one.name for one in comm._gpus["cuda"].executors]
 
 
+def lossy(comm):
+    """Where memory of another rank opens and loses what is written, no rank uses it, and all name the pair."""
+    runtime, held = cupy.cuda.runtime, []
+    real, close = runtime.ipcOpenMemHandle, runtime.ipcCloseMemHandle
+
+    def losing(handle, *_):  # the memory of rank 0, which is opened first
+        if held:
+            return real(handle)
+        held.append(cupy.zeros(1 << 24, numpy.uint8))
+        return held[0].data.ptr
+
+    def closing(pointer):
+        if not held or pointer != held[0].data.ptr:
+            close(pointer)
+
+    with patch.object(runtime, "ipcOpenMemHandle", losing if comm.rank == 1 else real), \
+            patch.object(runtime, "ipcCloseMemHandle", closing), \
+            gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        said = refused("GC-ALGO", other.all_reduce, cupy.ones(3), algorithm="ring")
+        assert "ranks 0 and 1 exchange" in said, said
+
+
 def unreachable(comm):
     """Where CUDA lets one rank map nothing, no rank uses such memory, and every one says who cannot."""
     runtime = cupy.cuda.runtime

@@ -287,6 +287,8 @@ PLANTED = [
     ("gpu", "a captured collective is waited for in NCCL", "gpucoll/device/nccl.py",
      "        if stream.is_capturing():\n            return self._connect",
      "        if False:\n            return self._connect"),
+    ("gpu", "memory of another rank that opens is trusted", "gpucoll/executors/peer/meeting.py",
+     "elif self._between_processes and self._device.asynchronous:", "elif False:"),
     ("gpu", "nobody looks after calls on a GPU", "gpucoll/communicator/lifecycle.py",
      "if gpu.device.asynchronous and self.size > 1:", "if False:"),
     ("gpu", "a result that is not complete keeps its bytes", "gpucoll/communicator/gpu.py",

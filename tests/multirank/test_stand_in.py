@@ -77,8 +77,8 @@ WITH_NCCL = [("missing", "native"), ("missing", "ring"), ("refused_elsewhere",),
 ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),
            ("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), ("captured", "ring"),
            ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",), ("planned",), ("blocks",),
-           ("unreachable",), ("many_calls", "ring"), ("lifetimes", "ring", "one_shot", "two_shot"), ("fault",),
-           ("mirrored", "every_count", "all_reduce", "ring")]
+           ("unreachable",), ("lossy",), ("many_calls", "ring"), ("lifetimes", "ring", "one_shot", "two_shot"),
+           ("fault",), ("mirrored", "every_count", "all_reduce", "ring")]
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(

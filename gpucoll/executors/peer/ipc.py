@@ -86,6 +86,11 @@ class IpcMemory(PeerMemory):
             self._uploads.synchronize()
         return there
 
+    def download(self, row: Any) -> Array:
+        with self._device.current, self._uploads:
+            found: Array = row.get()
+        return found
+
     def close(self) -> None:
         super().close()
         with self._device.current:

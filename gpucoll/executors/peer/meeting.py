@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy
 
-from gpucoll.device import Device
+from gpucoll.arrays import address
+from gpucoll.device import Device, Event
 from gpucoll.device.peer import MOST_RANKS, PeerHeap, Room
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
 from gpucoll.waits import Waits
 from gpucoll.work import Pending, keep_for_ever
 
 TAG = 2  # of messages that come before those of any call
-WORDS = 12  # of a message
+WORDS = 16  # of a message: a handle of CUDA, or something of each of the most ranks
 
 
 class Meeting:
@@ -77,7 +78,49 @@ class Meeting:
         failed = [rank for rank, words in enumerate(everybody) if not words[0]]
         if failed:
             self.trouble = self.trouble or f"rank {failed[0]} cannot reach the memory of every other rank"
+        elif self._between_processes and self._device.asynchronous:
+            everybody = yield from exchange(self._place, self._wire, (yield from self._lost(slabs)))
+            lost = sorted(sorted((rank, other)) for rank, words in enumerate(everybody)
+                          for other in range(self._place.size) if words[other])
+            if lost:
+                self.trouble = (f"data that ranks {lost[0][0]} and {lost[0][1]} exchange in each other's memory do not "
+                                "arrive, although it opens; an IOMMU or ACS between their GPUs is the usual reason")
         self._open = True
+
+    def _lost(self, slabs: Sequence[int]) -> Generator[Pending, None, list[bool]]:
+        """Return of every rank whether data that it and this rank exchange in each other's slabs are lost.
+
+        Memory of another GPU may open and then lose what is written: behind an IOMMU, in a virtual machine, between
+        switches of PCIe. So each rank writes a pattern into every slab, by a kernel, as calls do later. It reads the
+        pattern back, and then what the others have written into its own slab.
+        """
+        rank, size, begin = self._place.rank, self._place.size, self.room.offsets["staging"]
+        mine = numpy.stack([_pattern(rank, owner) for owner in range(size)])
+        row, all_rows, stream, copy = mine[0].nbytes, mine.nbytes, self._device.new_stream(), self._device.kernels.copy
+        given = self.memory.upload(mine.view(numpy.uint8).reshape(-1))
+        taken = self._device.empty(2 * all_rows, numpy.dtype("u1"), stream)
+        for owner, slab in enumerate(slabs):
+            copy(address(given) + owner * row, slab + begin + rank * row, row, 1, stream)
+        yield from _until_done(self._device.mark(stream))
+        yield from self.meet()
+        for owner, slab in enumerate(slabs):
+            copy(slab + begin + rank * row, address(taken) + owner * row, row, 1, stream)
+        copy(slabs[rank] + begin, address(taken) + all_rows, all_rows, 1, stream)
+        yield from _until_done(self._device.mark(stream))
+        found = self.memory.download(taken).view(numpy.int64).reshape(2, size, -1)
+        theirs = numpy.stack([_pattern(writer, rank) for writer in range(size)])
+        return [bool((found[0, other] != mine[other]).any() or (found[1, other] != theirs[other]).any())
+                for other in range(size)]
+
+
+def _pattern(writer: int, owner: int) -> numpy.ndarray[Any, Any]:
+    """Return 4 KiB that no other writer writes, and that no other slab gets."""
+    return numpy.arange(512, dtype=numpy.int64) * 0x9E3779B97F4A7C1 + (writer << 40) + (owner << 20) + 1
+
+
+def _until_done(event: Event) -> Iterator[Pending]:
+    while not event.done:
+        yield lambda: event.done
 
 
 def exchange(place: Any, wire: Any, words: Sequence[int]) -> Generator[Pending, None, list[list[int]]]:

@@ -44,6 +44,10 @@ class PeerMemory:
         """Return the bytes where kernels can read them."""
         return row
 
+    def download(self, row: Any) -> Array:
+        """Return the bytes where the host can read them; nothing that is enqueued may still write them."""
+        return numpy.asarray(row)
+
     def told(self, slab: Any) -> list[int]:
         """Return what another rank needs to reach a slab; raise OSError where it cannot be reached."""
         _slabs[slab.start] = slab
