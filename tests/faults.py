@@ -18,6 +18,7 @@ import engine_mutants  # noqa: E402 (the path comes first)
 from peer import mutants as peer_mutants  # noqa: E402
 from planted import PLANTED  # noqa: E402
 from planted_connections import PLANTED_CONNECTIONS  # noqa: E402
+from planted_gpu import PLANTED_GPU  # noqa: E402
 from planted_rows import PLANTED_ROWS  # noqa: E402
 
 # Kinds that only a sanitizer or a browser sees: nightly tests plant these themselves.
@@ -37,7 +38,7 @@ def faults():
     """The faults of every table of the repository."""
     kernels = SimpleNamespace(**runpy.run_path(str(ROOT / "tests" / "kernels" / "mutants.py"), run_name="kernels"))
 
-    everything = *PLANTED, *PLANTED_ROWS, *PLANTED_CONNECTIONS
+    everything = *PLANTED, *PLANTED_ROWS, *PLANTED_CONNECTIONS, *PLANTED_GPU
     yield from (Fault(kind, name, ((old, new),), file) for kind, name, file, old, new in everything)
     for kind, table in (("kernel", kernels.MUTANTS), ("peer", peer_mutants.MUTANTS), ("race", peer_mutants.RACES)):
         yield from (Fault(kind, name, ((mutant.old, mutant.new),)) for name, mutant in table.items())
