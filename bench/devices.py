@@ -1,8 +1,8 @@
 """Where the arrays lie and which clock counts: the host, with or without the emulated device, or a rank's GPU.
 
 On the host a call is timed by the monotonic clock, from just before it to its return. On a GPU it is timed by two
-events of the stream; a short kernel holds the stream until both and all between them are queued, so that Python is
-not timed as well.
+events of the stream. A kernel holds the stream until all ranks have enqueued the events and all between them: neither
+Python is timed then, nor the wait for a rank whose Python is slower.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpucoll.errors import BackendError
 from .summary import Array
 
 Timed = tuple[float, Any]  # seconds, and what the call returned
-HOLD_NANOSECONDS = 200_000
-HOLD = """extern "C" __global__ void hold(unsigned long long nanoseconds) {
+HOLD_NANOSECONDS = 50_000_000  # at most: a call that waits on the host for the stream ends all the same
+HOLD = """extern "C" __global__ void hold(const volatile unsigned int* opened, unsigned long long nanoseconds) {
     unsigned long long start, now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(start));
-    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - start < nanoseconds);
+    do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (*opened == 0 && now - start < nanoseconds);
 }"""
 
 
@@ -75,7 +75,8 @@ class Host:
 class Cuda(Host):
     """CuPy arrays of one GPU, on a stream of their own or on the null stream."""
 
-    def __init__(self, ordinal: int | None, stream: str, allocate: Callable[..., Any] | None = None) -> None:
+    def __init__(self, ordinal: int | None, stream: str, allocate: Callable[..., Any] | None = None,
+                 meet: Callable[[], object] = lambda: None) -> None:
         try:
             import cupy
         except ImportError as error:
@@ -87,7 +88,9 @@ class Cuda(Host):
         self.cupy, self._allocate = cupy, allocate or cupy.empty
         cupy.cuda.Device(ordinal).use()
         self.stream: Any = cupy.cuda.Stream(non_blocking=True) if stream == "own" else cupy.cuda.Stream.null
-        self._hold = cupy.RawKernel(HOLD, "hold")
+        self._hold, self._meet = cupy.RawKernel(HOLD, "hold"), meet
+        self._pinned = cupy.cuda.alloc_pinned_memory(4)  # the host writes it while the kernel reads it
+        self._opened = numpy.frombuffer(self._pinned, numpy.uint32, 1)
 
     def carrier(self, dtype: str) -> numpy.dtype[Any]:
         """CuPy lacks some dtypes; unsigned integers of their size carry them."""
@@ -112,12 +115,15 @@ class Cuda(Host):
         self.stream.synchronize()
 
     def timed(self, call: Callable[[], Any]) -> Timed:
-        """Return the seconds between two events of the stream, one on each side of `call`."""
+        """Return the seconds between two events of the stream, one on each side of `call`. A collective call."""
         first, last = self.cupy.cuda.Event(), self.cupy.cuda.Event()
-        self._hold((1,), (1,), (numpy.uint64(HOLD_NANOSECONDS),))
+        self._opened[0] = 0
+        self._hold((1,), (1,), (numpy.uint64(self._opened.ctypes.data), numpy.uint64(HOLD_NANOSECONDS)))
         first.record(self.stream)
         returned = call()
         last.record(self.stream)
+        self._meet()
+        self._opened[0] = 1
         last.synchronize()
         return self.cupy.cuda.get_elapsed_time(first, last) / 1e3, returned
 
@@ -148,4 +154,4 @@ def of(comm: Any, name: str, *, stream: str = "own", memory: str = "ordinary") -
     """Return the device `name` of this rank; raise BackendError without a GPU."""
     kind = "cuda" if name == "cuda" else "cpu"
     allocate = functools.partial(comm.empty, device=kind) if memory == "symmetric" else None
-    return Cuda(comm.device, stream, allocate) if name == "cuda" else Host(name, allocate)
+    return Cuda(comm.device, stream, allocate, comm.mpi.Barrier) if name == "cuda" else Host(name, allocate)
