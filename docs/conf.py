@@ -51,7 +51,8 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "github-dark",
 }
-ALONE = "index start algorithms gpus eight-gpus errors clusters performance ci costs architecture contributing changes".split()
+ALONE = ("index start algorithms gpus eight-gpus errors clusters performance ci costs architecture contributing "
+         "changes").split()
 html_sidebars = {page: [] for page in ALONE}  # their sidebar would be empty
 html_context = {"default_mode": "auto"}
 copybutton_exclude = ".linenos, .gp, .go"

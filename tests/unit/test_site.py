@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll" / "MIGRATING.md",
            *(path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.name != "gallery")]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-THEIRS = {"module", "srun", "export", "pytest"}  # not ours to check
+THEIRS = {"module", "srun", "export", "pytest", "nvidia-smi"}  # not ours to check
 QUICK = {"draw", "simulate", "explain", "convert", "verify"}  # verbs that are run as they stand
 SMALLER = {"1..64": "1..4", "1..32": "1..4"}  # for the tests
 USERS = {"example.py", "train.py", "program.py"}  # programs of the reader's
@@ -68,6 +68,9 @@ def check(words):
         assert rest[0] == "-n"
         assert rest[1].isdecimal()
         check(rest[2:])
+    elif program == "torchrun":
+        assert rest[0] == "--nproc-per-node"
+        check(["python", *rest[2:]])
     elif program == "gpucoll":
         verb, *options = rest
         check_options(options[:1] if verb == "run" else options, help_of("gpucoll", verb))
