@@ -72,8 +72,9 @@ GC_DEV bool is_aborted(const Heap& heap) {
     return load_relaxed(address_of(&static_cast<const Control*>(pointer_to(heap.control))->aborted)) != 0;
 }
 
-// Returns whether `come(seen)`, which says how far `peer` is, has become true. All waiting is done here.
-template <class Come> GC_DEV bool wait(const Heap& heap, Wanted what, u32 peer, u64 wanted, const Come& come) {
+// Returns whether `come(seen)`, which says how far `peer` is, has become true; it may name another peer. All waiting is
+// done here.
+template <class Come> GC_DEV bool wait(const Heap& heap, Wanted what, const u32& peer, u64 wanted, const Come& come) {
     u64 seen = 0, deadline = 0;
     for (u32 spins = 1; !come(seen); ++spins) {
         if (spins % SPINS == 0) {

@@ -6,7 +6,8 @@
 
 template <class T, class Op, class Unit, u32 AT_ONCE, class Place, class Source>
 GC_DEV void fold_batch(u64 dst, u32 sources, const Source& source, const Batch<AT_ONCE>& batch, const Place& place) {
-    // The first two are read together, so that twice as many loads are under way.
+    // Two sources are read together, so that twice as many loads are under way: each is another rank's memory, at the
+    // far end of a link. They are combined in the order of ranks all the same. An odd one is the last.
     Unit units[AT_ONCE], second[AT_ONCE];
     batch.read(units, pointer_to(source(0)), place);
     batch.read(second, pointer_to(source(1)), place);
@@ -15,8 +16,14 @@ GC_DEV void fold_batch(u64 dst, u32 sources, const Source& source, const Batch<A
     for (u32 i = 0; i < AT_ONCE; ++i) widen<T>(total[i], units[i]);
     combine<T, Op>(total, second);
     GC_ROLLED
-    for (u32 k = 2; k < sources; ++k) {
+    for (u32 k = 2; k + 1 < sources; k += 2) {
         batch.read(units, pointer_to(source(k)), place);
+        batch.read(second, pointer_to(source(k + 1)), place);
+        combine<T, Op>(total, units);
+        combine<T, Op>(total, second);
+    }
+    if (sources % 2 == 1) {
+        batch.read(units, pointer_to(source(sources - 1)), place);
         combine<T, Op>(total, units);
     }
     GC_UNROLL

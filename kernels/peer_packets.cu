@@ -50,21 +50,37 @@ GC_DEV void push(const Heap& heap, u64 epoch, u64 index, Word word) {
     }
 }
 
-GC_DEV bool pull_packet(const Heap& heap, u32 writer, u64 epoch, u64 address, Word& packet) {
-    const u32 number = u32(epoch);
-    return wait(heap, A_PACKET, writer, epoch, [&](u64& seen) {
-        packet = load_packet(address);
-        seen = packet.y;
-        return packet.y == number && packet.w == number;
+constexpr u32 AT_ONCE = 4;  // ranks whose packets are asked for together: eight loads of 16 bytes
+
+// The words of AT_ONCE ranks from `first` on. A load takes the whole way to memory and back, so that all are under way
+// before the first is looked at. In the place of this rank, and of ranks that there are not, another rank is looked at.
+GC_DEV bool pull(const Heap& heap, u32 first, u64 epoch, u64 index, Word (&words)[AT_ONCE]) {
+    const u32 number = u32(epoch), other = heap.rank == 0 ? 1 : 0;
+    u32 writers[AT_ONCE], missing = other;
+    Word low[AT_ONCE], high[AT_ONCE];
+    GC_UNROLL
+    for (u32 k = 0; k < AT_ONCE; ++k)
+        writers[k] = first + k < heap.ranks && first + k != heap.rank ? first + k : other;
+    const bool came = wait(heap, A_PACKET, missing, epoch, [&](u64& seen) {
+        GC_UNROLL
+        for (u32 k = 0; k < AT_ONCE; ++k) {
+            const u64 here = packets_of(heap, heap.rank, writers[k], epoch, index);
+            low[k] = load_packet(here);
+            high[k] = load_packet(here + sizeof(Word));
+        }
+        bool all = true;
+        GC_UNROLL
+        for (u32 k = 0; k < AT_ONCE; ++k)
+            if (low[k].y != number || low[k].w != number || high[k].y != number || high[k].w != number) {
+                all = false;
+                missing = writers[k];
+                seen = low[k].y;
+            }
+        return all;
     });
-}
-GC_DEV bool pull(const Heap& heap, u32 writer, u64 epoch, u64 index, Word& word) {
-    const u64 here = packets_of(heap, heap.rank, writer, epoch, index);
-    Word low, high;
-    if (!pull_packet(heap, writer, epoch, here, low) || !pull_packet(heap, writer, epoch, here + sizeof(Word), high))
-        return false;
-    word = {low.x, low.z, high.x, high.z};
-    return true;
+    GC_UNROLL
+    for (u32 k = 0; k < AT_ONCE; ++k) words[k] = {low[k].x, low[k].z, high[k].x, high[k].z};
+    return came;
 }
 
 // Adds up in the order of ranks, so that all of them get the same bits.
@@ -72,13 +88,17 @@ template <class T, class Op> GC_DEV bool reduce_word(const PacketsArguments& a, 
     const Word own = gather<T>(a, index);
     Wide<T> total[1][ITEMS<T, Word>];
     GC_ROLLED
-    for (u32 rank = 0; rank < a.heap.ranks; ++rank) {
-        Word units[1] = {own};
-        if (rank != a.heap.rank && !pull(a.heap, rank, epoch, index, units[0])) return false;
-        if (rank == 0)
-            widen<T>(total[0], units[0]);
-        else
-            combine<T, Op>(total, units);
+    for (u32 first = 0; first < a.heap.ranks; first += AT_ONCE) {
+        Word words[AT_ONCE];
+        if (!pull(a.heap, first, epoch, index, words)) return false;
+        GC_UNROLL
+        for (u32 k = 0; k < AT_ONCE; ++k) {
+            Word units[1] = {first + k == a.heap.rank ? own : words[k]};
+            if (first + k == 0)
+                widen<T>(total[0], units[0]);
+            else if (first + k < a.heap.ranks)
+                combine<T, Op>(total, units);
+        }
     }
     scatter<T>(a, index, narrow<T, Word>(total[0]));
     return true;

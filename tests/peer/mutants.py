@@ -39,6 +39,12 @@ def check_sections(libraries, seed=0):
     check_direct(libraries, seed, count=100, sections=3)
 
 
+def check_pairs(libraries, seed=0):
+    """Two pairs of sources, and two pairs and one more."""
+    for ranks in (4, 5):
+        direct.run(libraries, OP, NAME, ranks=ranks, seed=seed)
+
+
 def check_order(libraries, seed=0):
     """Sums whose last bits show in which order they were formed."""
     direct.run(libraries, OP, "float32", ranks=3, seed=seed)
@@ -83,16 +89,11 @@ class Mutant(NamedTuple):
 
 
 MEET = "store_release(address_of(&line_of(heap, peer, channel, heap.rank)->met), wanted);"
-FROM_RANK_0 = """    for (u32 rank = 0; rank < a.heap.ranks; ++rank) {
-        Word units[1] = {own};
-        if (rank != a.heap.rank && !pull(a.heap, rank, epoch, index, units[0])) return false;
-        if (rank == 0)
+IN_ORDER = """            Word units[1] = {first + k == a.heap.rank ? own : words[k]};
 """
-FROM_OWN = """    for (u32 k = 0; k < a.heap.ranks; ++k) {
-        const u32 rank = k == 0 ? a.heap.rank : k <= a.heap.rank ? k - 1 : k;
-        Word units[1] = {own};
-        if (rank != a.heap.rank && !pull(a.heap, rank, epoch, index, units[0])) return false;
-        if (k == 0)
+SWAPPED = """            // on odd ranks the second and the third change places
+            const u32 taken = a.heap.rank % 2 == 1 && first == 0 && a.heap.ranks > 2 && (k == 1 || k == 2) ? 3 - k : k;
+            Word units[1] = {first + taken == a.heap.rank ? own : words[taken]};
 """
 MUTANTS = {
     "one_shot: no meeting at the end": Mutant(
@@ -122,9 +123,9 @@ MUTANTS = {
         check_direct),
     "a meeting without a barrier": Mutant(
         "u64 wanted) {\n    __syncthreads();\n    for (u32 peer", "u64 wanted) {\n    for (u32 peer", check_direct),
-    "half a packet": Mutant("packet.y == number && packet.w == number", "packet.y == number", check_direct),
+    "half a packet": Mutant("low[k].y != number || low[k].w != number ||", "low[k].y != number ||", check_direct),
     "a single buffer for packets": Mutant("const u64 buffer = epoch % 2;", "const u64 buffer = 0;", check_direct),
-    "sums begin with one's own": Mutant(FROM_RANK_0, FROM_OWN, check_order),
+    "sums in another order on some ranks": Mutant(IN_ORDER, SWAPPED, check_order),
     "operations are not counted": Mutant(
         "        store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "        ;", check_direct),
     "the first block to end counts": Mutant(
@@ -146,10 +147,9 @@ MUTANTS = {
     "a piece is told of before it is there": Mutant(
         "        __syncthreads();\n        if (threadIdx.x == 0) post", "        if (threadIdx.x == 0) post",
         check_steps),
-    "a source of a sum is skipped": Mutant(
-        "for (u32 k = 2; k < sources;", "for (u32 k = 3; k < sources;", check_direct),
-    "a source of a sum is taken twice": Mutant(
-        "for (u32 k = 2; k < sources;", "for (u32 k = 1; k < sources;", check_direct),
+    "an odd source of a sum is skipped": Mutant("if (sources % 2 == 1) {", "if (false) {", check_direct),
+    "a pair of sources is skipped": Mutant("k + 1 < sources; k += 2", "k + 2 < sources; k += 2", check_pairs),
+    "a source of a sum is taken twice": Mutant("pointer_to(source(k + 1))", "pointer_to(source(k))", check_pairs),
     "no barrier between rounds": Mutant(
         "        __syncthreads();  // what one thread has written, another one reads\n", "", check_local),
     "no barrier between writes": Mutant("        if (w > first) __syncthreads();\n", "", check_local),
@@ -172,7 +172,8 @@ MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.p
           ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
           ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
           ("tickets.pml -DSTALE", False)]
-NEEDED = {check_direct: DIRECT, check_sections: DIRECT, check_one_block: DIRECT, check_order: FLOATS,
+NEEDED = {check_direct: DIRECT, check_sections: DIRECT, check_pairs: DIRECT, check_one_block: DIRECT,
+          check_order: FLOATS,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 
 
