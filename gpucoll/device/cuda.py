@@ -19,7 +19,7 @@ from gpucoll.errors import BackendError, UsageError
 
 NULL_STREAM, PER_THREAD = (0, 1), 2  # CUDA's own streams: the null stream by two names, and a thread's
 NOT_READY, CAPTURED = 600, 907  # CUDA's codes for an event that has not come, and for one that was captured
-MOST_CHANNELS = 16
+MOST_CHANNELS = 32
 _loading = threading.Lock()
 _functions: dict[tuple[int, str, str], Any] = {}  # of all communicators: to unload code may wait for the whole GPU
 

@@ -23,7 +23,7 @@ from gpucoll.executors.peer.program import Program, check, everyone, program, ta
 from gpucoll.plan import Plan
 
 KEPT = 256  # calls
-SHARE = 1 << 15  # bytes of a message that keep a block busy
+SHARE = 1 << 13  # bytes of a message that keep a block busy: latency counts in small calls, and SMs are many
 DIRECT = ("one_shot", "two_shot")
 NO_MATTER = Places(1)  # on every rank: of one_shot's results nobody reads another one's
 
