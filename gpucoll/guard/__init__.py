@@ -2,6 +2,7 @@
 
     processes    the processes of a node's ranks, watched
     network      the same of ranks on other hosts, by connections
+    devices      a watchdog for calls on GPUs, which no thread of the host waits for
     flight       what each rank has called, in a file that outlives it
     report       `gpucoll report DIR`: the files of all ranks side by side
     guard        the hook of a communicator's waits that looks after all that
