@@ -3,10 +3,11 @@
     python tests/mutation.py [--only PATTERN] [--rows [1,5]] [--jobs N] [--list] [--record]
 
 Each fault is planted into a copy of the tree, in which tests run up to the first failure: of one that a row of the
-catalogue (tests/catalogue.py) names that row's own, of any other the test that caught it before, then those likely to
-notice, with their slow tests, then the rest of the default tier. Lint, types and the tests that plant faults themselves
-do not count. Prints which test caught which fault; the exit code is 1 below 90 %, or where a row's or a schedule's is
-missed, or its text is gone. `--record` notes the tests that caught faults in tests/catchers.json.
+catalogue (tests/catalogue.py) names that row's own, of any other the test that caught it before, then those of what its
+file does, those likely to notice, with their slow tests, then the rest of the default tier. Lint, types and the tests
+that plant faults themselves do not count. Prints which test caught which fault; the exit code is 1 below 90 %, or where
+a row's or a schedule's is missed, or its text is gone. `--record` notes the tests that caught faults in
+tests/catchers.json.
 """
 
 import argparse
@@ -36,6 +37,39 @@ NO_FAILURE = (0, 5)  # pytest's exit codes where all pass, and where none is sel
 TIER = "not slow and not nightly and not mutant"
 SLOW = "slow and not nightly and not mutant"
 LEFT_OUT = ["tests/unit/test_style.py", "tests/unit/test_typing.py"]  # which would see an unused name, not the fault
+NEAR = {  # by the file of a fault, or the beginning of its name: tests of what the file does, in which most are caught
+    "gpucoll/analysis/draw": ["unit/test_draw.py"], "gpucoll/arrays/__init__.py": ["contract/test_blocks.py"],
+    "gpucoll/arrays/accept.py": ["contract/test_outs.py"], "gpucoll/arrays/dlpack.py": ["unit/test_dlpack.py"],
+    "gpucoll/arrays/space.py": ["unit/test_tables.py"], "gpucoll/arrays/symmetric.py": ["multirank/test_edges.py"],
+    "gpucoll/communicator/cartesian.py": ["contract/test_neighbours.py"],
+    "gpucoll/communicator/messages.py": ["multirank/test_wildcards.py"],
+    "gpucoll/communicator/persistent.py": ["contract/test_plans.py"],
+    "gpucoll/communicator/points.py": ["multirank/test_edges.py", "multirank/test_points.py"],
+    "gpucoll/communicator/ragged.py": ["contract/test_blocks.py", "multirank/test_metadata.py"],
+    "gpucoll/device/messages.py": ["unit/test_receives.py"], "gpucoll/errors.py": ["unit/test_api.py"],
+    "gpucoll/executors/shared/__init__.py": ["multirank/test_culprits.py", "multirank/test_disagreements.py",
+                                             "multirank/test_eager.py"],
+    "gpucoll/executors/shared/plans.py": ["contract/test_shared.py", "engine/test_plans.py"],
+    "gpucoll/guard/preflight.py": ["multirank/test_deferred.py", "multirank/test_disagreements.py"],
+    "gpucoll/guard/processes.py": ["multirank/test_culprits.py"], "gpucoll/links.py": ["multirank/test_culprits.py"],
+    "gpucoll/mpi": ["multirank/test_mpi.py"], "gpucoll/msccl": ["unit/test_msccl.py"],
+    "gpucoll/parsing.py": ["unit/test_parsing.py"], "gpucoll/plan.py": ["unit/test_plan.py", "unit/test_schedules.py"],
+    "gpucoll/proof.py": ["unit/test_schedules.py", "unit/test_algorithm.py"],
+    "gpucoll/proved.py": ["unit/test_algorithm.py"], "gpucoll/standalone.py": ["multirank/test_standalone.py"],
+    "gpucoll/training/buckets.py": ["unit/test_buckets.py"],
+    "gpucoll/training/checkpoint.py": ["contract/test_checkpoint.py"],
+    "gpucoll/training/compression.py": ["contract/test_compression.py"],
+    "gpucoll/training/feedback.py": ["contract/test_compression.py"],
+    "gpucoll/training/layout.py": ["contract/test_layout.py"],
+    "gpucoll/training/redistribution.py": ["contract/test_layout.py"],
+    "gpucoll/training": ["contract/test_training.py"], "gpucoll/tuner": ["unit/test_tuner.py"],
+    "gpucoll/work.py": ["unit/test_waits.py"], "kernels/combine.h": ["multirank/test_one_pass.py"],
+    "kernels/compress.cu": ["kernels/test_compress.py"], "kernels/flight.h": ["unit/test_saved_files.py"],
+    "kernels/functions.h": ["kernels/test_reduce.py"], "kernels/number.h": ["kernels/test_move.py"],
+    "kernels/pack.cu": ["kernels/test_move.py"], "kernels/peer": ["peer/test_kernels.py"],
+    "kernels/reduce.cu": ["kernels/test_reduce.py"], "kernels/scale.cu": ["kernels/test_move.py"],
+    "kernels/walk.h": ["kernels/test_move.py", "kernels/test_reduce.py"],
+}
 LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "schedule": ["tests/unit/test_schedules.py", "tests/contract"],
     "product": ["tests/contract", "tests/unit"],
@@ -120,6 +154,7 @@ def judge(fault, tests=(), before=""):
         tree = Path(folder)
         copy_tree(tree)
         try:
+            near = near_tests(fault, tree)
             plant(fault, tree)
             extension.install(tree)
         except (LookupError, CompileError) as error:
@@ -128,12 +163,19 @@ def judge(fault, tests=(), before=""):
         rest = ["tests", *(f"--ignore={path}" for path in likely)]
         first = [*tests] or likely
         selections = [(TIER, first), (SLOW, first), *([] if tests else [(TIER, rest)])]
-        for marks, selection in [("", [before] if before else []), *selections]:
+        for marks, selection in [("", [before] if before else []), (TIER, [] if tests else near), *selections]:
             caught = first_failure(tree, marks, selection) if selection else ""
             if caught:
                 break
         shutil.rmtree(f"{sys.pycache_prefix}{tree}", ignore_errors=True)  # what the tree's own modules compiled to
         return Verdict(fault, caught, time.monotonic() - began)
+
+
+def near_tests(fault, tree):
+    """The tests of what the files of a fault do."""
+    files = {str(place_of(fault, old, tree).relative_to(tree)) for old, _ in fault.changes}
+    chosen = [max((start for start in NEAR if file.startswith(start)), key=len, default="") for file in sorted(files)]
+    return [f"tests/{test}" for start in filter(None, chosen) for test in NEAR[start]]
 
 
 def first_failure(tree, marks, selection):
