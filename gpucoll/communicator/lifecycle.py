@@ -288,6 +288,7 @@ def _at_exit() -> None:
     where this process is then, and ends it with status 1.
     """
     drain_all()
+    devices.stop()
     for comm in list(_alive):
         if not (comm.closed or comm._is_forked or comm._link.mpi is None or comm._link.has_ended()):
             try:

@@ -8,6 +8,7 @@ aborts the transport, which ends the kernels and with them the wait of the progr
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 import weakref
@@ -19,6 +20,7 @@ PERIOD = 1.0  # seconds between two looks, at most
 LOOKS = 20  # before a deadline, at least
 CALL = "a call on the GPU"
 
+log = logging.getLogger("gpucoll")
 _watched: weakref.WeakSet[DeviceWatch] = weakref.WeakSet()
 _thread: threading.Thread | None = None
 _changes = threading.Condition()  # of these two
@@ -102,20 +104,31 @@ class DeviceWatch:
 
 def _serve() -> None:
     """Look after all communicators until there is none."""
+    global _thread
     while True:
         with _changes:
+            _changes.wait_for(lambda: not _watched, min((one.period for one in _watched), default=0.0))
             watches = list(_watched)
             if not watches:
-                global _thread
                 _thread = None
                 return
-            period = min(one.period for one in watches)
         for watch in watches:
-            with watch._gpu.device.calm:
-                watch.look()
+            try:
+                with watch._gpu.device.calm:
+                    watch.look()
+            except Exception:  # as of CUDA's while a stream is captured: the next look may do better
+                log.debug("a look at the calls on a GPU has failed", exc_info=True)
         del watches, watch  # a communicator that was dropped is not kept by this thread
-        with _changes:
-            _changes.wait(period)
+
+
+def stop() -> None:
+    """Look after no communicator any more, and return when the thread has ended: CUDA may end next."""
+    with _changes:
+        thread = _thread
+        _watched.clear()
+        _changes.notify_all()
+    if thread is not None:
+        thread.join(PERIOD)
 
 
 def forget() -> None:
