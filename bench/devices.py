@@ -154,4 +154,4 @@ def of(comm: Any, name: str, *, stream: str = "own", memory: str = "ordinary") -
     """Return the device `name` of this rank; raise BackendError without a GPU."""
     kind = "cuda" if name == "cuda" else "cpu"
     allocate = functools.partial(comm.empty, device=kind) if memory == "symmetric" else None
-    return Cuda(comm.device, stream, allocate, comm.mpi.Barrier) if name == "cuda" else Host(name, allocate)
+    return Cuda(comm.device, stream, allocate, comm.barrier) if name == "cuda" else Host(name, allocate)

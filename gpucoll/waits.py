@@ -177,6 +177,8 @@ class Waits:
                 return
             has_waited = time.monotonic() - looked > WAITED
             try:
+                if self.untold is not None:
+                    raise self.untold
                 for hook in self.hooks:
                     hook()
             except GpucollError as error:
@@ -198,6 +200,8 @@ class Waits:
         """Return when the stream has come to the end of an operation; without one the communicator has failed."""
         try:
             self.until(done, name, float("inf") if deadline is None else deadline)
+            if self.failure is not None:  # after an abort a stream comes to its end, with results that are not complete
+                self.check()
         except GpucollError as error:
             self.tells(error)
             if isinstance(error, CollectiveTimeout | BackendError):
@@ -208,17 +212,17 @@ class Waits:
         """Return when a wait that begins now must have ended, of `time.monotonic`."""
         return time.monotonic() + self.timeout
 
-    def fail(self, error: GpucollError, *, tells: bool) -> None:
+    def fail(self, error: GpucollError, *, may_call: bool) -> None:
         """Note an error that no thread has raised so far; the user is told by the next wait or call, or by `close`.
 
-        `tells` says whether this thread may tell the other ranks.
+        `may_call` says whether this thread may call the ranks' transport: to explain the error, and tell other ranks.
         """
         if self.failure is not None:
             return
-        self.failure = found = self.explain(error) or error
+        self.failure = found = (self.explain(error) if may_call else None) or error
         if kind_of(found) != self.told:
             self.untold = found
-        if tells:
+        if may_call:
             self.on_failure()
 
     def tells(self, error: BaseException) -> None:

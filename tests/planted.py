@@ -273,7 +273,7 @@ PLANTED = [
     ("compiler", "kernels are compiled ahead under a key of their own", "gpucoll/device/command.py",
      "nvrtc.recipe(task.arch, task.major)", "nvrtc.recipe(task.kind, task.major)"),
     ("product", "the sum of an average overflows", "gpucoll/arrays/space.py",
-     'if op.name != "avg" or dtype.name not in SMALL_RANGE:', "if True:"),
+     'if op.name != "avg" or dtype.name not in SMALL_RANGE or ranks == 1:', "if True:"),
     ("product", "other blocks of as many elements are taken for those before", "gpucoll/communicator/ragged.py",
      '(f"{name} {counts} {x.shape[1:]}", op', '(f"{name} {sum(counts)} {x.shape[1:]}", op'),
     ("guard", "a message overtakes one that is still to be begun", "gpucoll/communicator/points.py",

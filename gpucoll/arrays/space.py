@@ -50,13 +50,14 @@ def scaled_mean(op: Op, dtype: Dtype, ranks: int) -> Op:
     """Return `op`; the average of float16 and float8 with a factor for each input, so that no partial sum overflows.
 
     The factor is a power of two: products are exact, and the average has the bits that sum and division would give
-    without an overflow (except where a product is subnormal).
+    without an overflow. A product that is subnormal loses bits: values that are no more than `ranks` times the least
+    number of the dtype may become 0, as in NCCL's own average.
 
     >>> from gpucoll.ops import OPS
     >>> [scaled_mean(OPS["avg"], row_of(name), 6).factor for name in ("float16", "float32")]
     [0.125, None]
     """
-    if op.name != "avg" or dtype.name not in SMALL_RANGE:
+    if op.name != "avg" or dtype.name not in SMALL_RANGE or ranks == 1:
         return op
     return op._replace(factor=0.5 ** (ranks - 1).bit_length())
 

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -109,7 +110,8 @@ class Communicator(Objects, Persistent, Advice, Symmetric):
             raise UsageError("shrink: this MPI does not go on after a process has failed; Open MPI does under mpiexec "
                              f"--with-ft ulfm ({error!r})", code="GC-SHRINK") from error
         self._waits.failure = self._waits.failure or RankFailedError("it was shrunk")
-        self.close()
+        with contextlib.suppress(GpucollError):  # of a call on a GPU whose result is not complete
+            self.close()
         link = MpiLink(rest, self.timeout)  # which is not freed: Open MPI would not come to its end then
         link.gpu_index = self._link.gpu_index
         return self._over(_link(link, self.options))
@@ -132,8 +134,10 @@ class Cartesian(RankGrid, Communicator):
 
     def close(self) -> None:
         """Leave in order, the messages between neighbours first; see `Communicator.close`."""
-        self._halo.close()
-        super().close()
+        try:
+            self._halo.close()
+        finally:
+            super().close()
 
 
 def _link(link: Link, wanted: bootstrap.Options) -> Link:

@@ -17,6 +17,7 @@ from gpucoll.arrays import Array, Cut, address, same_memory
 from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
+from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import REFUSED, Executor, Launcher, Task
 from gpucoll.executors.mpi import MpiExecutor
@@ -233,7 +234,7 @@ class CachedCall:
     task: Task
     seconds: Array | None
     launch: Launcher | None = None  # what enqueues it on a GPU and waits for nothing
-    outputs: Sequence[Callable[[], Any]] = ()  # see `references`
+    output: Output | None = None
 
 
 class DeviceRow:
@@ -246,18 +247,21 @@ class DeviceRow:
         self.data = self  # as CuPy's arrays have it
 
 
-def references(task: Task, result: Any, row: Any) -> list[Callable[[], Any]]:
-    """Return what gives the results of a GPU's `task` that can become NaN, while the user has them.
+def output_of(task: Task, result: Any, row: Any) -> Output | None:
+    """Return the result of a GPU's `task` as the watchdog knows it, None of one that cannot become NaN or stays.
 
-    The user's array counts, as memory has no owner that a weak reference could be made to. Where `row`, in which the
-    result is formed, is other memory than an array of CuPy's, that is given.
+    The row in which a result is formed must be in the memory of the user's array: the array is known by a weak
+    reference, as CuPy's memory has none. The root of a broadcast gives what it has, which stays.
     """
-    if row is None or task.dtype.kind not in ("float", "complex"):
-        return []
-    arrays = result if isinstance(result, list) else [result]
-    if all(getattr(getattr(one, "flags", None), "c_contiguous", False) for one in arrays):
-        return [weakref.ref(one) for one in arrays]
-    return [lambda: row]
+    given = task.collective == "broadcast" and task.input is not None
+    if row is None or task.dtype.kind not in ("float", "complex") or given or not row.nbytes:
+        return None
+    array = result[0] if isinstance(result, list) and result else result
+    base = getattr(array, "base", None)
+    try:
+        return Output(weakref.ref(array if base is None else base), address(row), row.nbytes)
+    except TypeError:  # another library's array
+        return None
 
 
 def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None) -> CachedCall | None:
@@ -270,7 +274,7 @@ def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array
     rows = [None if row is None or not on_device else DeviceRow(row) for row in (task.input, task.output)]
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
     vars(again)["words"] = task.words
-    return CachedCall(executor, again, seconds, outputs=references(task, out, task.output) if on_device else [])
+    return CachedCall(executor, again, seconds, output=output_of(task, out, task.output) if on_device else None)
 
 
 def _is_plain(x: Any, row: Any) -> bool:

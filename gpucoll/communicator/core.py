@@ -42,6 +42,7 @@ from gpucoll.communicator.backends import (
     cached_call,
     choose,
     is_on_engine,
+    output_of,
     plan_of,
     signature_of,
 )
@@ -143,9 +144,9 @@ class Core:
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
                                     f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
-            of_torch = torch_stream(arrays)
-            space = self._gpu("cuda").space(of_torch() if stream is None and of_torch is not None else stream)
-            space.current_stream = of_torch or space.current_stream
+            of_torch = torch_stream(arrays) or nothing
+            space = self._gpu("cuda").space(of_torch() if stream is None else stream)
+            space.current_stream = of_torch
             space.borrows = any(map(is_borrowed, arrays))
             return space
         return self._gpu("emulated").space(stream) if self.options.emulated else HOST
@@ -154,8 +155,7 @@ class Core:
         """Return the context in which arrays are opened before a call has its space."""
         if not any(map(on_gpu, arrays)) or self.device is None:  # which looks for GPUs
             return NOWHERE
-        of_torch = torch_stream(arrays)
-        stream = of_torch() if stream is None and of_torch is not None else stream
+        stream = (torch_stream(arrays) or nothing)() if stream is None else stream
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
 
         device = CurrentDevice(self.device)
@@ -230,11 +230,13 @@ class Core:
             return
         gpu = self._gpus[task.device]
         task.stream = on = gpu.device.stream(stream)
+        if cached.output is not None and cached.output.owner() is None:  # of another array on the same memory
+            cached.output = output_of(task, out, task.output)
         if cached.launch is not None and gpu.device.is_open(on) \
-                and self._waits.at_once(gpu.order.enqueue, task.collective, cached.launch, on, cached.outputs):
+                and self._waits.at_once(gpu.order.enqueue, task.collective, cached.launch, on, cached.output):
             return
-        gpu.order.gives(cached.outputs)
-        self._waits.run(self._operation(executor, task, DeviceSpace(gpu, on)), task.collective)
+        space = DeviceSpace(gpu, on, output=cached.output)
+        self._waits.run(self._operation(executor, task, space), task.collective)
         if cached.launch is None and is_finished_by(executor, task) and hasattr(executor, "launcher"):
             cached.launch = executor.launcher(task)
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.arrays import HOST, Array, Prepared, Space, address, on_gpu
+from gpucoll.arrays import HOST, Array, Prepared, Space, Target, address, on_gpu
 from gpucoll.arrays.space import divisor
-from gpucoll.communicator.backends import references
+from gpucoll.communicator.backends import output_of
 from gpucoll.device import Device, Event, Stream, Transport, gpus
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
-from gpucoll.device.streams import StreamOrder
+from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import DEVICE_TAG, TAGS, Executor, Task
@@ -85,18 +85,18 @@ class Gpu:
             time.sleep(NAP)
         return True
 
-    def end(self, outputs: Sequence[Callable[[], Any]] = ()) -> None:
-        """End what is under way without the other ranks; results that are not complete become NaN before.
-
-        `outputs` are weak references to those results, as far as they are floating-point.
-        """
-        results = [row for row in (one() for one in outputs) if row is not None]
-        if results:  # kernels that come next form them from what was received
-            self.device.spoil([*results, *self._scheduled.scratch()])
-        if self._peer is not None:
-            self._peer.abort()
-        self._transport.abort()
-        self.points.abort()
+    def end(self, outputs: Sequence[Output] = ()) -> None:
+        """End what is under way without the other ranks; `outputs`, which are not complete, become NaN before."""
+        try:
+            places = {one.address: one.nbytes for one in outputs if one.owner() is not None}
+            if places:  # kernels that come next form results from what was received
+                places |= {address(row): row.nbytes for row in self._scheduled.scratch()}
+                self.device.spoil(places.items())
+        finally:
+            if self._peer is not None:
+                self._peer.abort()
+            self._transport.abort()
+            self.points.abort()
 
     def unfinished(self, timeout: float) -> GpucollError | None:
         """Return the error of a call that does not end within `timeout` seconds, or has ended without the other ranks.
@@ -132,12 +132,14 @@ class DeviceSpace(Space):
     in between, or only planned, would run later, on memory that is somebody else's by then.
     """
 
-    def __init__(self, gpu: Gpu, stream: Stream, preparations: list[Callable[[Stream], None]] | None = None) -> None:
+    def __init__(self, gpu: Gpu, stream: Stream, preparations: list[Callable[[Stream], None]] | None = None,
+                 output: Output | None = None) -> None:
         self.gpu, self.stream = gpu, stream
         self.device = gpu.device.name
         self.borrows = False  # whether it works on memory that another library gives out again
         # The stream that waits for an asynchronous call: the current one of the library that its arrays are of
         self.current_stream: Callable[[], Any] = nothing_given
+        self._output = output  # of a call on the memory of arrays that are not given again
         self._completion: Completion | None = None
         self._preparations = [] if preparations is None else preparations
 
@@ -178,14 +180,15 @@ class DeviceSpace(Space):
         `keep`, its task and its call, lives until it has ended, if it runs beside the caller's own work or on memory
         that is not CuPy's: else what is let go of earlier is used again later in the same stream only.
         """
-        task, call = keep
-        self.gpu.order.gives(references(task, call.result, call.target and call.target.row))
+        event = None
         if self._completion is None and not self.borrows:
             self.gpu.order.passed(self.stream, keep)
         else:
             event = self.gpu.order.mark(self.stream, keep)
             if self._completion is not None:
                 self._completion.event = event
+        if self.gpu.order.is_watched and not self.stream.is_capturing():
+            self.gpu.order.noted(self.stream, _output(*keep) or self._output, event)
         return self._settle()
 
     def end_message(self, keep: object) -> Operation:
@@ -193,6 +196,8 @@ class DeviceSpace(Space):
         event = self.gpu.order.hold(self.stream, keep)
         if self._completion is not None:
             self._completion.event = event
+        if not self.is_captured():
+            self.gpu.order.noted_message(event)
         return self._settle()
 
     def _settle(self) -> Operation:
@@ -262,6 +267,13 @@ def _strided(x: Array) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     if any(place % x.itemsize for place in (address(x), *x.strides)):
         return (*x.shape, x.itemsize), (*x.strides, 1), 1
     return x.shape, x.strides, x.itemsize
+
+
+def _output(task: Task, call: Prepared) -> Output | None:
+    """Return the result of a call, where it is formed in the memory of the user's array."""
+    target = call.target
+    own = isinstance(target, Target) and address(target.row) == address(target.out)
+    return output_of(task, call.result, target.row) if own and target is not None else None
 
 
 class Completion:

@@ -180,6 +180,7 @@ class Lifecycle(Core):
         for watch in self._watches:
             watch.close()
         was_well, told = self._waits.failure is None, self._waits.told
+        untold, self._waits.untold = self._waits.untold, None
         if isinstance(self._link, LocalLink):
             ended = self._has_ended()
             self._waits.close()
@@ -191,7 +192,7 @@ class Lifecycle(Core):
                 self._flight.ended()
             self._waits.close()
             self._release(not together)
-        untold = self._waits.untold or (self._unfinished if was_well else None)
+        untold = untold or (self._unfinished if was_well else None)
         if untold is not None and kind_of(untold) != told:
             raise untold
 

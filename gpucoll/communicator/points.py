@@ -198,10 +198,10 @@ class Points(MetadataExchange):
                  src: Any = None, *, wildcards: bool = False) -> PointMessage:
         """Return what is to be sent or received, checked; with `wildcards` from any rank and with any tag too."""
         self._check_usable()
-        with self._current(None, [x, out]):
+        space = self._space(name, x if name == "send" else out)
+        with space.current:
             given = None if name == "recv" else check_input(name, x)
             taken = None if name == "send" else check_input(name, out)
-        space = self._space(name, x if taken is None else out)
         if isinstance(space, DeviceSpace) and not space.gpu.points.capturable and space.is_captured():
             raise UsageError(f"{name}: {NO_CAPTURE}", code="GC-CAPTURED")
         for what, array in (("x", given), ("out", taken)):

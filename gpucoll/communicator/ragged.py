@@ -172,7 +172,7 @@ class VectorVariants(MetadataExchange):
         """
         row, sources = COLLECTIVES[blocks.name], given if isinstance(given, list) else [] if given is None else [given]
         if space is None:
-            space = self._space(blocks.name, *(x if isinstance(x, list | tuple) else [x]), stream=options.stream)
+            space = self._space(blocks.name, *(x if isinstance(given, list) else [x]), stream=options.stream)
         kind = kind_of(blocks.name, sources[0], kind) if row.reduces else row_of(blocks.dtype)
         room = None if out is None else room_for(row, out, blocks.rooms or blocks.taken, blocks.tail, blocks.dtype,
                                                  sources, self.rank, space)

@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
@@ -122,9 +122,12 @@ class Device(Protocol):
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         """Write the one element of `value` into every element of `row`, which is as wide."""
 
-    def spoil(self, rows: Sequence[Any]) -> None:
-        """Make every element of rows NaN, at once: whatever waits on any stream."""
-        raise NotImplementedError
+    def spoil(self, places: Iterable[tuple[int, int]]) -> None:
+        """Set all bits of memory, each place an address and bytes, whatever waits on other streams: it is NaN then.
+
+        The emulated device has no use for it: there the host waits for every call.
+        """
+        return
 
     def settle(self, stream: Any) -> Waiting:
         """Wait until what `stream` has may be read: not at all on a GPU, where streams order everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import cupy
@@ -16,10 +16,12 @@ from gpucoll.device.nvrtc import compile_cubin, recipe
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, UsageError
+from gpucoll.rendezvous import becomes
 
 NULL_STREAM, PER_THREAD = (0, 1), 2  # CUDA's own streams: the null stream by two names, and a thread's
 NOT_READY, CAPTURED = 600, 907  # CUDA's codes for an event that has not come, and for one that was captured
 MOST_CHANNELS = 32
+MOMENT = 1.0  # seconds
 _loading = threading.Lock()
 _functions: dict[tuple[int, str, str], Any] = {}  # of all communicators: to unload code may wait for the whole GPU
 
@@ -109,13 +111,16 @@ class CudaDevice(Device):
             else:  # as integers: CuPy knows not every dtype of ours
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
 
-    def spoil(self, rows: Sequence[Any]) -> None:
-        """Set all bits, which is NaN in every format. To fill by a kernel would have to load one, which may wait."""
+    def spoil(self, places: Iterable[tuple[int, int]]) -> None:
+        """Set all bits, which is NaN in every format. To fill by a kernel would have to load one, which may wait.
+
+        The stream may stand behind a waiting one in a hardware queue: after a moment the caller goes on.
+        """
         with self.current:
             stream = cupy.cuda.Stream(non_blocking=True)
-            for row in rows:
-                cupy.cuda.runtime.memsetAsync(row.data.ptr, 255, row.nbytes, stream.ptr)
-            stream.synchronize()
+            for address, nbytes in places:
+                cupy.cuda.runtime.memsetAsync(address, 255, nbytes, stream.ptr)
+            becomes(lambda: bool(stream.done), MOMENT)
 
     def _load(self, instance: Instance) -> Launch:
         source = text(instance)

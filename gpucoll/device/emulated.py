@@ -11,7 +11,7 @@ import contextlib
 import ctypes
 import functools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy
@@ -72,10 +72,6 @@ class EmulatedDevice(Device):
 
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         stream.enqueue(lambda: row.view(value.dtype).fill(value[0]))
-
-    def spoil(self, rows: Sequence[Any]) -> None:
-        for row in rows:
-            row.view("u1").fill(255)
 
     def settle(self, stream: EmulatedStream) -> Waiting:
         """Run all streams until nothing is left in this one; whoever else runs them helps."""

@@ -60,6 +60,7 @@ class Nccl:
         self._timeout, self._device, self.size = timeout, device, size
         self._connected: set[Hashable] = set()
         self._connecting: concurrent.futures.Future[Any] | None = None
+        self._aborting, self._is_aborted = threading.Lock(), False
         with _reported("init"):
             self._comm = self._within("init", lambda: nccl.NcclCommunicator(size, unique_id, rank))
         # CuPy's destructor would wait for the other ranks whenever the collector comes by
@@ -141,8 +142,9 @@ class Nccl:
         self._connected.update(needed)
 
     def check(self) -> None:
-        with _reported("communicator"):
-            self._comm.check_async_error()
+        if not self._is_aborted:  # else its memory may be gone
+            with _reported("communicator"):
+                self._comm.check_async_error()
 
     def close(self, *, captured: bool) -> None:
         """Destroy the communicator, in a thread that is left to itself where that takes longer than the timeout.
@@ -156,8 +158,14 @@ class Nccl:
                 self._within("close", self._comm.destroy)  # NCCL forbids to abort what is being destroyed
 
     def abort(self) -> None:
-        """End what is under way on this rank. NCCL may itself wait for ever: then it is left to do so."""
-        threading.Thread(target=self._comm.abort, name="gpucoll abort", daemon=True).start()
+        """End what is under way on this rank; idempotent. NCCL may itself wait for ever: then it is left to do so.
+
+        CuPy's communicator is not told of an abort before that has ended: a second one would free the memory twice.
+        """
+        with self._aborting:
+            is_first, self._is_aborted = not self._is_aborted, True
+        if is_first:
+            self._begin("abort", self._comm.abort)
 
     def _within(self, what: str, call: Callable[[], Any]) -> Any:
         """Return what `call` returns; CollectiveTimeout where NCCL waits longer than the timeout for other ranks."""

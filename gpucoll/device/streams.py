@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy
 
 from gpucoll.device import Device, Event, Stream
+
+EVERY = 16  # operations for which the watchdog has one event
 
 
 class Workspace:
@@ -37,6 +39,14 @@ class Workspace:
         self._outgrown.clear()
 
 
+class Output(NamedTuple):
+    """Memory of a result that can become NaN, as long as its `owner` is there: a weak reference to an array."""
+
+    owner: Callable[[], object]
+    address: int
+    nbytes: int
+
+
 class StreamOrder:
     """The operations of a communicator follow each other, whatever streams they are on."""
 
@@ -46,9 +56,10 @@ class StreamOrder:
         self._event: Event | None = None
         self._flying: collections.deque[tuple[Event, object]] = collections.deque()
         self._captured: list[object] = []  # what graphs of the user's work on: there is no telling for how long
-        self.is_watched = False  # whether somebody asks for `news`
-        self.has_news = False  # whether an operation was enqueued since then
-        self._outputs: list[Callable[[], Any]] = []  # weak references to the results of those operations
+        self.is_watched = False  # whether a watchdog looks after the operations
+        self._batches: collections.deque[tuple[Event, list[Output]]] = collections.deque()  # with events at their ends
+        self._outputs: list[Output] = []  # of the operations after those
+        self._unmarked = self._asked = 0  # how many there are, and were when the watchdog asked
 
     def follow(self, stream: Stream) -> None:
         """Let `stream` wait for the operation before; a graph of the user's own brings its own order."""
@@ -60,27 +71,20 @@ class StreamOrder:
             self._event = self._device.mark(self._last)
         stream.wait_event(self._event)
 
-    def enqueue(self, launch: Callable[[Stream], None], stream: Stream,
-                outputs: Sequence[Callable[[], Any]] = ()) -> None:
+    def enqueue(self, launch: Callable[[Stream], None], stream: Stream, output: Output | None = None) -> None:
         """Enqueue an operation by `launch`, after the one before; not in a capture."""
         if stream is not self._last or self._event is not None:
             self.follow(stream)
         launch(stream)
-        self.has_news = True
-        self.gives(outputs)
         if stream is not self._last or self._event is not None or self._flying:
             self.passed(stream, None)
-
-    def gives(self, outputs: Sequence[Callable[[], Any]]) -> None:
-        """Note what gives the results of an operation, as far as they can become NaN."""
-        if outputs and self.is_watched:
-            self._outputs.extend(outputs)
+        self.noted(stream, output)
 
     def passed(self, stream: Stream, keep: object) -> None:
         """The operation enqueued on `stream` is the last one from here on; a graph of the user's keeps its memory."""
         if self.keep_captured(stream, keep):
             return
-        self._last, self._event, self.has_news = stream, None, True
+        self._last, self._event = stream, None
         if not self._device.lasts(stream):  # it may be gone by the next operation
             self._event = self._device.mark(stream)
         self.let_go()
@@ -98,7 +102,6 @@ class StreamOrder:
         event = self._device.mark(stream)
         if not self.keep_captured(stream, keep):
             self._flying.append((event, keep))
-            self.has_news = True
             self.let_go()
         return event
 
@@ -119,20 +122,49 @@ class StreamOrder:
         while self._flying and self._flying[0][0].done:
             self._flying.popleft()
 
-    def news(self) -> tuple[list[Event], list[Callable[[], Any]]]:
-        """Return the ends of the operations that are under way, and the results of those since the last question.
+    def noted(self, stream: Stream, output: Output | None = None, event: Event | None = None) -> None:
+        """Let the watchdog know of an operation that was enqueued on `stream`, and of its result.
 
-        Another thread than the one that enqueues may ask: nothing changes for the latter.
+        `event` is its end, where there is an event. Else one in EVERY operations gets an event: an operation follows
+        those before, so that the event stands for them all.
         """
-        self.has_news = False
-        outputs, self._outputs = self._outputs, []
-        last, event = self._last, self._event
-        events = [one for one, _ in list(self._flying)]
-        if event is not None:
-            return [*events, event], outputs
-        if last is not None and not last.is_capturing():
-            events.append(self._device.mark(last))
-        return events, outputs
+        if not self.is_watched:
+            return
+        if output is not None:
+            self._outputs.append(output)
+        self._unmarked += 1
+        if event is not None or self._unmarked == EVERY:
+            self._cut(self._device.mark(stream) if event is None else event)
+
+    def noted_message(self, event: Event) -> None:
+        """Let the watchdog know of messages, which no operation follows."""
+        if self.is_watched:
+            self._batches.append((event, []))
+
+    def _cut(self, event: Event) -> None:
+        outputs, self._outputs, self._unmarked = self._outputs, [], 0
+        self._batches.append((event, outputs))
+
+    def oldest(self) -> object:
+        """Return what stands for the oldest operations under way, the same as long as they are; None without any.
+
+        The watchdog asks. It makes an event itself only where no operation has come since it asked before: a thread
+        that goes on enqueuing does so in time, and an event of the watchdog's would stand behind other work as well.
+        """
+        while self._batches and self._batches[0][0].done:
+            self._batches.popleft()
+        if self._batches:
+            return self._batches[0]
+        before, self._asked = self._asked, self._unmarked
+        if self._unmarked and self._unmarked == before and self._last is not None and not self._last.is_capturing():
+            self._cut(self._device.mark(self._last) if self._event is None else self._event)
+            return self._batches[0]
+        return None
+
+    def unfinished(self) -> list[Output]:
+        """Return the results of operations that are not known to have ended."""
+        return [output for event, outputs in list(self._batches) if not event.done for output in outputs] \
+            + self._outputs
 
     def awaited(self) -> list[Event]:
         """Return what has come once the last operation and those beside it have ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import numbers
 import os
@@ -162,11 +163,13 @@ def destroy_process_group(group: Any = None) -> None:
         raise ArgumentError(f"destroy_process_group: {group!r} is no group of this process, or was destroyed before",
                             code="GC-GROUP")
     ending = groups if group is None or group is world else [group]
-    for one in reversed(ending.copy()):  # the same order on all ranks: closing is a collective call
-        groups.remove(one)
-        one.communicator.close()
-    if not groups:
-        _clear_variables()
+    with contextlib.ExitStack() as closing:  # of all, also where one raises an error
+        for one in ending.copy():  # backwards, and in the same order on all ranks: closing is a collective call
+            closing.callback(one.communicator.close)
+        for one in ending.copy():
+            groups.remove(one)
+        if not groups:
+            _clear_variables()
 
 
 def _clear_variables() -> None:

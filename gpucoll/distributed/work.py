@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -60,8 +59,10 @@ class Work:
             if not becomes(self.is_completed, timeout.total_seconds() if timeout else math.inf, NAP):
                 raise CollectiveTimeout(f"wait: not completed within {timeout}; the call goes on")
         else:
-            with contextlib.suppress(GpucollError):  # raised below
+            try:
                 self._work.wait()
+            except GpucollError as error:  # raised below
+                self._error = self._error or error
             self._finish(self._work)
         if self._error is not None:
             raise self._error

@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any
 
-from gpucoll.errors import GpucollError, UsageError
+from gpucoll.errors import CollectiveTimeout, GpucollError, UsageError
 
 PERIOD = 1.0  # seconds between two looks, at most
 LOOKS = 20  # before a deadline, at least
@@ -34,9 +34,10 @@ class DeviceWatch:
 
     def __init__(self, gpu: Any, waits: Any, *, may_call: bool) -> None:
         self._gpu, self._waits, self._may_call = gpu, waits, may_call
-        self._events: list[Any] = []  # of the calls that were there at a look and have not ended
-        self._outputs: list[Any] = []  # of those calls, as weak references
-        self._since = 0.0  # when that look was
+        self._oldest: object = None  # what was under way at the last look
+        self._since = 0.0  # when that was seen first
+        self._has_failed = False  # whether a thread had noted a failure by the last look
+        self._looking = threading.RLock()
         self.period = min(PERIOD, waits.timeout / LOOKS)
         gpu.order.is_watched = True
         global _thread
@@ -48,58 +49,74 @@ class DeviceWatch:
             _changes.notify_all()
 
     def close(self) -> None:
-        """Look no more; idempotent."""
+        """Look no more, and return when a look under way has ended; idempotent."""
         self._gpu.order.is_watched = False
         with _changes:
             _watched.discard(self)
             _changes.notify_all()
+        if self._looking.acquire(timeout=PERIOD):  # a look may itself wait for CUDA
+            self._looking.release()
 
     def look(self) -> None:
-        """Note calls that were enqueued, and calls that have ended; end those that will not end by themselves."""
-        if self._waits.failure is not None:
-            self.close()
-            return
-        error: GpucollError | None = None
-        try:
-            self._gpu.check()
-            if self._have_ended():
+        """Note calls that have ended; end those that will not end by themselves."""
+        with self._looking:
+            if not self._gpu.order.is_watched:
                 return
-            if time.monotonic() > self._since + self._waits.timeout:
-                error = self._waits.late(CALL)
-            elif self._may_call:
-                self._look_around()
-        except UsageError:  # the last event became part of a graph of the user's
-            self._events = []
-        except GpucollError as found:
-            error = found
-        if error is not None:
-            self._end(error)
+            error: GpucollError | None = None
+            try:
+                if not self._waits.failure:
+                    self._gpu.check()
+                if self._is_idle():
+                    return
+                error = self._found()
+            except UsageError:  # an event became part of a graph of the user's
+                return
+            except GpucollError as found:
+                error = found
+            if error is not None:
+                self._end(error)
+
+    def _is_idle(self) -> bool:
+        """Return whether no call is under way, as far as is known without disturbing the thread that enqueues."""
+        oldest = self._gpu.order.oldest()
+        if oldest is not self._oldest:
+            self._oldest, self._since = oldest, time.monotonic()
+        return oldest is None
+
+    def _found(self) -> GpucollError | None:
+        """Return why the oldest call will not end, None while it may."""
+        if self._waits.failure is not None:  # a thread has met it; the calls have a look's time to end by themselves
+            found, self._has_failed = self._has_failed, True
+            return self._waits.failure if found else None
+        if time.monotonic() > self._since + self._waits.timeout:
+            return self._waits.late(CALL) if self._may_call else CollectiveTimeout(
+                f"{CALL}: waited {self._waits.timeout:g} s for the other ranks")
+        if self._may_call:
+            self._look_around()
+        return None
 
     def _look_around(self) -> None:
         """Raise the error that ends a wait, if there is one now; a thread that is in a call has a look of its own."""
         acquire, release, *_ = self._waits.gate()
         if acquire(blocking=False):
+            before = self._waits.waits_since, self._waits.name
             try:
                 self._waits.waits_since, self._waits.name = self._since, CALL
                 for hook in self._waits.hooks:
                     hook()
             finally:
+                self._waits.waits_since, self._waits.name = before
                 release()
-
-    def _have_ended(self) -> bool:
-        """Return whether all calls that were enqueued before this look have ended."""
-        if all(event.done for event in self._events):
-            self._events, self._outputs = [], []
-        if not self._events and self._gpu.order.has_news:
-            self._events, self._outputs = self._gpu.order.news()
-            self._since = time.monotonic()
-        return not self._events
 
     def _end(self, error: GpucollError) -> None:
         """Note the error; results that are not complete become NaN, and then the kernels end."""
-        self.close()
-        self._waits.fail(error, tells=self._may_call)
-        self._gpu.end([*self._outputs, *self._gpu.order.news()[1]])
+        try:
+            if self._waits.failure is None:
+                log.error("a call on the GPU cannot end, and its result is not complete: %s", error)
+                self._waits.fail(error, may_call=self._may_call)
+        finally:
+            self._gpu.end(self._gpu.order.unfinished())
+            self.close()
 
 
 def _serve() -> None:
@@ -132,7 +149,7 @@ def stop() -> None:
 
 
 def forget() -> None:
-    """Look after no communicator: they are those of the parent of this process."""
-    global _thread
+    """Look after no communicator: they are those of the parent of this process, and so are thread and lock."""
+    global _thread, _changes
     _watched.clear()
-    _thread = None
+    _thread, _changes = None, threading.Condition()

@@ -9,6 +9,7 @@ of arrays on the host, lower-case calls, and all other methods. All ranks of a c
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable
 from typing import Any, Unpack
@@ -18,7 +19,7 @@ from mpi4py import MPI
 from gpucoll import bootstrap
 from gpucoll.bootstrap import GivenOptions
 from gpucoll.communicator import Communicator
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.mpi.buffers import OPS as NAMES
 from gpucoll.mpi.buffers import NotOurs, blocks_of, fill, is_on_gpu, op_name, parts, plain, row
 from gpucoll.work import Work
@@ -70,7 +71,8 @@ def _attribute() -> int:
     """
     def close(mpi: MPI.Comm, key: int, kept: dict[Any, Comm]) -> None:
         for one in kept.values():
-            one.comm.close()
+            with contextlib.suppress(GpucollError):  # MPI takes no error of ours
+                one.comm.close()
 
     return MPI.Comm.Create_keyval(delete_fn=close)
 
@@ -118,14 +120,16 @@ class Comm(metaclass=_Kept):
 
     def Free(self) -> None:
         """Close both communicators."""
-        self.comm.close()
-        self.mpi.Free()
+        try:
+            self.comm.close()
+        finally:
+            self.mpi.Free()
 
     def _wrapped(self, mpi: Any) -> Any:
         return mpi if mpi == MPI.COMM_NULL else Comm(mpi, **self._options())
 
     def _options(self) -> Any:
-        return {name: getattr(self.comm.options, name) for name in ("timeout", "check", "executor", "deterministic")}
+        return {name: getattr(self.comm.options, name) for name in GivenOptions.__annotations__}
 
     # ------------------------------------------------------------ arrays of NumPy that are plain, at once
 

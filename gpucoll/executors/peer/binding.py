@@ -167,5 +167,6 @@ class PeerBinder:
 
 
 def _nan_bytes(task: Task) -> int:
-    """Return how many bytes of a result become NaN where a rank does not come: all, or none of integers."""
-    return task.output.nbytes if task.output is not None and task.dtype.kind in ("float", "complex") else 0
+    """Return how many bytes of a result become NaN where a rank does not come: none of integers, nor of a root's."""
+    stays = task.output is None or (task.collective == "broadcast" and task.input is not None)
+    return 0 if stays or task.dtype.kind not in ("float", "complex") else task.output.nbytes

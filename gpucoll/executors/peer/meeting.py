@@ -27,6 +27,7 @@ class Meeting:
         self._device, self._timeout = device, timeout
         self._place, self._wire = link.place, link.wire
         self._waits = Waits(timeout, foreign=link.foreign)
+        self._waits.context = device.current
         self._open, self._between_processes = False, link.mpi is not None
         self.memory = PeerMemory()
         self.room = Room(link.place.size)
