@@ -142,6 +142,7 @@ class Waits:
                 for done in operation:
                     deadline = deadline or time.monotonic() + self.timeout
                     self.until(done, name, deadline)
+            self.told = None
         except BaseException as error:
             self.tells(error)
             self._failed(error, operation, name)

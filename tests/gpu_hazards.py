@@ -1,5 +1,6 @@
 """Programs on CuPy arrays where CUDA would go wrong in silence, or wait for ever: all end, by a typed error."""
 
+import contextlib
 import os
 import signal
 from unittest.mock import patch
@@ -12,6 +13,7 @@ from gpu_helpers import PATIENCE, Foreign, held, ramp, ranges, refused, same
 from pace import seconds
 
 RUNTIME = cupy.cuda.runtime
+COUNT = 300_000  # elements: more than fit into the slots of a rank that does not take any out
 
 
 def current_device(comm):
@@ -66,6 +68,23 @@ def missing(comm, algorithm):
         error = found
     assert comm.rank == last or (error is not None and last in error.ranks), error
     same(comm.all_reduce(cupy.ones(3)), numpy.full(3, float(comm.size)))
+
+
+def missing_in_broadcast(comm):
+    """A receiver does not come: what the root gives stays what it is; the other receivers have that too, or NaN."""
+    last, stream = comm.size - 1, cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(1))
+        x = ramp(comm, COUNT)
+        other.broadcast(x.copy(), 0)
+        stream.synchronize()
+        if comm.rank != last:
+            other.broadcast(x, 0)
+            found = x.get()
+            assert (found == ranges(comm, COUNT)[0]).all() or (comm.rank > 0 and numpy.isnan(found).all())
+    comm.barrier()
+    with contextlib.suppress(gc.GpucollError):
+        other.close()
 
 
 def refused_elsewhere(comm):

@@ -66,7 +66,7 @@ ANYWHERE = [("streams", "ring"), ("asynchronous", "ring"), ("points",), ("dlpack
             ("mirrored", "special_values", "tree"), ("mirrored", "carriers", "star"),
             ("mirrored", "copies", "all_to_all", "auto"), ("mirrored", "copies", "scatter_v", "auto"),
             ("tensors", "streams"), ("asked_in_order",), ("bytes_apart",), ("many_calls", "ring")]
-WITH_NCCL = [("missing", "native"), ("missing", "ring"), ("refused_elsewhere",),
+WITH_NCCL = [("missing", "native"), ("missing", "ring"), ("missing_in_broadcast",), ("refused_elsewhere",),
              ("mirrored", "large_averages", "native"), ("lifetimes", "native"),
              ("lifetimes", "ring", "tree", "auto"), ("current_device",), ("fault",),
              ("float8_below_hopper",), ("host_against_device", ""), ("host_against_device", "deferred"),
@@ -74,7 +74,8 @@ WITH_NCCL = [("missing", "native"), ("missing", "ring"), ("refused_elsewhere",),
              ("streams", "native"), ("asynchronous", "native"), ("captured", "ring"), ("captured", "native"),
              ("captured", "auto"), ("aborted",), ("broken",), ("kept_from_the_collector",),
              *(("mirrored", "copies", name, "native") for name in ("broadcast", "gather", "scatter", "all_to_all"))]
-ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"),
+ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring"), ("missing_in_broadcast",),
+           ("current_device",),
            ("streams", "two_shot"), ("points",), ("asynchronous", "one_shot"), ("captured", "ring"),
            ("captured", "one_shot"), ("captured", "two_shot"), ("dlpack",), ("symmetric",), ("planned",), ("blocks",),
            ("unreachable",), ("lossy",), ("many_calls", "ring"), ("lifetimes", "ring", "one_shot", "two_shot"),
@@ -83,16 +84,16 @@ ON_PEER = [("missing", "two_shot"), ("missing", "one_shot"), ("missing", "ring")
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
     [*ANYWHERE, *WITH_NCCL],
-    slow="missing-ring kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies captured-auto "
-         "bytes_apart",
+    slow="missing-ring missing_in kept_from_the_collector lifetimes many_calls aborted asynchronous mirrored-copies "
+         "captured-auto bytes_apart",
     sample=[("streams", "ring"), ("captured", "native")]))
 def test_programs(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env=machine)
 
 
 @pytest.mark.parametrize(("program", "machine"), on_both(
-    ON_PEER, slow="missing-one_shot missing-ring blocks asynchronous points lifetimes many_calls symmetric fault "
-                  "captured-ring mirrored",
+    ON_PEER, slow="missing-one_shot missing-ring missing_in current_device blocks asynchronous points lifetimes "
+                  "many_calls symmetric fault captured-ring mirrored",
     sample=[("captured", "two_shot")]))
 def test_programs_by_the_peer_executor(gpus, program, machine):
     gpus(program[0], SIZE, *program[1:], env={**PEER, **machine})
