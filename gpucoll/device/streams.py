@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.device import Device, Event, Stream
+from gpucoll.errors import GpucollError
 
 EVERY = 16  # operations for which the watchdog has one event
 
@@ -163,8 +164,8 @@ class StreamOrder:
 
     def unfinished(self) -> list[Output]:
         """Return the results of operations that are not known to have ended."""
-        return [output for event, outputs in list(self._batches) if not event.done for output in outputs] \
-            + self._outputs
+        batches = [outputs for event, outputs in list(self._batches) if not _is_done(event)]
+        return [output for outputs in (*batches, self._outputs) for output in outputs]
 
     def awaited(self) -> list[Event]:
         """Return what has come once the last operation and those beside it have ended."""
@@ -172,3 +173,11 @@ class StreamOrder:
             with self._device.current:  # by which the null stream is known
                 self._event = self._device.mark(self._last)
         return [event for event, _ in self._flying] + ([self._event] if self._event else [])
+
+
+def _is_done(event: Event) -> bool:
+    """Return whether an event has come, as far as that can be known."""
+    try:
+        return event.done
+    except GpucollError:  # it was captured, or the GPU has failed
+        return False
