@@ -21,7 +21,7 @@ import numpy
 
 from gpucoll import parsing
 from gpucoll.dtypes import is_whole
-from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, nearest
+from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
 from gpucoll.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
 from gpucoll.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
@@ -239,7 +239,7 @@ def meet(comm: Any, timeout: float, call: Callable[[], T]) -> T:
     def blame() -> tuple[str, tuple[int, ...]]:
         finalize_within.append(FINALIZE)
         missing = roll.missing()
-        return f"ranks {_names(missing)}" if missing else "", missing
+        return f"ranks {listed(missing)}" if missing else "", missing
 
     for _ in range(2):  # the second time shows that no signal took a rank out of the first
         if not wait_for_all(comm, timeout, meanwhile=roll.answer):
@@ -283,7 +283,7 @@ def check_alike(comm: Any, wanted: Options) -> None:
         differ = tuple(rank for rank, one in enumerate(everyone) if one[name] != first)
         if differ:
             raise UsageError(f"init: {name} is {first!r} on rank 0 and {everyone[differ[0]][name]!r} on ranks "
-                             f"{_names(differ)}; give all ranks the same options, environment and packages",
+                             f"{listed(differ)}; give all ranks the same options, environment and packages",
                              code="GC-OPTION", ranks=differ)
 
 
@@ -357,7 +357,3 @@ def gpu_index(place: RankTopology) -> int:
     """
     given = local_rank()
     return place.local_rank if given is None else given
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))

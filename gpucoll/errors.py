@@ -110,6 +110,15 @@ def minority(values: Sequence[object]) -> tuple[int, ...]:
     return tuple(rank for rank, one in enumerate(values) if one != most)
 
 
+def listed(ranks: Iterable[int]) -> str:
+    """Return ranks as a message names them.
+
+    >>> listed((0, 3))
+    '0, 3'
+    """
+    return ", ".join(map(str, ranks))
+
+
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown `name`: the nearest known one, and all of them.
 

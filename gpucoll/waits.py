@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, MutableSequence, Sized
@@ -24,22 +25,17 @@ from gpucoll.errors import (
     UsageError,
     is_settled,
 )
-from gpucoll.work import (
-    Operation,
-    Pending,
-    UnderWay,
-    Work,
-    keep_for_ever,
-    nap_after,
-    start_serving,
-    throw,
-    yields_at_once,
-)
+from gpucoll.work import Operation, Pending, UnderWay, Work, keep_for_ever, kind_of, raising, start_serving, throw
 
+NAP = 20e-6  # seconds
+DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 WAITED = 100e-6  # seconds: a look that takes longer, as the engine's, has waited and needs no nap after it
 SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
+# The progress thread takes its looks out of the time of the computing thread: it naps for this share of the time in
+# which nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
+NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
 
 
 class Lasting(Protocol):
@@ -47,6 +43,22 @@ class Lasting(Protocol):
 
     def ends(self) -> bool:
         """Wait a little; return whether it has ended."""
+
+
+def yields_at_once() -> bool:
+    """Yield the core; return whether it came back at once.
+
+    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
+    caller sleeps from then on: a sleep costs tens of microseconds.
+    """
+    began = time.monotonic()
+    os.sched_yield()
+    return time.monotonic() - began < DEAR
+
+
+def nap_after(waited: float) -> float:
+    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
+    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
 
 class Waits:
@@ -63,8 +75,8 @@ class Waits:
         self.timeout = timeout
         self.hooks: list[Callable[[], object]] = []
         self.failure: GpucollError | None = None
-        self.untold: GpucollError | None = None  # the same, where no error was raised to the user
-        self.told: object = None  # the kind of the last error that was
+        self.unreported: GpucollError | None = None  # the same, as long as no call or wait has raised it
+        self.reported: object = None  # the kind of the last error that a call or a wait has raised
         self._owner: int | None = None  # the thread that drives an operation now
         self._foreign = foreign
         self._threads = threads
@@ -128,7 +140,7 @@ class Waits:
             return  # the progress thread is at work, for calls that have been put in order
         error = UsageError(f"{name}: another thread is in a call of this communicator; give each thread one of its "
                            "own (split, from_mpi), or let one thread make all calls", code="GC-THREAD")
-        self.hooks.append(_raising(error))
+        self.hooks.append(raising(error))
         self.failure = self.failure or error
         raise error
 
@@ -142,9 +154,9 @@ class Waits:
                 for done in operation:
                     deadline = deadline or time.monotonic() + self.timeout
                     self.until(done, name, deadline)
-            self.told = None
+            self.reported = None
         except BaseException as error:
-            self.tells(error)
+            self.note_reported(error)
             self._failed(error, operation, name)
             raise
         finally:
@@ -178,12 +190,12 @@ class Waits:
                 return
             has_waited = time.monotonic() - looked > WAITED
             try:
-                if self.untold is not None:
-                    raise self.untold
+                if self.unreported is not None:
+                    raise self.unreported
                 for hook in self.hooks:
                     hook()
             except GpucollError as error:
-                self.tells(error)
+                self.note_reported(error)
                 raise
             if self._alone and self._owner == threading.get_ident():
                 self._advance_alone()
@@ -204,7 +216,7 @@ class Waits:
             if self.failure is not None:  # after an abort a stream comes to its end, with results that are not complete
                 self.check()
         except GpucollError as error:
-            self.tells(error)
+            self.note_reported(error)
             if isinstance(error, CollectiveTimeout | BackendError):
                 self.failure = error
             raise
@@ -214,21 +226,21 @@ class Waits:
         return time.monotonic() + self.timeout
 
     def fail(self, error: GpucollError, *, may_call: bool) -> None:
-        """Note an error that no thread has raised so far; the user is told by the next wait or call, or by `close`.
+        """Note an error that no thread has raised: the next wait or call raises it, or `close`.
 
         `may_call` says whether this thread may call the ranks' transport: to explain the error, and tell other ranks.
         """
         if self.failure is not None:
             return
         self.failure = found = (self.explain(error) if may_call else None) or error
-        if kind_of(found) != self.told:
-            self.untold = found
+        if kind_of(found) != self.reported:
+            self.unreported = found
         if may_call:
             self.on_failure()
 
-    def tells(self, error: BaseException) -> None:
-        """Note that a thread of the user's raises this error."""
-        self.untold, self.told = None, kind_of(error)
+    def note_reported(self, error: BaseException) -> None:
+        """Note that a call or a wait raises this error."""
+        self.unreported, self.reported = None, kind_of(error)
 
     def late(self, name: str) -> CollectiveTimeout:
         """Return the error of a wait that reached its deadline."""
@@ -242,9 +254,9 @@ class Waits:
 
         The first time it is the failure itself, where no thread has raised that so far.
         """
-        untold, self.untold = self.untold, None
-        if untold is not None:
-            raise untold
+        unreported, self.unreported = self.unreported, None
+        if unreported is not None:
+            raise unreported
         if self.failure is not None:
             raise RevokedError(f"this communicator failed earlier ({self.failure}); close it and make a new one",
                                ranks=self.failure.ranks)
@@ -388,17 +400,3 @@ class Waits:
         self._more.set()
         if thread is not None:
             thread.join(min(self.timeout, threading.TIMEOUT_MAX))
-
-
-def kind_of(error: BaseException) -> object:
-    """Return what is alike in the errors of two threads that meet the same failure."""
-    return type(error), getattr(error, "ranks", ())
-
-
-def _raising(error: GpucollError) -> Callable[[], None]:
-    """Return a hook that ends every wait by this error."""
-    def hook() -> None:
-        raise error
-
-    return hook
-

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import threading
 import time
 import weakref
@@ -17,32 +16,10 @@ T = TypeVar("T")
 Pending: TypeAlias = Callable[[], bool]
 Operation: TypeAlias = Iterator[Pending]
 
-NAP = 20e-6  # seconds
-DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
-# The progress thread takes its looks out of the time of the computing thread: it naps for this share of the time in
-# which nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
-NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
-
 
 def keep_for_ever(memory: object) -> None:
     """Let `memory` outlive even the interpreter: MPI may write into it until the process ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-
-
-def yields_at_once() -> bool:
-    """Yield the core; return whether it came back at once.
-
-    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
-    caller sleeps from then on: a sleep costs tens of microseconds.
-    """
-    began = time.monotonic()
-    os.sched_yield()
-    return time.monotonic() - began < DEAR
-
-
-def nap_after(waited: float) -> float:
-    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
-    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
 
 def throw(operation: Operation, error: BaseException) -> None:
@@ -130,7 +107,7 @@ class Work:
     def _enqueue(self) -> None:
         self._waits.until(self.is_enqueued, self.name, float("inf"))  # which has a deadline of its own
         if self.error is not None:
-            self._waits.tells(self.error)
+            self._waits.note_reported(self.error)
             raise self.error
 
     def synchronize(self) -> None:
@@ -210,3 +187,16 @@ def drain_all() -> None:
     """Complete what is under way before MPI ends: a work that was dropped is still awaited by other ranks."""
     for waits in list(_served):
         waits.drain()
+
+
+def kind_of(error: BaseException) -> object:
+    """Return what is alike in the errors of two threads that meet the same failure."""
+    return type(error), getattr(error, "ranks", ())
+
+
+def raising(error: GpucollError) -> Callable[[], None]:
+    """Return a hook that ends every wait by this error."""
+    def hook() -> None:
+        raise error
+
+    return hook

@@ -161,7 +161,7 @@ template <class T> GC_DEV Range part_of(Range whole, u32 parts, u32 index) {
 // Makes a result NaN, by all bits set, in whichever format: a rank has not come, so that the result is not complete, and
 // a program that has not asked for the error must not go on with it. `nbytes` is 0 for integers. A block that has waited
 // in vain does so for all blocks: it does not know which elements are theirs.
-GC_DEV void spoil(u64 dst, u64 nbytes) {
+GC_DEV void fill_with_nan(u64 dst, u64 nbytes) {
     for (u64 i = threadIdx.x; i < nbytes; i += blockDim.x) store<u8>(dst + i, 255);
 }
 

@@ -111,6 +111,6 @@ template <class T, class Op> GC_DEV void packets(const PacketsArguments& a) {
     for (u64 index = first; index < words; index += step) push(a.heap, epoch, index, gather<T>(a, index));
     bool came = true;
     for (u64 index = first; came && index < words; index += step) came = reduce_word<T, Op>(a, epoch, index);
-    if (!__syncthreads_and(came)) spoil(address_of(a.dst), a.nan_bytes);
+    if (!__syncthreads_and(came)) fill_with_nan(address_of(a.dst), a.nan_bytes);
     end_epoch(a.heap, epoch);
 }

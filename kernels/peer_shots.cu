@@ -82,7 +82,7 @@ GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stag
         if (!section.sources) stage_section(section);
         together = meet(a.heap, channel, MEETINGS * epoch) && work(section, epoch);
     }
-    if (!together) spoil(address_of(a.dst), a.nan_bytes);
+    if (!together) fill_with_nan(address_of(a.dst), a.nan_bytes);
     end_epoch(a.heap, epoch);
 }
 

@@ -176,5 +176,5 @@ template <class T, class Op> GC_DEV void steps(const StepsArguments& a) {
         together = exchange<T, Op>(a, channel, round);
         if (together) write<T, Op>(a, channel, round.first_write + round.before, round.after);
     }
-    if (!together) spoil(a.buffers[OUTPUT], a.nan_bytes);
+    if (!together) fill_with_nan(a.buffers[OUTPUT], a.nan_bytes);
 }

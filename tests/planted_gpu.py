@@ -23,7 +23,7 @@ PLANTED_GPU = [
     ("gpu", "a result that is not complete keeps its bytes", "gpucoll/communicator/gpu.py",
      "            if places:  # kernels", "            if False:  # kernels"),
     ("gpu", "what is not complete is not told when all is closed", "gpucoll/communicator/lifecycle.py",
-     "        if untold is not None and kind_of(untold) != told:\n", "        if False:\n"),
+     "        if unreported is not None and kind_of(unreported) != reported:\n", "        if False:\n"),
     ("gpu", "CuPy's stream waits for a call on tensors", "gpucoll/communicator/gpu.py",
      "self._device.stream(self._current_stream()).wait_event", "self._device.stream(None).wait_event"),
     ("gpu", "messages of tensors are on CuPy's stream", "gpucoll/communicator/points.py",

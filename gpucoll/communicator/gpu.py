@@ -28,8 +28,8 @@ from gpucoll.executors.peer.meeting import exchange
 from gpucoll.guard.observed import CallObserver, Comparison, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
-from gpucoll.waits import Waits
-from gpucoll.work import NAP, Operation, keep_for_ever
+from gpucoll.waits import NAP, Waits
+from gpucoll.work import Operation, keep_for_ever
 
 
 class Gpu:
@@ -91,7 +91,7 @@ class Gpu:
             places = {one.address: one.nbytes for one in outputs if one.owner() is not None}
             if places:  # kernels that come next form results from what was received
                 places |= {address(row): row.nbytes for row in self._scheduled.scratch()}
-                self.device.spoil(places.items())
+                self.device.fill_with_nan(places.items())
         finally:
             if self._peer is not None:
                 self._peer.abort()

@@ -29,8 +29,7 @@ from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import EXPLAINS, Deferred, Preflight
 from gpucoll.links import LocalLink
 from gpucoll.store import linger_at_most
-from gpucoll.waits import kind_of
-from gpucoll.work import drain_all
+from gpucoll.work import drain_all, kind_of
 
 GRACE = 1.0  # seconds for what is under way on a GPU, after a failure of which nothing is known there
 
@@ -179,8 +178,8 @@ class Lifecycle(Core):
         self._forget_calls()
         for watch in self._watches:
             watch.close()
-        was_well, told = self._waits.failure is None, self._waits.told
-        untold, self._waits.untold = self._waits.untold, None
+        was_well, reported = self._waits.failure is None, self._waits.reported
+        unreported, self._waits.unreported = self._waits.unreported, None
         if isinstance(self._link, LocalLink):
             ended = self._has_ended()
             self._waits.close()
@@ -192,9 +191,9 @@ class Lifecycle(Core):
                 self._flight.ended()
             self._waits.close()
             self._release(not together)
-        untold = untold or (self._unfinished if was_well else None)
-        if untold is not None and kind_of(untold) != told:
-            raise untold
+        unreported = unreported or (self._unfinished if was_well else None)
+        if unreported is not None and kind_of(unreported) != reported:
+            raise unreported
 
     def _forget_calls(self) -> None:
         """Let every call come through here from now on."""

@@ -77,7 +77,7 @@ class Device(Protocol):
     kernels: Kernels
     most_threads: int  # in a block
     current: AbstractContextManager[object]  # inside it is the device of the calling thread, afterwards whatever was
-    calm: AbstractContextManager[object] = nullcontext()  # inside, the calling thread disturbs no capture of a graph
+    relaxed: AbstractContextManager[object] = nullcontext()  # `current`, and calls of the thread break no capture
 
     def channels(self, ranks: int) -> int:
         """Return how many blocks of each of so many ranks there is room for at a time, should all of them be on it."""
@@ -122,10 +122,11 @@ class Device(Protocol):
     def fill(self, row: Any, value: numpy.ndarray[Any, Any], stream: Any) -> None:
         """Write the one element of `value` into every element of `row`, which is as wide."""
 
-    def spoil(self, places: Iterable[tuple[int, int]]) -> None:
-        """Set all bits of memory, each place an address and bytes, whatever waits on other streams: it is NaN then.
+    def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
+        """Set all bits of memory, which is NaN in every floating-point format; a place is an address and bytes.
 
-        The emulated device has no use for it: there the host waits for every call.
+        Kernels that wait on other streams do not delay it. On the emulated device the host waits for every call, so
+        that no result is left that is not complete.
         """
         return
 

@@ -21,7 +21,7 @@ from gpucoll.rendezvous import becomes
 NULL_STREAM, PER_THREAD = (0, 1), 2  # CUDA's own streams: the null stream by two names, and a thread's
 NOT_READY, CAPTURED = 600, 907  # CUDA's codes for an event that has not come, and for one that was captured
 MOST_CHANNELS = 32
-MOMENT = 1.0  # seconds
+MOMENT = 1.0  # seconds that `fill_with_nan` takes at most
 _loading = threading.Lock()
 _functions: dict[tuple[int, str, str], Any] = {}  # of all communicators: to unload code may wait for the whole GPU
 
@@ -36,7 +36,7 @@ class CudaDevice(Device):
     def __init__(self, ordinal: int) -> None:
         device = cupy.cuda.Device(ordinal)
         self.ordinal, self.current = ordinal, CurrentDevice(ordinal)
-        self.calm = Calm(self.current)
+        self.relaxed = RelaxedCapture(self.current)
         self._arch = f"sm_{device.compute_capability}"
         self._processors = device.attributes["MultiProcessorCount"]
         self.kernels = Kernels(self._load, self._processors)
@@ -111,10 +111,10 @@ class CudaDevice(Device):
             else:  # as integers: CuPy knows not every dtype of ours
                 row.view(f"u{value.itemsize}").fill(value.view(f"u{value.itemsize}")[0])
 
-    def spoil(self, places: Iterable[tuple[int, int]]) -> None:
-        """Set all bits, which is NaN in every format. To fill by a kernel would have to load one, which may wait.
+    def fill_with_nan(self, places: Iterable[tuple[int, int]]) -> None:
+        """Set all bits of memory by CUDA's memset: to load a kernel may have to wait for those that run.
 
-        The stream may stand behind a waiting one in a hardware queue: after a moment the caller goes on.
+        The stream may share a hardware queue with one that waits for ever, so that the caller waits for a moment only.
         """
         with self.current:
             stream = cupy.cuda.Stream(non_blocking=True)
@@ -170,11 +170,11 @@ class CurrentDevice(threading.local):
             cupy.cuda.runtime.setDevice(before)
 
 
-class Calm:
-    """A GPU is the thread's inside, and what the thread asks of it spoils no capture of another thread's.
+class RelaxedCapture:
+    """A context in which a GPU is the thread's current device, and the thread's capture mode is the relaxed one.
 
-    A capture in CUDA's default mode forbids all threads to query an event, unless a thread has said that its calls
-    have nothing to do with captures.
+    A capture in CUDA's default mode breaks when any thread queries an event. The relaxed mode excepts a thread: CUDA
+    then takes its calls to have nothing to do with captures.
     """
 
     def __init__(self, device: CurrentDevice) -> None:

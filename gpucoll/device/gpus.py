@@ -10,7 +10,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.errors import ArgumentError, BackendError, UsageError, listed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -91,7 +91,7 @@ def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool
     """
     without = tuple(rank for rank, (_, gpu) in enumerate(everyone) if gpu is None)
     if without:
-        raise BackendError(f"ranks {_names(without)} have no CUDA device; CuPy and a driver are needed on each",
+        raise BackendError(f"ranks {listed(without)} have no CUDA device; CuPy and a driver are needed on each",
                            code="GC-NO-GPU", ranks=without)
     owners: dict[tuple[str, str], list[int]] = {}
     for rank, (host, gpu) in enumerate(everyone):
@@ -100,14 +100,10 @@ def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool
     for ranks in owners.values():
         if len(ranks) > 1 and not share:
             host, gpu = everyone[ranks[0]]
-            raise UsageError(f"ranks {_names(ranks)} share the {gpu.name if gpu else 'GPU'} at "
+            raise UsageError(f"ranks {listed(ranks)} share the {gpu.name if gpu else 'GPU'} at "
                              f"{gpu.pci if gpu else ''} of {host}; "
                              "set GPUCOLL_SHARE_GPU=1 if they shall, or start no more ranks than there are GPUs",
                              code="GC-SHARED-GPU", ranks=tuple(ranks))
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:

@@ -9,7 +9,7 @@ from typing import Any
 import gpucoll.waits
 from gpucoll.errors import CollectiveTimeout, GpucollError
 from gpucoll.rendezvous import becomes
-from gpucoll.work import NAP
+from gpucoll.waits import NAP
 
 
 class Work:

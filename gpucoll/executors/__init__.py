@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from gpucoll.dtypes import Dtype
-from gpucoll.errors import MismatchError, PeerError
+from gpucoll.errors import MismatchError, PeerError, listed
 from gpucoll.ops import Op
 from gpucoll.plan import Plan
 from gpucoll.work import Operation
@@ -180,7 +180,7 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
     refused = tuple(rank for words, members in groups.items() if words.startswith(REFUSED) for rank in members)
     nothing = "" if moved else ", and nothing was moved"
     if refused:
-        named = ", ".join(map(str, refused))
+        named = listed(refused)
         error: MismatchError | PeerError = PeerError(f"ranks {named} refused their arguments{nothing}: {table}",
                                                      ranks=refused)
     else:

@@ -2,8 +2,9 @@
 
 A call on a GPU only enqueues. Where a rank does not come, the kernels of the others wait, and so does a program that
 copies a result to the host: no deadline of the host's counts there. So a thread looks at the oldest call of each
-communicator. It does what a waiting thread would do: it raises no error, but notes the error, spoils the results and
-aborts the transport, which ends the kernels and with them the wait of the program.
+communicator, and calls the hooks that a waiting thread calls. Where a hook raises an error, or the deadline has passed,
+the thread notes the error, fills the results with NaN and aborts the transport. The abort ends the kernels, and with
+them the wait of the program.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _serve() -> None:
                 return
         for watch in watches:
             try:
-                with watch._gpu.device.calm:
+                with watch._gpu.device.relaxed:
                     watch.look()
             except Exception:  # as of CUDA's while a stream is captured: the next look may do better
                 log.debug("a look at the calls on a GPU has failed", exc_info=True)

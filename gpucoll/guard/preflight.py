@@ -19,8 +19,8 @@ from gpucoll.arrays import Array
 from gpucoll.errors import GpucollError
 from gpucoll.executors import BYTES, COMPARED, REFUSED, call_site, disagreement, shortened
 from gpucoll.guard.guard import LOOK
-from gpucoll.waits import Waits
-from gpucoll.work import NAP, Operation, keep_for_ever
+from gpucoll.waits import NAP, Waits
+from gpucoll.work import Operation, keep_for_ever
 
 WORDS = 512  # bytes of a call in words, and of its place in the user's code
 EXPLAINS = 1.0  # seconds in which an error of the transport may turn out to be a call that differs

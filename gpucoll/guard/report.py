@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, listed
 from gpucoll.guard.flight import CLOSED, Story, read
 
 SHOWN = 8  # calls before the last one that are shown
@@ -98,12 +98,12 @@ def lines(found: dict[str, Any]) -> Iterable[str]:
     for rank, last in found["last"].items():
         yield f"  rank {rank}: call {last['call']} {last['state']}" + (f": {last['words']}" if last["words"] else "")
     if found["unheard"]:
-        yield f"  no file of ranks {_names(found['unheard'])}"
+        yield f"  no file of ranks {listed(found['unheard'])}"
     if found["divergence"]:
-        who = "; ".join(f"ranks {_names(ranks)}: {words}" for words, ranks in found["divergence"]["who"].items())
+        who = "; ".join(f"ranks {listed(ranks)}: {words}" for words, ranks in found["divergence"]["who"].items())
         yield f"  first divergence in call {found['divergence']['call']}: {who}"
     if found["missing"]:
-        yield f"  missing in call {found['calls']}: ranks {_names(found['missing'])}"
+        yield f"  missing in call {found['calls']}: ranks {listed(found['missing'])}"
     for one in found["stragglers"][:3]:
         yield f"  rank {one['rank']} came last to {one['came_last']} calls: {one['seconds']:.6f} s waited for it"
 
@@ -135,7 +135,3 @@ def main(options: Any) -> int:
 
 def _state(call: Any) -> str:
     return "is under way" if call.ended is None else "has ended"
-
-
-def _names(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, ranks))

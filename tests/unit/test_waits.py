@@ -5,7 +5,6 @@ import threading
 import pytest
 
 from gpucoll import waits as module
-from gpucoll import work
 from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
 from gpucoll.waits import Waits
 from gpucoll.work import UnderWay, Work
@@ -88,8 +87,8 @@ def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_aft
     waits.close()
     for since, until in ((0.0, halves[0]), (halves[0], 0.02)):
         naps = [(now - since, nap) for now, nap in clock.naps if since <= now < until]
-        assert [nap for _, nap in naps] == [min(work.LONGEST_NAP, max(work.NAP, waited / 16)) for waited, _ in naps]
-        assert (naps[0][1], naps[-1][1]) == (work.NAP, work.LONGEST_NAP)
+        assert [nap for _, nap in naps] == [min(module.LONGEST_NAP, max(module.NAP, waited / 16)) for waited, _ in naps]
+        assert (naps[0][1], naps[-1][1]) == (module.NAP, module.LONGEST_NAP)
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():
