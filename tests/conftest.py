@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -23,7 +24,12 @@ GRID = 6  # times as long for a test of the nightly tier
 
 
 def pytest_configure(config):
-    """Only against hangs: pytest-timeout's own option, where it is there and nobody has set it."""
+    """pytest-timeout's own option stops tests that hang, unless the command has set it. SIGINT has its usual effect.
+
+    A shell without job control starts `pytest &` with SIGINT ignored, and programs that a test starts inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if getattr(config.option, "timeout", 0) is None and not config.getoption("usepdb"):
         config.option.timeout = pace.seconds(HANGS)
 
