@@ -57,6 +57,34 @@ def variables(values):
         os.environ.update({name: before[name] for name in values if name in before})
 
 
+class Copies:
+    """How many communicators there are of those that programs were given: every copy takes one of MPI's contexts.
+
+    MPICH has 2048 contexts. A communicator of gpucoll's that has failed keeps its copies, since MPI could give their
+    contexts, with messages that are still under way, to the next.
+    """
+
+    def __init__(self):
+        self.count, self.key = 0, None
+
+    def watch(self, communicator):
+        """Count `communicator`, and its copies from now on."""
+        if self.key is None:
+            self.key = type(communicator).Create_keyval(copy_fn=self.made, delete_fn=self.freed)
+        communicator.Set_attr(self.key, self)
+        self.count += 1
+
+    def made(self, communicator, key, value):
+        self.count += 1
+        return value
+
+    def freed(self, communicator, key, value):
+        self.count -= 1
+
+
+copies = Copies()
+
+
 def communicator_for(world, size, generation, made):
     """A communicator of the first `size` ranks, the same one until `generation` changes.
 
@@ -65,6 +93,7 @@ def communicator_for(world, size, generation, made):
     """
     if made.get(size, (None,))[0] != generation:
         made[size] = generation, world.Create_group(world.Get_group().Incl(list(range(size))))
+        copies.watch(made[size][1])
     return made[size][1]
 
 
@@ -99,9 +128,10 @@ def portable(error):
 
 
 def serve(channel, world):
-    """Answer each order by ("ok", pickled value, leftovers, seconds) or ("error", what `portable` makes, (), seconds).
+    """Answer each order by ("ok", pickled value, leftovers) or ("error", what `portable` makes, ()), and two numbers.
 
-    The seconds are those of the processor since the last answer. An empty order ends the loop.
+    These are the seconds of the processor since the last answer, and how many communicators there are. An empty order
+    ends the loop.
     """
     made, used = {}, time.process_time()
     while order := channel.recv_bytes():
@@ -110,7 +140,7 @@ def serve(channel, world):
         except BaseException as error:  # SystemExit too: the worker outlives every program
             answer = "error", portable(error), ()
         used, before = time.process_time(), used
-        channel.send((*answer, used - before))
+        channel.send((*answer, used - before, copies.count))
 
 
 def dump_stacks_on_signal(path, bell):

@@ -40,6 +40,7 @@ from pace import Patience
 
 WORKER = Path(__file__).with_name("rank_worker.py")
 START_SECONDS = 120.0
+MOST_COPIES = 500  # of communicators, in a rank that serves another program: see `Copies` in rank_worker.py
 STACK_SECONDS = 5.0  # for all ranks to write their stacks; a stopped process never does
 
 
@@ -88,6 +89,7 @@ class Job:
     def __init__(self, size):
         self.token, self.ranks, self.lasting = uuid.uuid4().hex, [], set()
         self.used = 0.0  # processor seconds of the ranks that have been reported
+        self.copies = 0  # of communicators, which the programs so far have left in a rank
         self.generation = 0  # the number of runs that failed: see `communicator_for` in rank_worker.py
         self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))  # mode 0700: only this user can connect
         with socket.socket(socket.AF_UNIX) as listener, open(self.folder / "mpiexec.output", "wb") as output:
@@ -185,8 +187,9 @@ class Run:
                    if rank.number not in self.answers and rank.number not in self.dead}
         for channel in wait(waiting, timeout):
             try:
-                state, pickled, left, used = channel.recv()
+                state, pickled, left, used, copies = channel.recv()
                 self.job.used += used
+                self.job.copies = max(self.job.copies, copies)
                 budgets.used_by_ranks[0] += used
                 self.answers[waiting[channel]] = state, pickle.loads(pickled)
                 self.left |= {waiting[channel]: left} if left else {}
@@ -279,6 +282,8 @@ class RankPool:
             raise
         if run.dead or run.unanswered():  # the next run meets no rank that is still busy
             self.close(in_order=False)
+        elif job.copies > MOST_COPIES:  # nor an MPI that can make no further communicator
+            self.close()
         elif run.raised():  # nor a message of this one
             job.generation += 1
         if error:

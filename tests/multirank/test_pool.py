@@ -17,7 +17,7 @@ import pytest
 import leftovers
 from jobs import JOB_MARK, JobTimeout, marked
 from pace import seconds
-from ranks import LeftBehind, RankDied, RankError, RankPool, RanksHung
+from ranks import MOST_COPIES, LeftBehind, RankDied, RankError, RankPool, RanksHung
 
 
 class Picky(Exception):
@@ -40,6 +40,15 @@ def raise_on(comm, culprits, kind=ValueError, *args):
 
 def exchange(comm):
     return comm.sendrecv("fresh", dest=1 - comm.rank, sendtag=3, source=1 - comm.rank, recvtag=3)
+
+
+def copies(comm, kept, freed):
+    """Leaves `kept` copies of its communicator with MPI, whose contexts are few, and frees others."""
+    for _ in range(freed):
+        comm.Dup().Free()
+    for _ in range(kept):
+        comm.Dup()
+    return os.getpid()
 
 
 def wait_for(comm, culprit, action=None):
@@ -134,6 +143,13 @@ def test_errors_show_where_and_what_was_printed_or_are_results(ranks):
     assert (state, type(error), error.args) == ("error", ValueError, ("as asked",))
     (_, error), _ = ranks(raise_on, 2, [0], Picky, "this", "that", allow_errors=True)
     assert (type(error), str(error)) == (RuntimeError, "Picky: this and that")
+
+
+def test_new_ranks_serve_before_mpi_can_make_no_further_communicator(launcher):
+    with RankPool(2) as pool:
+        first = pool.run(copies, 2, MOST_COPIES - 1, 10)
+        assert pool.run(copies, 2, 1, 0) == first  # with the pool's own communicator one too many
+        assert not {*pool.run(copies, 2, 0, 0)} & {*first}
 
 
 @pytest.mark.slow
