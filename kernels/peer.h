@@ -165,13 +165,19 @@ GC_DEV void fill_with_nan(u64 dst, u64 nbytes) {
     for (u64 i = threadIdx.x; i < nbytes; i += blockDim.x) store<u8>(dst + i, 255);
 }
 
-// Calls job(batch) for the batches that are the thread's share of its block's `count` units.
-template <u32 AT_ONCE, class Job> GC_DEV void for_block(u64 count, const Job& job) {
-    const u64 threads = blockDim.x, tile = threads * AT_ONCE, tiled = count & ~(tile - 1);
+// The threads that move a range together: `index` is this one's, `count` a power of two.
+struct Team {
+    u32 index, count;
+};
+GC_DEV Team whole_block() { return {threadIdx.x, blockDim.x}; }
+
+// Calls job(batch) for the batches that are the thread's share of `count` units.
+template <u32 AT_ONCE, class Job> GC_DEV void for_team(Team team, u64 count, const Job& job) {
+    const u64 threads = team.count, tile = threads * AT_ONCE, tiled = count & ~(tile - 1);
     GC_ROLLED
-    for (u64 first = threadIdx.x; first < tiled; first += tile) job(Batch<AT_ONCE>{first});
+    for (u64 first = team.index; first < tiled; first += tile) job(Batch<AT_ONCE>{first, threads});
     GC_ROLLED
-    for (u64 first = tiled + threadIdx.x; first < count; first += threads) job(Batch<1>{first});
+    for (u64 first = tiled + team.index; first < count; first += threads) job(Batch<1>{first, threads});
 }
 
 template <class Unit, u32 AT_ONCE, class Place>
@@ -181,11 +187,11 @@ GC_DEV void copy_batch(u64 dst, u64 src, const Batch<AT_ONCE>& batch, const Plac
     batch.write(pointer_to(dst), units, place);
 }
 
-// dst = src, by this block.
-template <class T> GC_DEV void copy_range(u64 dst, u64 src, u64 count) {
+// dst = src.
+template <class T> GC_DEV void copy_range(Team team, u64 dst, u64 src, u64 count) {
     const Layout layout = layout_of<T>(dst, dst ^ src, count);
     const Evenly words = words_of<T>(layout);
     const Edges<T> edges = edges_of<T>(layout);
-    for_block<4>(layout.words, [&](const auto& batch) { copy_batch<Word>(dst, src, batch, words); });
-    for_block<4>(layout.edges, [&](const auto& batch) { copy_batch<T>(dst, src, batch, edges); });
+    for_team<4>(team, layout.words, [&](const auto& batch) { copy_batch<Word>(dst, src, batch, words); });
+    for_team<4>(team, layout.edges, [&](const auto& batch) { copy_batch<T>(dst, src, batch, edges); });
 }

@@ -1,46 +1,59 @@
-// dst = op(...op(source(0), source(1))...) by one block, formed in the wide type and rounded once.
+// targets = op(...op(source(0), source(1))...) by the threads of a team, formed in the wide type and rounded once.
 #pragma once
 
 #include "peer.h"
 #include "reduce.cu"
 
-template <class T, class Op, class Unit, u32 AT_ONCE, class Place, class Source>
-GC_DEV void fold_batch(u64 dst, u32 sources, const Source& source, const Batch<AT_ONCE>& batch, const Place& place) {
-    // Two sources are read together, so that twice as many loads are under way: each is another rank's memory, at the
-    // far end of a link. They are combined in the order of ranks all the same. An odd one is the last.
-    Unit units[AT_ONCE], second[AT_ONCE];
-    batch.read(units, pointer_to(source(0)), place);
-    batch.read(second, pointer_to(source(1)), place);
-    Wide<T> total[AT_ONCE][ITEMS<T, Unit>];
+// Arrays by number: what is combined, two at least, and where the result goes. A target may be one of the sources.
+template <class Source, class Target> struct Operands {
+    u32 sources;
+    Source source;
+    u32 targets;
+    Target target;
+};
+template <class Source, class Target> Operands(u32, Source, u32, Target) -> Operands<Source, Target>;
+
+template <class T, class Op, class Unit, u32 GROUP, u32 AT_ONCE, class Given, class Place>
+GC_DEV void read_group(Unit (&units)[GROUP][AT_ONCE], u32 first, const Given& a, const Batch<AT_ONCE>& batch,
+                       const Place& place) {
     GC_UNROLL
-    for (u32 i = 0; i < AT_ONCE; ++i) widen<T>(total[i], units[i]);
-    combine<T, Op>(total, second);
-    GC_ROLLED
-    for (u32 k = 2; k + 1 < sources; k += 2) {
-        batch.read(units, pointer_to(source(k)), place);
-        batch.read(second, pointer_to(source(k + 1)), place);
-        combine<T, Op>(total, units);
-        combine<T, Op>(total, second);
-    }
-    if (sources % 2 == 1) {
-        batch.read(units, pointer_to(source(sources - 1)), place);
-        combine<T, Op>(total, units);
-    }
-    GC_UNROLL
-    for (u32 i = 0; i < AT_ONCE; ++i) units[i] = narrow<T, Unit>(total[i]);
-    batch.write(pointer_to(dst), units, place);
+    for (u32 k = 0; k < GROUP; ++k) batch.read(units[k], pointer_to(a.source(first + k)), place);
 }
 
-// Of two sources at least; one of them may be dst.
-template <class T, class Op, class Source> GC_DEV void fold(u64 dst, u32 sources, const Source& source, u64 count) {
-    constexpr u32 AT_ONCE = sizeof(T) == 1 ? 2 : 4;
+// GROUP sources are read together, before any is looked at: each is another rank's memory, at the far end of a link. So
+// GROUP * AT_ONCE loads are under way, from all ranks alike, and no rank's memory is read by all others at a time. They
+// are combined in the order of ranks.
+template <class T, class Op, class Unit, u32 GROUP, u32 AT_ONCE, class Given, class Place>
+GC_DEV void fold_batch(const Given& a, const Batch<AT_ONCE>& batch, const Place& place) {
+    Unit units[GROUP][AT_ONCE];
+    Wide<T> total[AT_ONCE][ITEMS<T, Unit>];
+    read_group<T, Op>(units, 0, a, batch, place);
+    GC_UNROLL
+    for (u32 i = 0; i < AT_ONCE; ++i) widen<T>(total[i], units[0][i]);
+    GC_UNROLL
+    for (u32 k = 1; k < GROUP; ++k) combine<T, Op>(total, units[k]);
+    GC_ROLLED
+    for (u32 first = GROUP; first < a.sources; ++first) {
+        batch.read(units[0], pointer_to(a.source(first)), place);
+        combine<T, Op>(total, units[0]);
+    }
+    GC_UNROLL
+    for (u32 i = 0; i < AT_ONCE; ++i) units[0][i] = narrow<T, Unit>(total[i]);
+    GC_ROLLED
+    for (u32 k = 0; k < a.targets; ++k) batch.write(pointer_to(a.target(k)), units[0], place);
+}
+
+// Of GROUP sources at least.
+template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold(Team team, const Given& a, u64 count) {
+    constexpr u32 WIDE = ITEMS<T, Word> * ((sizeof(Wide<T>) + 3) / 4);  // registers for the wide values of a word
+    constexpr u32 LOADS = sizeof(T) == sizeof(Word) ? 8 : 16;
+    constexpr u32 AT_ONCE = LOADS / GROUP < 32 / WIDE ? LOADS / GROUP : 32 / WIDE;
     u64 differences = 0;
-    for (u32 k = 0; k < sources; ++k) differences |= source(k) ^ dst;
-    const Layout layout = layout_of<T>(dst, differences, count);
+    for (u32 k = 0; k < a.sources; ++k) differences |= a.source(k) ^ a.target(0);
+    for (u32 k = 1; k < a.targets; ++k) differences |= a.target(k) ^ a.target(0);
+    const Layout layout = layout_of<T>(a.target(0), differences, count);
     const Evenly words = words_of<T>(layout);
     const Edges<T> edges = edges_of<T>(layout);
-    for_block<AT_ONCE>(layout.words,
-                       [&](const auto& batch) { fold_batch<T, Op, Word>(dst, sources, source, batch, words); });
-    for_block<AT_ONCE>(layout.edges,
-                       [&](const auto& batch) { fold_batch<T, Op, T>(dst, sources, source, batch, edges); });
+    for_team<AT_ONCE>(team, layout.words, [&](const auto& batch) { fold_batch<T, Op, Word, GROUP>(a, batch, words); });
+    for_team<1>(team, layout.edges, [&](const auto& batch) { fold_batch<T, Op, T, GROUP>(a, batch, edges); });
 }

@@ -2,6 +2,9 @@
 //
 // What a rank sends it puts in pieces into slots at the other rank, as many as there are free ones; what it receives it
 // takes out of its own. In a round a block does whatever can be done next, so that no message waits for another one.
+//
+// The first warp of a block posts pieces, that is, counts them where the other rank looks, and looks for the next one. The
+// other threads, a power of two, move data meanwhile: to post takes as long as a write to the other rank and back.
 #include "peer_fold.h"
 
 struct Part {
@@ -46,14 +49,31 @@ struct Cursor {
     u32 part;
 };
 
-constexpr u32 ALL_DONE = ~0u, FAILED = ALL_DONE - 1;
+// A piece of a lane that is being moved, or why there is none.
+struct Claim {
+    u32 lane;
+    Cursor at;
+};
 
-// dst = op(...), or the one source there is.
+constexpr u32 ALL_DONE = ~0u, FAILED = ALL_DONE - 1, NONE_READY = ALL_DONE - 2;
+
+#if defined(__CUDACC__)
+constexpr u32 SIGNALLERS = 32;  // a warp, of which one thread does it
+#else
+constexpr u32 SIGNALLERS = 1;
+#endif
+
+GC_DEV bool moves() { return threadIdx.x >= SIGNALLERS; }
+GC_DEV bool signals() { return threadIdx.x == 0; }
+GC_DEV Team movers() { return {threadIdx.x - SIGNALLERS, blockDim.x - SIGNALLERS}; }
+
+// dst = op(...), or the one source there is; by the threads that move.
 template <class T, class Op, class Source> GC_DEV void form(u64 dst, u32 sources, const Source& source, u64 count) {
+    if (!moves()) return;
     if (sources == 1)
-        copy_range<T>(dst, source(0), count);
+        copy_range<T>(movers(), dst, source(0), count);
     else
-        fold<T, Op>(dst, sources, source, count);
+        fold<T, Op, 2>(movers(), Operands{sources, source, 1, [&](u32) { return dst; }}, count);
 }
 
 struct Share {
@@ -99,70 +119,114 @@ GC_DEV u64 counter_of(const Heap& heap, u32 channel, const Lane& lane) {
     return address_of(lane.receives ? &book->received : &book->sent);
 }
 
-GC_DEV bool is_ready(const Heap& heap, u32 channel, const Lane& lane, u64 number, u64& seen) {
+// Where the other rank counts the pieces that it has put into a lane, or taken out of it.
+GC_DEV u64 progress_of(const Heap& heap, u32 channel, const Lane& lane) {
     const Line* const line = line_of(heap, heap.rank, channel, lane.peer);
-    seen = load_acquire(address_of(lane.receives ? &line->arrived : &line->consumed));
-    return lane.receives ? seen > number : number - seen < heap.depth;
+    return address_of(lane.receives ? &line->arrived : &line->consumed);
 }
 
-// Returns the next lane after `last` of which a piece can be moved: this is where a block waits.
-GC_DEV u32 choose(const StepsArguments& a, u32 channel, const Round& round, const Cursor* cursors, u32 last) {
+// Returns the next lane after `last` of which a piece can be moved. `open` is the first one that has not ended.
+GC_DEV u32 ready_lane(const StepsArguments& a, u32 channel, const Round& round, const Cursor* cursors, u32 last, u32& open,
+                      u64& seen) {
     const Lane* const lanes = a.lanes + round.first_lane;
+    open = round.lanes;
+    for (u32 k = 1; k <= round.lanes; ++k) {
+        const u32 index = (last + k) % round.lanes;
+        const Lane& lane = lanes[index];
+        const Cursor& cursor = cursors[index];
+        if (cursor.part == lane.parts) continue;
+        if (index < open) open = index;
+        const u64 progress = progress_of(a.heap, channel, lane);
+        seen = load_relaxed(progress);
+        const bool ready = lane.receives ? seen > cursor.number : cursor.number - seen < a.heap.depth;
+        if (!ready) continue;
+        load_acquire(progress);  // once, not at every look: it empties the processor's cache
+        return index;
+    }
+    return open == round.lanes ? ALL_DONE : NONE_READY;
+}
+
+// The lane whose piece comes after `at`.
+template <class T> GC_DEV Cursor after(const StepsArguments& a, u32 channel, const Lane& lane, const Cursor& at) {
+    const Piece piece = piece_of<T>(a, channel, lane, at);
+    const bool ended = piece.count == piece.left;
+    return {at.number + 1, ended ? 0 : at.done + piece.count, at.part + ended};
+}
+
+// Returns a piece that can be moved, NONE_READY where there is none. With `waits` that is where a block waits.
+template <class T>
+GC_DEV Claim claim(const StepsArguments& a, u32 channel, const Round& round, Cursor* cursors, u32 last, bool waits) {
     u32 open = 0;
-    while (open < round.lanes && cursors[open].part == lanes[open].parts) ++open;
-    if (open == round.lanes) return ALL_DONE;
-    u32 chosen = FAILED;
-    wait(a.heap, A_PIECE, lanes[open].peer, cursors[open].part, [&](u64& seen) {
-        for (u32 k = 1; k <= round.lanes && chosen == FAILED; ++k) {
-            const u32 lane = (last + k) % round.lanes;
-            const Cursor& cursor = cursors[lane];
-            if (cursor.part < lanes[lane].parts && is_ready(a.heap, channel, lanes[lane], cursor.number, seen))
-                chosen = lane;
-        }
-        return chosen != FAILED;
-    });
-    return chosen;
+    u64 unused = 0;
+    u32 lane = ready_lane(a, channel, round, cursors, last, open, unused);
+    if (lane == NONE_READY && waits) {
+        const u32 peer = a.lanes[round.first_lane + open].peer;
+        const auto come = [&](u64& seen) {
+            lane = ready_lane(a, channel, round, cursors, last, open, seen);
+            return lane != NONE_READY;
+        };
+        if (!wait(a.heap, A_PIECE, peer, cursors[open].number + 1, come)) lane = FAILED;
+    }
+    if (lane >= round.lanes) return {lane, {0, 0, 0}};
+    const Cursor at = cursors[lane];
+    cursors[lane] = after<T>(a, channel, a.lanes[round.first_lane + lane], at);
+    return {lane, at};
 }
 
 template <class T, class Op>
-GC_DEV void move(const StepsArguments& a, u32 channel, const Lane& lane, const Cursor& cursor) {
-    const Piece piece = piece_of<T>(a, channel, lane, cursor);
+GC_DEV void move(const StepsArguments& a, u32 channel, const Lane& lane, const Cursor& at) {
+    const Piece piece = piece_of<T>(a, channel, lane, at);
     const u32 owner = lane.receives ? a.heap.rank : lane.peer, writer = lane.receives ? lane.peer : a.heap.rank;
-    const u64 slot = slot_of(a.heap, owner, channel, writer, cursor.number);
+    const u64 slot = slot_of(a.heap, owner, channel, writer, at.number);
     const u64 dst = lane.receives ? piece.here : slot, src = lane.receives ? slot : piece.here;
-    const u32 sources = lane.receives && a.parts[lane.first + cursor.part].combine ? 2 : 1;
+    const u32 sources = lane.receives && a.parts[lane.first + at.part].combine ? 2 : 1;
     form<T, Op>(dst, sources, [&](u32 k) { return k + 1 == sources ? src : dst; }, piece.count);
 }
 
 // Tells the other rank that the piece is there, or its slot free.
-template <class T> GC_DEV void post(const StepsArguments& a, u32 channel, const Lane& lane, Cursor& cursor) {
-    const Piece piece = piece_of<T>(a, channel, lane, cursor);
+GC_DEV void post(const StepsArguments& a, u32 channel, const Round& round, const Claim& moved) {
+    const Lane& lane = a.lanes[round.first_lane + moved.lane];
     Line* const there = line_of(a.heap, lane.peer, channel, a.heap.rank);
-    const u64 number = cursor.number + 1;
+    const u64 number = moved.at.number + 1;
     store_relaxed(counter_of(a.heap, channel, lane), number);
     store_release(address_of(lane.receives ? &there->consumed : &there->arrived), number);
-    const bool ended = piece.count == piece.left;
-    cursor = {number, ended ? 0 : cursor.done + piece.count, cursor.part + ended};
 }
 
 // ---------------------------------------------------------------- rounds
 
+// Moves all pieces of a round. While a piece is moved, the piece before is posted and the next one is looked for. Where
+// none is ready, this one is posted before the block waits: the other rank may have to take it first.
 template <class T, class Op> GC_DEV bool exchange(const StepsArguments& a, u32 channel, const Round& round) {
     GC_SHARED(Cursor, cursors, MOST_LANES);
-    GC_SHARED(u32, chosen, 1);
+    GC_SHARED(Claim, claims, 2);
     for (u32 lane = threadIdx.x; lane < round.lanes; lane += blockDim.x)
         cursors[lane] = {load_relaxed(counter_of(a.heap, channel, a.lanes[round.first_lane + lane])), 0, 0};
     __syncthreads();
-    for (u32 last = 0;;) {
-        if (threadIdx.x == 0) chosen[0] = choose(a, channel, round, cursors, last);
+    if (signals()) claims[0] = claim<T>(a, channel, round, cursors, 0, true);
+    __syncthreads();
+    bool unposted = false;  // whether the piece before is moved and not posted
+    u32 turn = 0;
+    GC_ROLLED
+    for (; claims[turn % 2].lane < round.lanes; ++turn) {
+        const Claim moved = claims[turn % 2];
+        Claim& next = claims[1 - turn % 2];  // and the one before
+        if (signals()) {
+            if (unposted) post(a, channel, round, next);
+            unposted = true;
+            next = claim<T>(a, channel, round, cursors, moved.lane, false);
+        } else if (moves()) {
+            move<T, Op>(a, channel, a.lanes[round.first_lane + moved.lane], moved.at);
+        }
+        if (__syncthreads_and(!signals() || next.lane != NONE_READY)) continue;
+        if (signals()) {
+            post(a, channel, round, moved);
+            unposted = false;
+            next = claim<T>(a, channel, round, cursors, moved.lane, true);
+        }
         __syncthreads();
-        last = chosen[0];
-        if (last == ALL_DONE || last == FAILED) return last == ALL_DONE;
-        const Lane lane = a.lanes[round.first_lane + last];
-        move<T, Op>(a, channel, lane, cursors[last]);
-        __syncthreads();
-        if (threadIdx.x == 0) post<T>(a, channel, lane, cursors[last]);
     }
+    if (unposted) post(a, channel, round, claims[1 - turn % 2]);
+    return claims[turn % 2].lane == ALL_DONE;
 }
 
 template <class T, class Op> GC_DEV void steps(const StepsArguments& a) {

@@ -39,21 +39,21 @@ template <class T> GC_DEV Edges<T> edges_of(const Layout& layout) {
     return {layout.head, layout.words * (sizeof(Word) / sizeof(T))};
 }
 
-// The units that a thread handles at once: they are blockDim.x apart, as the threads lie between them.
+// The units that a thread handles at once: `apart` from each other, as many as threads lie between them.
 template <u32 AT_ONCE> struct Batch {
-    u64 first;
+    u64 first, apart;
 
     template <class Unit, class Place>
     GC_DEV void read(Unit (&units)[AT_ONCE], const void* from, const Place& place) const {
         GC_UNROLL
         for (u32 i = 0; i < AT_ONCE; ++i)
-            units[i] = load<Unit>(address_of(from) + place(first + u64(i) * blockDim.x));
+            units[i] = load<Unit>(address_of(from) + place(first + i * apart));
     }
     template <class Unit, class Place>
     GC_DEV void write(void* to, const Unit (&units)[AT_ONCE], const Place& place) const {
         GC_UNROLL
         for (u32 i = 0; i < AT_ONCE; ++i)
-            store<Unit>(address_of(to) + place(first + u64(i) * blockDim.x), units[i]);
+            store<Unit>(address_of(to) + place(first + i * apart), units[i]);
     }
 };
 
@@ -63,8 +63,8 @@ template <u32 AT_ONCE, class Job> GC_DEV void for_batches(u64 count, const Job& 
     const u64 threads = blockDim.x, tile = threads * AT_ONCE, tiled = count & ~(tile - 1);
     GC_ROLLED
     for (u64 first = blockIdx.x * tile + threadIdx.x; first < tiled; first += gridDim.x * tile)
-        job(Batch<AT_ONCE>{first});
+        job(Batch<AT_ONCE>{first, threads});
     GC_ROLLED
     for (u64 first = tiled + blockIdx.x * threads + threadIdx.x; first < count; first += gridDim.x * threads)
-        job(Batch<1>{first});
+        job(Batch<1>{first, threads});
 }

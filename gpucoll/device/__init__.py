@@ -76,6 +76,8 @@ class Device(Protocol):
     asynchronous: bool = False  # whether work goes on after the call that has enqueued it
     kernels: Kernels
     most_threads: int  # in a block
+    warp: int  # threads that go on as one
+    staging: int = 1 << 22  # bytes of a section of arrays that ranks do not share
     current: AbstractContextManager[object]  # inside it is the device of the calling thread, afterwards whatever was
     relaxed: AbstractContextManager[object] = nullcontext()  # `current`, and calls of the thread break no capture
 

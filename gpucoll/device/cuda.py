@@ -31,6 +31,8 @@ class CudaDevice(Device):
 
     name = "cuda"
     most_threads = 512  # as the kernels are compiled for
+    warp = 32
+    staging = 1 << 24
     asynchronous = True
 
     def __init__(self, ordinal: int) -> None:

@@ -32,7 +32,7 @@ class EmulatedDevice(Device):
     """The device of one communicator; `seed` decides which of its streams goes on first."""
 
     name = "emulated"
-    most_threads = THREADS
+    most_threads, warp = THREADS, 1
 
     def __init__(self, seed: int = 0) -> None:
         self.kernels = Kernels(_load, PROCESSORS, threads=THREADS)

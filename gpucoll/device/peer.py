@@ -41,8 +41,8 @@ class Room(NamedTuple):
     """How much there is of everything in a slab; the same on every rank.
 
     `channels` are the most blocks of a launch. `packets` are the bytes of the largest message in packets, `slot` those
-    of a piece of which `depth` are under way between two blocks, `staging` those of an array copied there to be read.
-    All are multiples of 16.
+    of a piece of which `depth` are under way between two blocks, `staging` those of a section of an array. There is
+    room for two sections, so that the next is copied while one is reduced. All are multiples of 16.
     """
 
     ranks: int
@@ -62,7 +62,7 @@ class Room(NamedTuple):
         lines, begins, end = self.channels * self.ranks, {}, 0
         parts = {"state": STATE.itemsize, "lines": lines * LINE, "books": lines * BOOK.itemsize,
                  "packets": 2 * self.ranks * 2 * self.packets, "slots": lines * self.depth * self.slot,
-                 "staging": self.staging}
+                 "staging": 2 * self.staging}
         for name, nbytes in parts.items():
             begins[name] = end
             end += -(-nbytes // LINE) * LINE
@@ -103,8 +103,8 @@ class PeerHeap:
               nan_bytes: int = 0) -> Arguments:
         """The arguments of a one-shot or two-shot all-reduce.
 
-        `sources` are where each rank's input is read, `results`, for two_shot, where each rank's part of the result is:
-        if the ranks find, on the device, that all have the same mark there. Otherwise it is in the slabs.
+        `sources` are where each rank's input is read, `results`, for two_shot, where each rank's result is written: if
+        the ranks find, on the device, that all have the same mark there. Otherwise data go through the slabs.
         """
         return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, source_mark=sources.mark,
                                result_mark=results.mark, sources=_filled(sources.addresses),

@@ -39,9 +39,9 @@ def check_sections(libraries, seed=0):
     check_direct(libraries, seed, count=100, sections=3)
 
 
-def check_pairs(libraries, seed=0):
-    """Two pairs of sources, and two pairs and one more."""
-    for ranks in (4, 5):
+def check_groups(libraries, seed=0):
+    """Groups of four and of eight sources, and one more."""
+    for ranks in (4, 5, 8, 9):
         direct.run(libraries, OP, NAME, ranks=ranks, seed=seed)
 
 
@@ -50,9 +50,10 @@ def check_order(libraries, seed=0):
     direct.run(libraries, OP, "float32", ranks=3, seed=seed)
 
 
-def check_one_block(libraries, seed=0):
-    """Of every rank one block at a time, which one nobody knows."""
-    check_direct(libraries, seed, blocks=3, residency=1)
+def check_few_blocks(libraries, seed=0):
+    """Of every rank one block at a time, or two, which ones nobody knows."""
+    for blocks, residency in ((3, 1), (5, 2)):
+        check_direct(libraries, seed, blocks=blocks, residency=residency)
 
 
 def check_steps(libraries, seed=0, **options):
@@ -95,32 +96,37 @@ SWAPPED = """            // on odd ranks the second and the third change places
             const u32 taken = a.heap.rank % 2 == 1 && first == 0 && a.heap.ranks > 2 && (k == 1 || k == 2) ? 3 - k : k;
             Word units[1] = {first + taken == a.heap.rank ? own : words[taken]};
 """
+STAGED = """        if (!section.sources) stage_section(next);
+        together = meet(a.heap, channel, MEETINGS * epoch + 2);
+"""
+STAGED_LATE = "\n".join(STAGED.splitlines()[::-1]) + "\n"
 MUTANTS = {
-    "one_shot: no meeting at the end": Mutant(
-        "return meet(a.heap, channel, MEETINGS * epoch + 2);  // what the others read must stay", "return true;",
-        check_direct),
-    "two_shot: no meeting at the end": Mutant(
-        "return meet(a.heap, channel, MEETINGS * epoch + 3);", "return true;", check_direct),
+    "no meeting when a section is reduced": Mutant(
+        "together = meet(a.heap, channel, MEETINGS * epoch + 2);", "__syncthreads();", check_direct),
     "no meeting at the beginning": Mutant(
         "if (!meet(a.heap, channel, MEETINGS * epoch)) return false;", "__syncthreads();", check_direct),
-    "no meeting before the next section": Mutant(
-        "together = meet(a.heap, channel, MEETINGS * epoch) && work", "together = work", check_sections),
+    "the next section is staged over the one that others read": Mutant(
+        "1 - section.half", "section.half", check_sections),
+    "the next section is staged when others read it": Mutant(STAGED, STAGED_LATE, check_sections),
     "what only some ranks share is read where it lies": Mutant("section.sources = alike &&", "section.sources =",
                                                                check_direct),
-    "results that only some ranks share are read where they lie": Mutant(
+    "results that only some ranks share are written where they lie": Mutant(
         "section.results = is_alike(a.heap, channel, 1, a.result_mark) &&", "section.results =", check_direct),
     "no meeting of those who stage late": Mutant("if (alike) return true;", "if (alike || !a.source_mark) return true;",
                                                  check_direct),
     "a section begins where the first one does": Mutant(
         "src = address_of(a.src) + section.start * sizeof(T);", "src = address_of(a.src);", check_sections),
     "a shorter section is shared out anew": Mutant(
-        "section.count = left < section.room ? left : section.room;",
-        "section.count = section.room = left < section.room ? left : section.room;", check_sections),
+        "section.room, section.room, 1 -", "section.room, left < section.room ? left : section.room, 1 -",
+        check_sections),
     "sections are not counted": Mutant("        ++epoch;\n", "", check_sections),
-    "two_shot: other elements in the second step": Mutant(
-        "const Range share = share_of<T>(a, section, rank, channel);\n        const u64 src",
-        "const Range share = share_of<T>(a, section, rank, gridDim.x - 1 - channel);\n        const u64 src",
+    "two_shot: other elements are reduced": Mutant(
+        "share_of<T>(a, section, a.heap.rank, channel);",
+        "share_of<T>(a, section, a.heap.rank, gridDim.x - 1 - channel);",
         check_direct),
+    "two_shot: one rank less gets the result": Mutant(
+        "Operands{ranks, source, ranks, target}", "Operands{ranks, source, ranks - 1, target}", check_direct),
+    "two_shot: results stay in the staging": Mutant("if (section.results) return;", "return;", check_direct),
     "a meeting without a barrier": Mutant(
         "u64 wanted) {\n    __syncthreads();\n    for (u32 peer", "u64 wanted) {\n    for (u32 peer", check_direct),
     "half a packet": Mutant("low[k].y != number || low[k].w != number ||", "low[k].y != number ||", check_direct),
@@ -129,27 +135,35 @@ MUTANTS = {
     "operations are not counted": Mutant(
         "        store_relaxed(address_of(&state_of(heap)->epoch), epoch);", "        ;", check_direct),
     "the first block to end counts": Mutant(
-        "gridDim.x - 1) == gridDim.x - 1)", "gridDim.x - 1) == 0)", check_direct),
+        "gridDim.x - 1) == gridDim.x - 1)", "gridDim.x - 1) == 0)", check_few_blocks),
     "one-way operations are counted": Mutant(
         "GC_DEV void steps(const StepsArguments& a) {\n    const u32 channel = take_channel(a.heap);",
         "GC_DEV void steps(const StepsArguments& a) {\n    const u32 channel = take_channel(a.heap);\n"
         "    end_epoch(a.heap, epoch_of(a.heap));", check_between),
     "blocks by their index": Mutant(
         "channel[0] = take_ticket(address_of(&state_of(heap)->started), gridDim.x - 1);", "channel[0] = blockIdx.x;",
-        check_one_block),
+        check_few_blocks),
     "credits are not waited for": Mutant(
-        "number - seen < heap.depth", "true", check_one_way),
-    "a slot too many": Mutant("- seen < heap.depth", "- seen <= heap.depth", check_one_way),
+        "cursor.number - seen < a.heap.depth", "true", check_one_way),
+    "a slot too many": Mutant("- seen < a.heap.depth", "- seen <= a.heap.depth", check_one_way),
     "pieces are not waited for": Mutant(
-        "lane.receives ? seen > number :", "lane.receives ? true :", check_steps),
+        "lane.receives ? seen > cursor.number :", "lane.receives ? true :", check_steps),
     "what was exchanged is forgotten": Mutant(
         "    store_relaxed(counter_of(a.heap, channel, lane), number);\n", "", check_steps),
-    "a piece is told of before it is there": Mutant(
-        "        __syncthreads();\n        if (threadIdx.x == 0) post", "        if (threadIdx.x == 0) post",
+    "a piece is posted while it is moved": Mutant(
+        "            unposted = true;\n", "            post(a, channel, round, moved);\n", check_steps),
+    "a block waits before it has posted its last piece": Mutant(
+        "            post(a, channel, round, moved);\n            unposted = false;\n", "", check_steps),
+    "the last piece of a round is not posted": Mutant(
+        "    if (unposted) post(a, channel, round, claims", "    if (false) post(a, channel, round, claims",
         check_steps),
-    "an odd source of a sum is skipped": Mutant("if (sources % 2 == 1) {", "if (false) {", check_direct),
-    "a pair of sources is skipped": Mutant("k + 1 < sources; k += 2", "k + 2 < sources; k += 2", check_pairs),
-    "a source of a sum is taken twice": Mutant("pointer_to(source(k + 1))", "pointer_to(source(k))", check_pairs),
+    "a source that fills no group is skipped": Mutant("first < a.sources; ++first", "first + 1 < a.sources; ++first",
+                                                      check_direct),
+    "a source of a group is skipped": Mutant(
+        "for (u32 k = 1; k < GROUP; ++k) combine", "for (u32 k = 1; k < (GROUP < 4 ? 2 : GROUP - 1); ++k) combine",
+        check_groups),
+    "a source of a group is taken twice": Mutant(
+        "a.source(first + k)", "a.source(first + (k == 3 ? 2 : k))", check_groups),
     "no barrier between rounds": Mutant(
         "        __syncthreads();  // what one thread has written, another one reads\n", "", check_local),
     "no barrier between writes": Mutant("        if (w > first) __syncthreads();\n", "", check_local),
@@ -163,8 +177,7 @@ RACES = {
         "(seen = load_acquire(met))", "(seen = load_relaxed(met))", check_direct),
     "a piece is told of without release": Mutant(
         "store_release(address_of(lane.receives ?", "store_relaxed(address_of(lane.receives ?", check_steps),
-    "a piece is seen without acquire": Mutant(
-        "seen = load_acquire(address_of(lane.receives", "seen = load_relaxed(address_of(lane.receives", check_steps),
+    "a piece is seen without acquire": Mutant("        load_acquire(progress);", "        ;", check_steps),
 }
 # Models of SPIN, with the faults that their macros plant, and whether each holds.
 MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.pml -DONE_WAY", False),
@@ -172,7 +185,7 @@ MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.p
           ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
           ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
           ("tickets.pml -DSTALE", False)]
-NEEDED = {check_direct: DIRECT, check_sections: DIRECT, check_pairs: DIRECT, check_one_block: DIRECT,
+NEEDED = {check_direct: DIRECT, check_sections: DIRECT, check_groups: DIRECT, check_few_blocks: DIRECT,
           check_order: FLOATS,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 

@@ -9,6 +9,7 @@ from gpucoll.algorithms import schedule
 from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device import sources
+from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.peer import Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.executors.peer.program import BUFFERS, check, program, tables
@@ -135,7 +136,7 @@ class Rank:
         addresses = {name: table.ctypes.data for name, table in self.tables.items()}
         arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]),
                                               nan_bytes)
-        world.launch(rank, case.instance().entry, arguments, channels, threads)
+        world.launch(rank, case.instance().entry, arguments, channels, threads + EmulatedDevice.warp)
 
 
 def ranks_of(case, channels):

@@ -86,7 +86,10 @@ class PeerBinder:
 
     def _launch(self, task: Task, blocks: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance(task))
-        return functools.partial(launch, blocks, self._device.most_threads, arguments)
+        threads = self._device.most_threads
+        if not self._is_direct(task):  # a power of two that moves data, and a warp beside it
+            threads = threads // 2 + self._device.warp
+        return functools.partial(launch, blocks, threads, arguments)
 
     def _blocks(self, nbytes: int) -> int:
         return max(1, min(self._meeting.room.channels, nbytes // SHARE))

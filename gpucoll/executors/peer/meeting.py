@@ -59,7 +59,7 @@ class Meeting:
 
     def _meet(self) -> Iterator[Pending]:
         proposed = yield from exchange(self._place, self._wire, [self._device.channels(self._place.size)])
-        self.room = Room(self._place.size, min(words[0] for words in proposed))
+        self.room = Room(self._place.size, min(words[0] for words in proposed), staging=self._device.staging)
         told: list[int] = []
         try:
             self.memory = _memory(self._device, self.room.offsets["end"])
