@@ -253,8 +253,12 @@ def large_averages(comm, algorithm):
     for name, large in (("float16", 40960), ("float8_e5m2", 32768), ("float8_e4m3fn", 256)):
         row = numpy.full(5, large, oracle.kind(name))
         dtype = None if name == "float16" else name
-        mean = comm.all_reduce(row if dtype is None else row.view(numpy.uint8), op="avg", dtype=dtype,
-                               algorithm=algorithm)
+        try:
+            mean = comm.all_reduce(row if dtype is None else row.view(numpy.uint8), op="avg", dtype=dtype,
+                                   algorithm=algorithm)
+        except gc.ArgumentError as error:  # NCCL's own, below sm_90
+            assert (dtype is not None, algorithm, "NCCL reduces float8" in str(error)) == (True, "native", True)
+            continue
         assert (mean.view(row.dtype) == large).all(), name
     if algorithm == "auto":
         blocks = numpy.full((comm.size, 3), 40960, numpy.float16)
