@@ -13,6 +13,7 @@ import numpy
 
 from gpucoll import bootstrap
 from gpucoll.bootstrap import RankTopology
+from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.dtypes import CODES
 from gpucoll.errors import ArgumentError, BackendError, UsageError
@@ -52,6 +53,7 @@ class Link:
     processes: Processes  # of the ranks of this host, this one's included
     table: Table  # what "auto" chooses by, the same on every rank
     gpu_index: int | None = None  # by which the GPUs of a host are dealt out to ranks; None: threads share the current
+    device: int | None = None  # the CUDA ordinal that `own_gpu` has returned
     _ranks: StoreRanks  # by which ranks that MPI has not started split
     _splits = 0
 
@@ -62,6 +64,12 @@ class Link:
         """
         raise NotImplementedError
 
+    def own_gpu(self, ordinal: int | None) -> int | None:
+        """Return the CUDA ordinal of this rank, None without a GPU: the one that was named, or its parent's."""
+        if self.device is None:
+            self.device = device_of(self.gpu_index, ordinal)
+        return self.device
+
     def split(self, color: int | None, key: int) -> Link | None:
         """Return the link of the ranks of `color`, ordered by `key`; None where it is None. A collective call."""
         self._splits += 1
@@ -71,7 +79,7 @@ class Link:
         ranks = [rank for _, rank in sorted((other, rank) for rank, (shade, other) in enumerate(everyone)
                                             if shade == color)]
         part = self._part(f"split {self._splits} {color}", ranks.index(self.place.rank), len(ranks))
-        part.gpu_index = self.gpu_index
+        part.gpu_index, part.device = self.gpu_index, self.device
         return part
 
     def _part(self, name: str, rank: int, size: int) -> Link:

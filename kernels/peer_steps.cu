@@ -40,7 +40,7 @@ struct StepsArguments {
     const Lane* lanes;
     const Part* parts;
     const Write* writes;
-    u64 round_count;
+    u64 round_count, movers;
 };
 
 // How far a lane is: pieces there ever were, parts of this round, elements of the block's share of the part.
@@ -57,23 +57,19 @@ struct Claim {
 
 constexpr u32 ALL_DONE = ~0u, FAILED = ALL_DONE - 1, NONE_READY = ALL_DONE - 2;
 
-#if defined(__CUDACC__)
-constexpr u32 SIGNALLERS = 32;  // a warp, of which one thread does it
-#else
-constexpr u32 SIGNALLERS = 1;
-#endif
-
-GC_DEV bool moves() { return threadIdx.x >= SIGNALLERS; }
+// The last `movers` threads of a block move data; of those before, a warp, the first signals.
 GC_DEV bool signals() { return threadIdx.x == 0; }
-GC_DEV Team movers() { return {threadIdx.x - SIGNALLERS, blockDim.x - SIGNALLERS}; }
+GC_DEV bool moves(const StepsArguments& a) { return threadIdx.x + a.movers >= blockDim.x; }
+GC_DEV Team team_of(const StepsArguments& a) { return {threadIdx.x + u32(a.movers) - blockDim.x, u32(a.movers)}; }
 
 // dst = op(...), or the one source there is; by the threads that move.
-template <class T, class Op, class Source> GC_DEV void form(u64 dst, u32 sources, const Source& source, u64 count) {
-    if (!moves()) return;
+template <class T, class Op, class Source>
+GC_DEV void form(const StepsArguments& a, u64 dst, u32 sources, const Source& source, u64 count) {
+    if (!moves(a)) return;
     if (sources == 1)
-        copy_range<T>(movers(), dst, source(0), count);
+        copy_range<T>(team_of(a), dst, source(0), count);
     else
-        fold<T, Op, 2>(movers(), Operands{sources, source, 1, [&](u32) { return dst; }}, count);
+        fold<T, Op, 2>(team_of(a), Operands{sources, source, 1, [&](u32) { return dst; }}, count);
 }
 
 struct Share {
@@ -92,7 +88,7 @@ template <class T, class Op> GC_DEV void write(const StepsArguments& a, u32 chan
         if (w > first) __syncthreads();
         const Part* const parts = a.parts + a.writes[w].first;
         const Share dst = share_of<T>(a, parts[0], channel);
-        form<T, Op>(dst.address, a.writes[w].operands,
+        form<T, Op>(a, dst.address, a.writes[w].operands,
                     [&](u32 k) { return share_of<T>(a, parts[k + 1], channel).address; }, dst.count);
     }
 }
@@ -180,7 +176,7 @@ GC_DEV void move(const StepsArguments& a, u32 channel, const Lane& lane, const C
     const u64 slot = slot_of(a.heap, owner, channel, writer, at.number);
     const u64 dst = lane.receives ? piece.here : slot, src = lane.receives ? slot : piece.here;
     const u32 sources = lane.receives && a.parts[lane.first + at.part].combine ? 2 : 1;
-    form<T, Op>(dst, sources, [&](u32 k) { return k + 1 == sources ? src : dst; }, piece.count);
+    form<T, Op>(a, dst, sources, [&](u32 k) { return k + 1 == sources ? src : dst; }, piece.count);
 }
 
 // Tells the other rank that the piece is there, or its slot free.
@@ -214,7 +210,7 @@ template <class T, class Op> GC_DEV bool exchange(const StepsArguments& a, u32 c
             if (unposted) post(a, channel, round, next);
             unposted = true;
             next = claim<T>(a, channel, round, cursors, moved.lane, false);
-        } else if (moves()) {
+        } else {
             move<T, Op>(a, channel, a.lanes[round.first_lane + moved.lane], moved.at);
         }
         if (__syncthreads_and(!signals() || next.lane != NONE_READY)) continue;

@@ -13,6 +13,7 @@ import numpy
 
 import gpucoll as gc
 from gpu_helpers import PATIENCE, held, ramp, ranges, refused, same
+from gpucoll.rendezvous import becomes
 from pace import seconds
 
 SOON = seconds(3)
@@ -198,7 +199,7 @@ def captured_beside(comm, algorithm):
         stream.begin_capture()
         work = comm.all_reduce(x, out, algorithm=algorithm, async_op=True)
         try:
-            work.is_completed()
+            becomes(work.is_completed, seconds(60))  # in a capture NCCL is called by a thread of its own
             told = False
         except gc.UsageError:
             told = True

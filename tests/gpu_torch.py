@@ -37,8 +37,9 @@ def _streams(comm, torch):
     """Calls on tensors follow PyTorch's current stream and are followed by it, whatever CuPy's current stream is."""
     side, rank, size = cupy.cuda.Stream(non_blocking=True), comm.rank, comm.size
     right, left = (rank + 1) % size, (rank - 1) % size
-    comm.all_reduce(cupy.ones(3, numpy.float32))  # what is loaded and allocated comes before
     grid = comm.cart([size], periods=True)
+    comm.all_reduce(cupy.ones(3, numpy.float32))  # what is loaded and allocated comes before
+    grid.neighbor_all_gather(cupy.ones(3, numpy.float32))
     mine = numpy.arange(900, dtype=numpy.float32) + rank
     total, others = sum(mine - rank + one for one in range(size)), [mine - rank + one for one in range(size)]
     blocks, length = numpy.stack([mine + 10 * one for one in range(size)]), rank + 1
@@ -83,7 +84,7 @@ def _orders(comm, torch):
     """With `stream=` the producer is asked to order that stream, whichever is current."""
     theirs, ours, total = called_before(comm)
     with held(theirs):
-        with theirs:
+        with theirs, torch.cuda.stream(theirs):
             x = torch.Tensor(ramp(comm, 900, 3))
         y = comm.all_reduce(x, stream=ours, algorithm="tree")
         assert not ours.done

@@ -256,8 +256,9 @@ def large_averages(comm, algorithm):
         try:
             mean = comm.all_reduce(row if dtype is None else row.view(numpy.uint8), op="avg", dtype=dtype,
                                    algorithm=algorithm)
-        except gc.ArgumentError as error:  # NCCL's own, below sm_90
-            assert (dtype is not None, algorithm, "NCCL reduces float8" in str(error)) == (True, "native", True)
+        except gc.ArgumentError:
+            if dtype is None or algorithm != "native":  # NCCL's own refuses float8 below sm_90
+                raise
             continue
         assert (mean.view(row.dtype) == large).all(), name
     if algorithm == "auto":

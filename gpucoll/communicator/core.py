@@ -136,7 +136,7 @@ class Core:
         The ordinal that `device=` or GPUCOLL_DEVICE names; else the number of the rank on its host, modulo the number
         of GPUs. A part of the ranks has the device of its parent. Ranks that are threads have their current device.
         """
-        return gpus.device_of(self._link.gpu_index, self.options.ordinal)
+        return self._link.own_gpu(self.options.ordinal)
 
     def _space(self, name: str, *arrays: Any, stream: Any = None) -> Space:
         """Return where a call on `arrays` runs: they decide, and GPUCOLL_DEVICE=emulated for those on the host."""

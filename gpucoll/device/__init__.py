@@ -163,6 +163,7 @@ class Transport(Protocol):
     """
 
     capturable: bool = True  # whether a group can become part of a graph
+    registers: bool = False  # whether a graph tells other ranks where the memory is that it works on
 
     def group(self, sends: Sequence[Part], receives: Sequence[Part], stream: Any) -> Waiting:
         """Enqueue all parts, to be under way together; yield a predicate whenever the host must wait."""

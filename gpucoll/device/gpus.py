@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
+MIG = "MIG-"  # how CUDA's names of a GPU's parts begin
+
+
 class ClaimedGpu(NamedTuple):
     """A rank's device: its CUDA ordinal in this process, PCI id, name, what no other one is called, what it can do."""
 
@@ -82,7 +85,8 @@ def claim_gpu(comm: MPI.Intracomm, ordinal: int | None,
 def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool) -> None:
     """Raise where a rank has no GPU or, unless they `share`, two have the same; one entry (host, gpu) a rank.
 
-    Containers of one host may have the same name as another's, and the parts of one GPU that MIG makes its PCI id.
+    Containers of one host may have the same name as another's. Parts of one GPU, which MIG makes, have its PCI id: NCCL
+    goes by that, and refuses them.
 
     >>> check_gpus(  # doctest: +ELLIPSIS
     ...     [("a", ClaimedGpu(0, "01:00.0", "H200"))] * 2, share=False)
@@ -94,16 +98,27 @@ def check_gpus(everyone: Sequence[tuple[str, ClaimedGpu | None]], *, share: bool
         raise BackendError(f"ranks {listed(without)} have no CUDA device; CuPy and a driver are needed on each",
                            code="GC-NO-GPU", ranks=without)
     owners: dict[tuple[str, str], list[int]] = {}
+    in_parts: dict[tuple[str, str], list[int]] = {}
     for rank, (host, gpu) in enumerate(everyone):
-        owners.setdefault(("", gpu.identity) if gpu and gpu.identity else (host, gpu.pci if gpu else ""),
-                          []).append(rank)
+        assert gpu is not None
+        owners.setdefault(("", gpu.identity) if gpu.identity else (host, gpu.pci), []).append(rank)
+        if gpu.identity.startswith(MIG):
+            in_parts.setdefault((host, gpu.pci), []).append(rank)
     for ranks in owners.values():
         if len(ranks) > 1 and not share:
-            host, gpu = everyone[ranks[0]]
-            raise UsageError(f"ranks {listed(ranks)} share the {gpu.name if gpu else 'GPU'} at "
-                             f"{gpu.pci if gpu else ''} of {host}; "
-                             "set GPUCOLL_SHARE_GPU=1 if they shall, or start no more ranks than there are GPUs",
-                             code="GC-SHARED-GPU", ranks=tuple(ranks))
+            raise _shared(ranks, everyone[ranks[0]], "share the", "set GPUCOLL_SHARE_GPU=1 if they shall, or start no "
+                          "more ranks than there are GPUs")
+    for ranks in in_parts.values():
+        if not share and len(ranks) > 1:
+            raise _shared(ranks, everyone[ranks[0]], "have parts (MIG) of the", "NCCL takes one rank for each GPU, "
+                          "2.30 and newer several by NCCL_MULTI_RANK_GPU_ENABLE=1, with GPUCOLL_SHARE_GPU=1")
+
+
+def _shared(ranks: Sequence[int], where: tuple[str, ClaimedGpu | None], how: str, advice: str) -> UsageError:
+    host, gpu = where
+    assert gpu is not None
+    return UsageError(f"ranks {listed(ranks)} {how} {gpu.name} at {gpu.pci} of {host}; {advice}",
+                      code="GC-SHARED-GPU", ranks=tuple(ranks))
 
 
 def describe_gpu(ordinal: int) -> ClaimedGpu:
@@ -113,7 +128,7 @@ def describe_gpu(ordinal: int) -> ClaimedGpu:
     pci = cupy.cuda.runtime.deviceGetPCIBusId(ordinal)
     facts = cupy.cuda.runtime.getDeviceProperties(ordinal)
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith("MIG-") else ""
+    part = chosen[ordinal] if ordinal < len(chosen) and chosen[ordinal].startswith(MIG) else ""
     identity = part or bytes(facts["uuid"]).hex()
     return ClaimedGpu(ordinal, pci, facts["name"].decode(), identity, 10 * facts["major"] + facts["minor"])
 

@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import functools
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -58,6 +59,7 @@ class Nccl:
 
     def __init__(self, rank: int, size: int, unique_id: Any, device: Any, timeout: float) -> None:
         self._timeout, self._device, self.size = timeout, device, size
+        self.registers = os.environ.get("NCCL_LEGACY_CUDA_REGISTER", "0") != "0"
         self._connected: set[Hashable] = set()
         self._connecting: concurrent.futures.Future[Any] | None = None
         self._aborting, self._is_aborted = threading.Lock(), False

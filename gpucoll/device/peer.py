@@ -28,7 +28,7 @@ PACKETS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8")], align=True)
 SHOTS = numpy.dtype([("heap", HEAP), *_ENDS, ("nan_bytes", "u8"), ("source_mark", "u8"), ("result_mark", "u8"),
                      ("sources", "u8", MOST_RANKS), ("results", "u8", MOST_RANKS)], align=True)
 STEPS = numpy.dtype([("heap", HEAP), ("buffers", "u8", BUFFERS), ("region", "u8"), *(
-    (name, "u8") for name in ("nan_bytes", "rounds", "lanes", "parts", "writes", "round_count"))], align=True)
+    (name, "u8") for name in ("nan_bytes", "rounds", "lanes", "parts", "writes", "round_count", "movers"))], align=True)
 PART = numpy.dtype([("start", "u8"), ("count", "u8"), ("buffer", "u4"), ("combine", "u4")])
 LANE = numpy.dtype([("peer", "u4"), ("receives", "u4"), ("first", "u4"), ("parts", "u4")])
 WRITE = numpy.dtype([("first", "u4"), ("operands", "u4")])
@@ -110,14 +110,15 @@ class PeerHeap:
                                result_mark=results.mark, sources=_filled(sources.addresses),
                                results=_filled(results.addresses))
 
-    def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int,
+    def steps(self, buffers: Sequence[int], region: int, program: dict[str, int], rounds: int, movers: int,
               nan_bytes: int = 0) -> Arguments:
         """The arguments of a program whose tables are at the addresses `program`.
 
-        `buffers` are input, output, scratch and staging, of which every block has `region` bytes.
+        `buffers` are input, output, scratch and staging, of which every block has `region` bytes. Of a block `movers`
+        threads move data, a power of two; the launch has at least one more, which signals.
         """
-        return self._arguments(STEPS, buffers=buffers, region=region, round_count=rounds, nan_bytes=nan_bytes,
-                               **program)
+        return self._arguments(STEPS, buffers=buffers, region=region, round_count=rounds, movers=movers,
+                               nan_bytes=nan_bytes, **program)
 
     def _arguments(self, dtype: numpy.dtype, **fields: Any) -> Arguments:
         arguments = numpy.zeros(1, dtype)

@@ -158,6 +158,10 @@ def test_calls_on_the_same_arrays_take_one_launch(gpus, algorithm, executor, mac
     assert all(map(all, gpus("launched", SIZE, algorithm, env={**executor, **machine})))
 
 
+def test_graphs_of_memory_that_other_ranks_map_are_not_kept_by_address(gpus):
+    assert not any(map(any, gpus("launched", SIZE, "ring", env={"NCCL_LEGACY_CUDA_REGISTER": "1"})))
+
+
 # By NCCL's documentation: four ops of six integers, three of six floats (its min and max need not let NaN win), sums
 # and averages of two complex dtypes, and of bool what a byte can be in the place of.
 SERVED = 6 * 4 + 6 * 3 + 2 * 2 + 8

@@ -134,7 +134,7 @@ class Rank:
 
     def launch(self, world, case, rank, channels, threads, nan_bytes=0):
         addresses = {name: table.ctypes.data for name, table in self.tables.items()}
-        arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]),
+        arguments = world.heaps[rank].steps(self.buffers, self.region, addresses, len(self.tables["rounds"]), threads,
                                               nan_bytes)
         world.launch(rank, case.instance().entry, arguments, channels, threads + EmulatedDevice.warp)
 

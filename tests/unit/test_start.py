@@ -69,6 +69,12 @@ def test_gpus_are_owned_by_one_rank_of_a_host():
     with pytest.raises(UsageError) as error:
         gpus.check_gpus([("a", H200), ("b", H200), ("a", H200)], share=False)
     assert error.value.ranks == (0, 2)
+    parts = [(host, H200._replace(identity=f"MIG-{number}")) for number, host in enumerate("abba")]
+    gpus.check_gpus(parts, share=True)
+    gpus.check_gpus(parts[:2], share=False)
+    with pytest.raises(UsageError, match=r"parts.*NCCL takes one rank") as error:
+        gpus.check_gpus(parts, share=False)
+    assert error.value.ranks == (0, 3)
     with pytest.raises(BackendError) as missing:
         gpus.check_gpus([("a", H200), ("a", None)], share=True)
     assert missing.value.ranks == (1,)

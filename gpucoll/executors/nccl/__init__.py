@@ -86,7 +86,8 @@ class NcclExecutor:
             yield from self._enqueue(task, task.stream, task.input, task.output)
             return
         place, graphs = place_of(task), self._graphs
-        if task.repeated and place not in graphs.direct:  # there is none of a result that was allocated
+        is_new = task.repeated and place not in graphs.direct  # there is none of a result that was allocated
+        if is_new and not self._transport.registers:  # the next array at this address may be other memory to the peers
             graphs.keep_direct(place, (yield from self._capture(task, task.input, task.output)))
         if place in graphs.direct:
             graphs.direct[place].launch(task.stream)

@@ -84,11 +84,8 @@ class PeerBinder:
     def _is_small(self, task: Task) -> bool:
         return task.algorithm == "one_shot" and task.nbytes <= self._meeting.room.packets
 
-    def _launch(self, task: Task, blocks: int, arguments: Arguments) -> Enqueue:
+    def _launch(self, task: Task, blocks: int, threads: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance(task))
-        threads = self._device.most_threads
-        if not self._is_direct(task):  # a power of two that moves data, and a warp beside it
-            threads = threads // 2 + self._device.warp
         return functools.partial(launch, blocks, threads, arguments)
 
     def _blocks(self, nbytes: int) -> int:
@@ -107,7 +104,7 @@ class PeerBinder:
         else:  # which would overwrite in place what others still read
             inputs = NOWHERE if source == target else self._places(source, task)
             arguments = heap.shots(source, target, count, inputs, NO_MATTER, nan_bytes)
-        return [self._launch(task, self._blocks(task.nbytes), arguments)]
+        return [self._launch(task, self._blocks(task.nbytes), self._device.most_threads, arguments)]
 
     def _places(self, start: int, task: Task) -> Places:
         return self._symmetric.places(start, task.nbytes) if self._symmetric is not None else NOWHERE
@@ -122,8 +119,9 @@ class PeerBinder:
         if here != source:
             enqueued.append(functools.partial(self._device.kernels.copy, source, here, task.input.size, width))
         if made.steps:
-            arguments = self._meeting.heap.steps(buffers, region, places, len(made.steps), _nan_bytes(task))
-            enqueued.append(self._launch(task, channels, arguments))
+            movers = self._device.most_threads // 2
+            arguments = self._meeting.heap.steps(buffers, region, places, len(made.steps), movers, _nan_bytes(task))
+            enqueued.append(self._launch(task, channels, movers + self._device.warp, arguments))
         if there != target:
             enqueued.append(functools.partial(self._device.kernels.copy, there, target, task.output.size, width))
         return enqueued
