@@ -170,10 +170,18 @@ def of_threads(comm):
         stream.end_capture()
     other = comm.split(0)
     if RUNTIME.getDeviceCount() > 1:
-        with cupy.cuda.Device(comm.rank % 2):
-            assert "threads are on GPUs" in refused("GC-DEVICE", other.all_reduce, cupy.ones(3))
+        with cupy.cuda.Device(comm.rank % 2):  # a part of the ranks has the device of its parent
+            found = other.all_reduce(x)
+        same(found, numpy.full(3, float(comm.size)))
+        if comm.rank == 0:
+            gc.run_local(on_two_gpus, 2, timeout=PATIENCE)
     other.close()
     same(comm.all_reduce(x), numpy.full(3, float(comm.size)))
+
+
+def on_two_gpus(comm):
+    with cupy.cuda.Device(comm.rank):
+        assert "threads are on GPUs" in refused("GC-DEVICE", comm.all_reduce, cupy.ones(3))
 
 
 def kernels_of_threads(comm):
