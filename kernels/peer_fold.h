@@ -46,7 +46,7 @@ GC_DEV void fold_batch(const Given& a, const Batch<AT_ONCE>& batch, const Place&
 // Of GROUP sources at least.
 template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold(Team team, const Given& a, u64 count) {
     constexpr u32 WIDE = ITEMS<T, Word> * ((sizeof(Wide<T>) + 3) / 4);  // registers for the wide values of a word
-    constexpr u32 LOADS = sizeof(T) == 1 || sizeof(T) == sizeof(Word) ? 8 : 16;  // more would not fit the registers
+    constexpr u32 LOADS = sizeof(T) == 2 || sizeof(T) == 4 ? 16 : 8;  // of other types more would not fit the registers
     constexpr u32 AT_ONCE = LOADS / GROUP < 32 / WIDE ? LOADS / GROUP : 32 / WIDE;
     u64 differences = 0;
     for (u32 k = 0; k < a.sources; ++k) differences |= a.source(k) ^ a.target(0);

@@ -35,9 +35,9 @@ DRIVER = ("/usr/local/nvidia/bin",)  # where containers have its programs
 SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX_CTAS": "16", "NCCL_NVLS_ENABLE": "0",
           "NCCL_SOCKET_IFNAME": "lo"}
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
-BENCH = ("all_reduce", "--device=cuda", "--progress=off", "-b", "1K", "-f", "16")
+BENCH = ("--device=cuda", "--progress=off")
 CONTESTANTS = {"": "ring,tree,native", "peer ": "one_shot,two_shot,ring"}  # by NCCL, and by the peer executor
-LARGEST = 64  # MiB, in the benchmark
+SIZES = ("-b", "1K", "-f", "16")
 LOST = 5.0  # seconds that a part gets to end by itself
 
 
@@ -56,6 +56,10 @@ class Part(NamedTuple):
 PARTS = (
     Part("facts", 60, "what this host has: GPUs, driver, CuPy, NCCL, MPI, links"),
     Part("compile", 600, "compiles every kernel for these GPUs, on all cores, into the cache of all programs"),
+    Part("contexts", 60, "a rank on every GPU: which processes have a context on which GPU"),
+    Part("pairs", 120, "a rank on every GPU: what each writes into the memory of each, and how fast"),
+    Part("training", 240, "scripts/train.py for three epochs, a rank on every GPU, with MPI and without"),
+    Part("collectives", 600, "a rank on every GPU: all collectives by size"),
     Part("kernels", 300, "each kernel on every op and dtype, against NumPy, bit for bit"),
     Part("bandwidth", 60, "how fast the kernels move memory, against the GPU's own copy"),
     Part("NCCL", 180, "NCCL's own collectives, on one GPU and on all"),
@@ -64,17 +68,17 @@ PARTS = (
     Part("graphs", 400, "calls in CUDA graphs, plans, and memory that nobody holds any more"),
     Part("threads", 600, "ranks that are threads on one GPU"),
     Part("two communicators", 120, "calls of two communicators side by side"),
-    Part("a killed rank", 120, "one of two ranks is killed; the other one is told"),
+    Part("a killed rank", 180, "one of two ranks is killed, or does not come; the other one is told"),
     Part("PyTorch", 60, "PyTorch's tensors, and its streams"),
     Part("strategies", 300, "data parallel, ZeRO, parameter servers, compression and layouts, on one GPU and on all"),
-    Part("training", 120, "scripts/train.py for three epochs, a rank on every GPU"),
     Part("compute-sanitizer", 400, "the kernels under NVIDIA's memcheck"),
     Part("benchmark", 400, "all-reduces by size: over NCCL's messages, NCCL's own, and the peer executor's"),
-    Part("host time", 60, "how long the host is busy with one call"),
+    Part("host time", 120, "how long the host is busy with one call, of a lone rank and of two"),
     Part("peer bandwidth", 90, "all-reduces by kernels of ranks on one GPU, against its own copy"),
     Part("peer latency", 90, "small all-reduces in a CUDA graph"),
 )
-MEASURED = ("facts", "bandwidth", "benchmark", "host time", "peer bandwidth", "peer latency")  # every finding is shown
+MEASURED = ("facts", "contexts", "pairs", "collectives", "bandwidth", "benchmark", "host time", "peer bandwidth",
+            "peer latency")  # every finding is shown
 
 
 class Check:
@@ -159,10 +163,14 @@ def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) ->
     if name == "training":
         return training(left, gpus)
     if name == "benchmark":
-        return benchmark(left, gpus, min(LARGEST, options.megabytes))
+        return benchmark(left, gpus, 4 * options.megabytes)
     if name == "compile":
         return compiled(left, gpus)
-    if name in ("facts", "bandwidth", "host time", "peer bandwidth", "peer latency"):
+    if name in ("contexts", "pairs", "collectives"):
+        return on_every_gpu(left, name, gpus, options.megabytes)
+    if name == "host time":
+        return host_time(left, gpus)
+    if name in ("facts", "bandwidth", "peer bandwidth", "peer latency"):
         return _own(left, name, options.megabytes)
     _need(gpus)
     return _own(left, "cases", f"{name}:{options.keyword if name == 'kernels' else ''}")
@@ -171,7 +179,8 @@ def _run_part(name: str, gpus: int, options: argparse.Namespace, left: float) ->
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__, allow_abbrev=False)
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so many (60)")
-    parser.add_argument("--megabytes", type=int, default=256, help="how much the kernels move (256)")
+    parser.add_argument("--megabytes", type=int, default=256, 
+                        help="how much the kernels move (256); calls of several ranks up to four times as much")
     parser.add_argument("-k", dest="keyword", default="", help="of the kernels, those whose names have this in them")
     parser.add_argument("--output", type=Path, default=ROOT / "bench" / "results", help="folder of the JSON file")
     parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="the facts, and these parts")
@@ -181,9 +190,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 # ---------------------------------------------------------------- the parts
 
 
-def _own(left: float, name: str, argument: object = "") -> list[Finding]:
-    """Return what a part of `gpu_parts` finds."""
-    output, wrong = run([sys.executable, str(ROOT / "scripts" / "gpu_parts.py"), name, str(argument)], left)
+def _own(left: float, name: str, argument: object = "", start: Sequence[str] = (), program: str = "gpu_parts",
+         **variables: str) -> list[Finding]:
+    """Return what a part of `gpu_parts`, or another program, finds, which the words `start`, if any, start."""
+    command = [*start, sys.executable, str(ROOT / "scripts" / f"{program}.py"), name, str(argument)]
+    output, wrong = run(command, left, **variables)
     found = [json.loads(line) for line in output.splitlines() if line.startswith('{"name"')]
     return [*found, *([finding(name if name != "cases" else str(argument), FAILED, reason=wrong)] if wrong else [])]
 
@@ -201,40 +212,70 @@ def _counted(output: str) -> dict[str, Any]:
     return {"value": [f"{kind}: {count}" for kind, count in kinds.items()]}
 
 
+def on_every_gpu(left: float, name: str, gpus: int, megabytes: int) -> list[Finding]:
+    """What only several GPUs can show: contexts, memory of other GPUs, and all collectives."""
+    _need(gpus, "mpi4py")
+    if gpus < 2:
+        raise Absent("there is one GPU")
+    if name == "collectives":
+        return _benched(gpus, left, ("all", *SIZES), 4 * megabytes, {"": "auto"})
+    return _own(left, name, megabytes, _mpiexec(gpus), "gpu_nodes")
+
+
+def host_time(left: float, gpus: int) -> list[Finding]:
+    """The host's time of a lone rank, then of two, on a GPU each where there are two."""
+    _need(gpus, "mpi4py")
+    return [*_own(left / 2, "host time"),
+            *_own(left / 2, "host time", start=_mpiexec(2), **(SHARED if gpus == 1 else {}))]
+
+
 def training(left: float, gpus: int) -> list[Finding]:
-    """scripts/train.py on all GPUs, for three epochs."""
+    """scripts/train.py on all GPUs, for three epochs: by mpiexec, by `gpucoll run` without MPI, by torchrun."""
     _need(gpus, "mpi4py", "sklearn")
-    output, wrong = run([*_mpiexec(gpus), sys.executable, str(ROOT / "scripts" / "train.py"), "--device=cuda",
-                         "--epochs=3", "--progress=off"], left)
+    starts = {"train.py": [*_mpiexec(gpus), sys.executable],
+              "train.py without MPI": [sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", str(gpus)],
+              "train.py by torchrun": [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={gpus}"]}
+    if importlib.util.find_spec("torch") is None:
+        del starts["train.py by torchrun"]
+    found = [_trained(name, gpus, start, left / len(starts)) for name, start in starts.items()]
+    return [*found, *([] if "train.py by torchrun" in starts else
+                      [finding("train.py by torchrun", MISSING, reason="torch is not installed for this Python")])]
+
+
+def _trained(name: str, gpus: int, start: Sequence[str], left: float) -> Finding:
+    output, wrong = run([*start, str(ROOT / "scripts" / "train.py"), "--device=cuda", "--epochs=3", "--progress=off"],
+                        left)
     accuracy = re.search(r"test accuracy ([\d.]+) %", output)
     if accuracy is None and "cublas" in wrong:
         raise Absent("CuPy multiplies matrices by cuBLAS: pip install 'gpucoll[cublas13]', or cublas12")
     if accuracy is None:
-        return [finding("train.py", FAILED, reason=wrong or "it named no accuracy")]
-    status = PASSED if float(accuracy[1]) > 80 else FAILED
-    return [finding("train.py", status, ranks=gpus, accuracy=float(accuracy[1]))]
+        return finding(name, FAILED, reason=wrong or "it named no accuracy")
+    return finding(name, PASSED if float(accuracy[1]) > 80 else FAILED, ranks=gpus, accuracy=float(accuracy[1]))
 
 
 def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
     """A rank on every GPU; where there is one, two ranks on it, if NCCL takes them: at a time, where there is MPS."""
     _need(gpus, "mpi4py")
+    test = "all_reduce", *SIZES
     if gpus > 1:
-        return _benched(gpus, left, megabytes)
+        return _benched(gpus, left, test, megabytes, CONTESTANTS)
     with side_by_side() as variables:
-        found = _benched(2, left / 2, megabytes, **SHARED | variables)
+        found = _benched(2, left / 2, test, megabytes, CONTESTANTS, **SHARED | variables)
     if all(one["status"] != PASSED for one in found):  # two ranks on one GPU may be refused: what one finds counts
-        found = [one | {"status": MISSING} for one in found] + _benched(1, left / 2, megabytes)
+        found = [one | {"status": MISSING} for one in found] + _benched(1, left / 2, test, megabytes, CONTESTANTS)
     return found
 
 
-def _benched(ranks: int, left: float, megabytes: int, **variables: str) -> list[Finding]:
+def _benched(ranks: int, left: float, test: Sequence[str], megabytes: int, contestants: dict[str, str],
+             **variables: str) -> list[Finding]:
+    """Return what `test` of the benchmarks measures of each algorithm of each executor."""
     found: list[Finding] = []
-    for executor, algorithms in CONTESTANTS.items():
+    for executor, algorithms in contestants.items():
         chosen = {"GPUCOLL_EXECUTOR": executor.strip()} if executor else {}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bench.json"
-            _, wrong = run([*_mpiexec(ranks), sys.executable, "-m", "bench", *BENCH, f"--algorithm={algorithms}", "-e",
-                            f"{megabytes}M", f"--json={path}"], left / len(CONTESTANTS), **variables, **chosen)
+            _, wrong = run([*_mpiexec(ranks), sys.executable, "-m", "bench", *test, *BENCH, f"--algorithm={algorithms}",
+                            "-e", f"{megabytes}M", f"--json={path}"], left / len(contestants), **variables, **chosen)
             record = json.loads(path.read_text()) if path.exists() and path.stat().st_size else {"results": []}
         found += [_measured(executor, one, ranks) for one in record["results"]]
         if wrong or not record["results"]:
@@ -264,7 +305,7 @@ def side_by_side() -> Iterator[dict[str, str]]:
 def _measured(executor: str, one: dict[str, Any], ranks: int) -> Finding:
     figures = one["out_of_place"]
     status = FAILED if figures["nwrong"] else PASSED
-    return finding(f"{executor}{one['algorithm']}, {one['size']} bytes", status, ranks=ranks,
+    return finding(f"{executor}{one['collective']}, {one['algorithm']}, {one['size']} bytes", status, ranks=ranks,
                    microseconds=round(figures["time"], 1), bus_gigabytes_per_second=round(figures["bus_bw"], 2))
 
 

@@ -126,7 +126,10 @@ def _in_turn(nbytes: dict[str, float], seconds: Callable[[str], float]) -> dict[
 
 
 def host_time(_: str) -> Iterator[Finding]:
-    """How long the host is busy with one eager all_reduce of a lone rank, on the same arrays every time."""
+    """How long the host is busy with one eager all_reduce on the same arrays every time; what it is on rank 0.
+
+    Several ranks compare their calls by messages of the host as well. The limit is that of a lone rank.
+    """
     import cupy
 
     import gpucoll as gc
@@ -145,8 +148,10 @@ def host_time(_: str) -> Iterator[Finding]:
         with cupy.cuda.Stream(non_blocking=True) as stream:
             for algorithm in ("native", "ring"):
                 taken = statistics.median(microseconds(algorithm) for _ in range(REPEATS))
-                yield finding(f"all_reduce, {algorithm}", PASSED if taken <= CALL_MICROSECONDS else SHORT,
-                              microseconds=round(taken, 2))
+                status = PASSED if comm.size > 1 or taken <= CALL_MICROSECONDS else SHORT
+                if comm.rank == 0:
+                    ranks = f"{comm.size} ranks" if comm.size > 1 else "a lone rank"
+                    yield finding(f"all_reduce, {algorithm}, {ranks}", status, microseconds=round(taken, 2))
 
 
 # ---------------------------------------------------------------- the peer executor: threads on one GPU

@@ -244,6 +244,12 @@ def shared(ranks):
     programs(mpiexec(ranks), TOGETHER, 2 * LIMIT, SHARED)
 
 
+def late():
+    """One of two ranks does not come: the watchdog ends the call of the other one, with NaN and an error."""
+    taken(2)
+    programs(mpiexec(2), [("missing", "native"), ("missing", "ring")], LIMIT, SHARED)
+
+
 def killed():
     """A rank of two is killed: the other one is told so, or is at its deadline, and ends."""
     needs("mpi4py")
@@ -307,24 +313,24 @@ KERNELS = {
 PARTS = {
     "kernels": KERNELS,
     "NCCL": {"NCCL's binding": binding,
-             "native, one rank": functools.partial(programs, [], NATIVE, LIMIT),
-             "native, a rank on every GPU": functools.partial(across, NATIVE, 2)},
-    "schedules": {"one rank": alone,
-                  **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)},
-                  "a rank on every GPU": functools.partial(across, TOGETHER, 2)},
-    "peer": {**{f"peer, {ranks} processes on one GPU": functools.partial(peer_processes, ranks) for ranks in (2, 4)},
-             "peer, a rank on every GPU": functools.partial(across, PEER, 3, ON_PEER)},
-    "graphs": {"graphs, one rank": functools.partial(programs, [], GRAPHS, LIMIT),
-               "graphs, a rank on every GPU": functools.partial(across, GRAPHS, 3),
-               "graphs, peer, a rank on every GPU": functools.partial(across, PEER_GRAPHS, 3, ON_PEER)},
+             "native, a rank on every GPU": functools.partial(across, NATIVE, 2),
+             "native, one rank": functools.partial(programs, [], NATIVE, LIMIT)},
+    "schedules": {"a rank on every GPU": functools.partial(across, TOGETHER, 2),
+                  "one rank": alone,
+                  **{f"{ranks} processes on one GPU": functools.partial(shared, ranks) for ranks in (2, 4)}},
+    "peer": {"peer, a rank on every GPU": functools.partial(across, PEER, 3, ON_PEER),
+             **{f"peer, {ranks} processes on one GPU": functools.partial(peer_processes, ranks) for ranks in (2, 4)}},
+    "graphs": {"graphs, a rank on every GPU": functools.partial(across, GRAPHS, 3),
+               "graphs, peer, a rank on every GPU": functools.partial(across, PEER_GRAPHS, 3, ON_PEER),
+               "graphs, one rank": functools.partial(programs, [], GRAPHS, LIMIT)},
     "threads": {"threads on one GPU": threads,
                 **{f"peer, {ranks} threads on one GPU": functools.partial(peer_threads, ranks) for ranks in (2, 4, 8)}},
-    "strategies": {"training, one rank": functools.partial(programs, [], TRAINING, LIMIT),
-                   "training, a rank on every GPU": functools.partial(across, TRAINING, 2),
-                   "training, peer, a rank on every GPU": functools.partial(across, TRAINING, 2, ON_PEER)},
-    "two communicators": {"two communicators, one rank": functools.partial(programs, [], [("two",)], LIMIT),
-                          "two communicators, a rank on every GPU": functools.partial(across, [("two",)], 1)},
-    "a killed rank": {"a killed rank": killed},
+    "strategies": {"training, a rank on every GPU": functools.partial(across, TRAINING, 2),
+                   "training, peer, a rank on every GPU": functools.partial(across, TRAINING, 2, ON_PEER),
+                   "training, one rank": functools.partial(programs, [], TRAINING, LIMIT)},
+    "two communicators": {"two communicators, a rank on every GPU": functools.partial(across, [("two",)], 1),
+                          "two communicators, one rank": functools.partial(programs, [], [("two",)], LIMIT)},
+    "a killed rank": {"a rank that does not come": late, "a killed rank": killed},
     "PyTorch": {"PyTorch's tensors": torch_tensors},
     "compute-sanitizer": {"memcheck": sanitized, "peer, memcheck": peer_sanitized},
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpu_check
+import gpu_nodes
 from pace import seconds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +56,13 @@ def test_a_part_that_hangs_is_stopped():
     assert "exit code 3: " in gpu_check.run([sys.executable, "-c", "raise SystemExit(3)"], 600.0)[1]
 
 
+def test_a_context_on_a_foreign_gpu_is_found():
+    of_gpus = [{11, 12, 5}, {12}, {13}]
+    assert gpu_nodes._contexts([11, 12, 13], of_gpus)["value"] == [1, 2, 1]
+    for processes, status in ([11, 12, 13], "failed"), ([11, 13], "passed"), ([1, 2], "missing"):
+        assert gpu_nodes._contexts(processes, of_gpus)["status"] == status
+
+
 ENDS = {"passed": "ok ", "failed": "FAILED ", "missing": "missing "}
 
 
@@ -67,7 +75,7 @@ def said(name, status):
     return json.dumps({"name": "one", "status": status, "reason": "because"}), ""
 
 
-@pytest.mark.parametrize("name", [name for name in PARTS if name != "benchmark"])
+@pytest.mark.parametrize("name", [name for name in PARTS if name not in ("benchmark", "collectives")])
 @pytest.mark.parametrize("status", ENDS)
 def test_every_part_ends_in_one_of_three_ways(name, status, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "run", lambda *_, **__: said(name, status))
@@ -75,7 +83,7 @@ def test_every_part_ends_in_one_of_three_ways(name, status, tmp_path, monkeypatc
     monkeypatch.setattr(gpu_check, "_mpiexec", lambda ranks: ["mpiexec"])
     one = next(part for part in gpu_check.PARTS if part.name == name)
     run = gpu_check.Check(gpu_check._options(["--output", str(tmp_path)]))
-    run.part(one, functools.partial(gpu_check._run_part, name, 1, run.options))
+    run.part(one, functools.partial(gpu_check._run_part, name, 2, run.options))
     printed = capsys.readouterr().out
     assert one.does in printed
     assert (name, status) != ("compile", "passed") or run.parts[name]["findings"][0]["value"] == ["copy: 5"]
@@ -95,6 +103,16 @@ def test_when_time_is_up_the_rest_is_missing(tmp_path):
     assert [one["reason"] for part in found.values() for one in part.values()] == ["time is up"] * len(PARTS)
 
 
+@pytest.mark.nightly
+def test_four_gpus(tmp_path, emulated_kernels, launcher):
+    """What only several GPUs can show; the stand-in's NCCL needs MPI, so that nothing is trained without it."""
+    only = "contexts,pairs,collectives,a killed rank"
+    _, printed, found = check(tmp_path, "--only", only, "--megabytes", "1", **ON_STAND_IN | {"STAND_IN_GPUS": "4"})
+    assert " 0 failed" in printed, printed
+    assert [one["gigabytes_per_second"] for one in found["pairs"].values()][3:]
+    assert len({name.partition(",")[0] for name in found["collectives"]}) > 15
+
+
 @pytest.mark.slow
 def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     """Of the kernels a few; the peer executor's part, in which every CUDA thread is a fiber here, by itself."""
@@ -102,12 +120,14 @@ def test_what_runs_is_measured(tmp_path, emulated_kernels, launcher):
     code, printed, found = check(tmp_path, "--only", only, "--megabytes", "1", "-k", "bool", **ON_STAND_IN)
     assert found["NCCL"]["NCCL's binding"]["status"] == "passed"
     assert found["training"]["train.py"]["accuracy"] > 80
-    assert {name.split(",")[0] for name in found["benchmark"]} == {
-        "ring", "tree", "native", "peer one_shot", "peer two_shot", "peer ring"}
+    assert {name.rpartition(",")[0] for name in found["benchmark"]} == {
+        *(f"all_reduce, {name}" for name in ("ring", "tree", "native")),
+        *(f"peer all_reduce, {name}" for name in ("one_shot", "two_shot", "ring"))}
     assert all(one["ranks"] == 2 for one in found["benchmark"].values())  # on one GPU
     assert set(found["bandwidth"]) == {"device copy", "copy", "reduce", "pack", "cast", "scale"}
     assert all(one["gigabytes_per_second"] > 0 for one in found["bandwidth"].values())
-    assert set(found["host time"]) == {"all_reduce, native", "all_reduce, ring"}
+    assert set(found["host time"]) == {f"all_reduce, {name}, {ranks}" for name in ("native", "ring")
+                                       for ranks in ("a lone rank", "2 ranks")}
     assert (code, " 0 failed" in printed) == (1, True), printed  # no processor copies as fast as by one call
 
     quick = ("import json, gpu_parts as p; p.RANKS, p.SMALL, p.REPEATS, p.GRAPH = (2,), (8,), 1, 2; "

@@ -1,0 +1,132 @@
+"""What scripts/gpu_check runs with a rank on every GPU: `mpiexec -n RANKS python gpu_nodes.py PART ARGUMENT`.
+
+Rank 0 prints the findings, as `gpu_parts` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import gpu_parts
+from gpu_parts import FAILED, MISSING, PASSED, PATIENCE, REPEATS, Finding, finding
+
+CALLS = 8  # of a copy, timed together
+
+
+def contexts(_: str) -> Iterator[Finding]:
+    """Which processes have a context on which GPU, as NVML lists them, after calls by NCCL and by the peer executor.
+
+    A context on a foreign GPU takes hundreds of MB there, and fails where that GPU is in exclusive mode.
+    """
+    import cupy
+
+    import gpucoll as gc
+
+    if importlib.util.find_spec("pynvml") is None:
+        yield from _missing("pynvml is not installed for this Python: pip install nvidia-ml-py")
+        return
+    with gc.init(timeout=PATIENCE) as comm, gc.Communicator.from_mpi(comm.mpi, executor="peer") as other:
+        cupy.cuda.Device(comm.device).use()
+        x = cupy.ones(1000, "float32")
+        comm.all_reduce(x, algorithm="native")
+        comm.sendrecv(x, cupy.empty_like(x), (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size)
+        other.all_reduce(x, algorithm="two_shot")
+        cupy.cuda.Device(comm.device).synchronize()
+        processes = comm.mpi.allgather(os.getpid())
+        if comm.rank == 0:
+            yield _contexts(processes, _processes_of_gpus())
+        comm.mpi.Barrier()  # until then every process has its contexts
+
+
+def _missing(reason: str) -> Iterator[Finding]:
+    """The first rank says what is missing."""
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 0:
+        yield finding("contexts", MISSING, reason=reason)
+
+
+def _contexts(processes: Sequence[int], of_gpus: Sequence[set[int]]) -> Finding:
+    """Return on how many GPUs the process of each rank has a context: one each, if all is well."""
+    counts = [sum(process in there for there in of_gpus) for process in processes]
+    if not any(counts):
+        return finding("contexts", MISSING, reason="NVML lists no process of this job, as in another PID namespace")
+    return finding("contexts", PASSED if set(counts) == {1} else FAILED, value=counts)
+
+
+def _processes_of_gpus() -> list[set[int]]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    return [{one.pid for one in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)} for handle in handles]
+
+
+def pairs(megabytes: str) -> Iterator[Finding]:
+    """What each rank writes into the memory of each, one pair after the other: whether it arrives, and how fast.
+
+    A row has the GB/s of one rank's kernel into every other rank's memory, in order, with its own in its place.
+    """
+    import cupy
+
+    import gpucoll as gc
+
+    with gc.init(timeout=PATIENCE, executor="peer") as comm:
+        cupy.cuda.Device(comm.device).use()
+        count = int(megabytes) << 18
+        mine = comm.zeros(count, "uint32", device="cuda")
+        peer: Any = next(one for one in comm._gpu("cuda").executors if one.name == "peer")
+        if peer.symmetric is None:
+            if comm.rank == 0:
+                yield finding("peer memory", FAILED, reason=peer.serves(None))
+            return
+        places = peer.symmetric.places(mine.data.ptr, mine.nbytes).addresses
+        kernels, stream = comm._gpu("cuda").device.kernels, cupy.cuda.Stream(non_blocking=True)
+        given = cupy.arange(count, dtype="uint32")
+        given += comm.rank << 20
+        cupy.cuda.Device(comm.device).synchronize()
+        rates, arrived = [], []
+        for writer in range(comm.size):
+            for owner in range(comm.size):
+                if comm.rank == writer:
+                    copy = functools.partial(kernels.copy, given.data.ptr, places[owner], count, 4, stream)
+                    rates.append(_rate(copy, given.nbytes, stream))
+                comm.mpi.Barrier()
+                if comm.rank == owner:
+                    arrived.append(bool((mine == cupy.arange(count, dtype="uint32") + (writer << 20)).all()))
+                    mine[...] = 0
+                    cupy.cuda.Device(comm.device).synchronize()
+                comm.mpi.Barrier()
+        rows, columns = comm.mpi.gather(rates), comm.mpi.gather(arrived)
+        for rank in range(comm.size if comm.rank == 0 else 0):
+            lost = [owner for owner in range(comm.size) if not columns[owner][rank]]
+            yield finding(f"rank {rank} writes", FAILED if lost else PASSED, gigabytes_per_second=rows[rank],
+                          **({"reason": f"lost on ranks {lost}"} if lost else {}))
+
+
+def _rate(copy: Callable[[], Any], nbytes: int, stream: Any) -> float:
+    """Return the GB/s of a copy that is enqueued on `stream`."""
+    import cupy
+
+    taken = []
+    for _ in range(REPEATS):
+        first, last = cupy.cuda.Event(), cupy.cuda.Event()
+        first.record(stream)
+        for _ in range(CALLS):
+            copy()
+        last.record(stream)
+        last.synchronize()
+        taken.append(cupy.cuda.get_elapsed_time(first, last) / CALLS)
+    return round(nbytes / statistics.median(taken) / 1e6, 1)
+
+
+gpu_parts.PARTS |= {"contexts": contexts, "pairs": pairs}
+
+if __name__ == "__main__":
+    gpu_parts.main(*sys.argv[1:])
