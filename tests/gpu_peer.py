@@ -80,6 +80,22 @@ def executors_named(comm):
     return [one.name for one in comm._gpus["cuda"].executors]
 
 
+def windows(comm):
+    """Arrays of `comm.empty` lie in windows of NCCL's, which collectives on them and on their slices use."""
+    with gc.Communicator.from_mpi(comm.mpi, timeout=PATIENCE) as other:
+        x, out = (other.zeros(5000, "float32", device="cuda") for _ in range(2))
+        x += cupy.asarray(ranges(comm, 5000)[comm.rank])
+        for turn in range(5):
+            same(other.all_reduce(x, out, algorithm="native"), sum(ranges(comm, 5000)))
+            same(other.all_reduce(x[turn:9], out[turn:9], algorithm="native"), sum(ranges(comm, 5000))[turn:9])
+        nccl = other._gpus["cuda"]._transport
+        assert len(nccl._windows) == 1
+        if hasattr(nccl._comm, "windows"):  # NCCL itself does not say
+            assert nccl._comm.windows.count == 10
+        kept = x
+    same(kept, ranges(comm, 5000)[comm.rank])
+
+
 def lossy(comm):
     """Where memory of another rank opens and loses what is written, no rank uses it, and all name the pair."""
     runtime, held = cupy.cuda.runtime, []

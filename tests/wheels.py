@@ -157,7 +157,7 @@ def structs():
     return {"copy": launch.COPY(1, 2, 3), "reduce": launch.REDUCE(*range(8), 1, 2, 3),
             "pack": launch.PACK(1, 2, 3, 4, *range(16)), "scale": launch.SCALE(1, 2, 3, bytes(16)),
             "packets": heap.packets(1, 2, 3), "shots": heap.shots(1, 2, 3),
-            "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1)}
+            "steps": heap.steps([1, 2, 3, 4], 5, dict.fromkeys(("rounds", "lanes", "parts", "writes"), 1), 1, 1)}
 
 
 def costs():
@@ -180,6 +180,9 @@ def symbols():
     library, version = ctypes.CDLL("libnccl.so.2"), nccl.version()
     wrong = [f"NCCL {version} has no {name}" for collective, name in nccl.FOREIGN.items()
              if nccl.lacks(collective) is None and not hasattr(library, name)]
+    windows = ("ncclMemAlloc", "ncclMemFree", "ncclCommWindowRegister", "ncclCommWindowDeregister")
+    if version >= nccl.WINDOWS_SINCE:
+        wrong += [f"NCCL {version} has no {name}" for name in windows if not hasattr(library, name)]
     return version, wrong
 
 

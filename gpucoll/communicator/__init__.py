@@ -10,7 +10,7 @@
     cartesian      ranks on a grid, exchanges with neighbours
     advice         what a call would do, and why
     persistent     calls to be made again and again
-    symmetric      memory that all ranks of a node map
+    symmetric      memory that all ranks of a node map; windows: of NCCL's
 """
 
 from __future__ import annotations

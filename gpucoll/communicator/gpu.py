@@ -45,6 +45,7 @@ class Gpu:
         self._scheduled = NcclExecutor(device, transport, self.order)
         self.made: list[Executor] = [self._scheduled]
         self._transport = transport
+        self.windows: Any = None  # symmetric memory for NCCL, where the program has asked for it
         self.make_peer: Callable[[], PeerExecutor] | None = None
         self._peer: PeerExecutor | None = None
         self.observers: Sequence[CallObserver] = ()
@@ -367,6 +368,7 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     claimed, *ids = bootstrap.meet(link.mpi, timeout, lambda: (
         gpus.claim_gpu(link.mpi, ordinal), *(gpus.nccl_id(link.mpi) for _ in range(2))))
     lowest = min(gpu.capability for gpu in claimed)
+    from gpucoll.communicator.windows import Windows
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.nccl import Nccl
     from gpucoll.executors.nccl.native import NcclNative
@@ -375,6 +377,7 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)
     gpu = Gpu(device, transport, points)
     gpu.made.append(NcclNative(device, transport, gpu.order, capability=lowest))
+    gpu.windows = Windows.promised(device, transport)
     return gpu
 
 

@@ -14,7 +14,6 @@ from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
-from gpucoll.executors.peer.memory import SymmetricMemory
 
 DEVICES = ("cpu", "cuda")
 
@@ -66,8 +65,7 @@ class Symmetric(MetadataExchange):
             self._grow(name, heap, shared, *length)
         return heap.allocate(*length)
 
-    def _grow(self, name: str, heap: Heap, shared: SymmetricMemory | None, shape: tuple[int, ...],
-              dtype: numpy.dtype) -> None:
+    def _grow(self, name: str, heap: Heap, shared: Any, shape: tuple[int, ...], dtype: numpy.dtype) -> None:
         """Make room for an array; where a rank has no memory, no rank gets any."""
         slab: Any = None
         told: Metadata = {}
@@ -113,22 +111,27 @@ class Symmetric(MetadataExchange):
             raise BackendError(f"{name}: CuPy finds no GPU in this process", code="GC-NO-GPU")
         return "cuda" if device == "cuda" else "emulated" if self.options.emulated else "cpu"
 
-    def _memory(self, where: str) -> tuple[Heap, SymmetricMemory | None]:
+    def _memory(self, where: str) -> tuple[Heap, Any]:
         """Return the symmetric memory of a device, and how kernels reach the others'; a collective call at first."""
         shared = None if where == "cpu" else self._shared(where)
         if where not in self._heaps:
             self._heaps[where] = shared.heap if shared is not None else self._own_heap(where)
         return self._heaps[where], shared
 
-    def _shared(self, where: str) -> SymmetricMemory | None:
-        """Return the memory of the executor whose kernels read that of other ranks, if there is such a one."""
+    def _shared(self, where: str) -> Any:
+        """Return the memory of the executor whose kernels read that of other ranks, else NCCL's windows, else None."""
         try:
-            executors = self._gpu(where).executors
+            gpu = self._gpu(where)
+            executors = gpu.executors
         except (CollectiveTimeout, BackendError) as error:
             self._waits.failure = error
             raise
         peer: Any = next((one for one in executors if one.name == "peer"), None)
-        return None if peer is None else peer.symmetric
+        if peer is not None:
+            return peer.symmetric
+        if gpu.windows is not None:
+            self._own_heaps[where] = gpu.windows.heap
+        return gpu.windows
 
     def _own_heap(self, where: str) -> Heap:
         """Return memory that no kernel of another rank reaches."""

@@ -30,6 +30,8 @@ CUPYS = {"all_reduce": "allReduce", "reduce": "reduce", "reduce_scatter": "reduc
          "all_gather": "allGather"}
 FOREIGN = {"all_to_all": "ncclAlltoAll", "gather": "ncclGather", "scatter": "ncclScatter"}  # that CuPy does not have
 FOREIGN_SINCE = 22800  # version, as ncclGetVersion counts them
+WINDOWS_SINCE = 22700
+SYMMETRIC = 1  # NCCL_WIN_COLL_SYMMETRIC
 ERRORS = (KeyError, nccl.NcclError, cupy.cuda.runtime.CUDARuntimeError)  # KeyError: CuPy's for codes it does not know
 NOTHING: Waiting = iter(())  # to wait for
 
@@ -63,6 +65,7 @@ class Nccl:
         self._connected: set[Hashable] = set()
         self._connecting: concurrent.futures.Future[Any] | None = None
         self._aborting, self._is_aborted = threading.Lock(), False
+        self._windows: list[int] = []
         with _reported("init"):
             self._comm = self._within("init", lambda: nccl.NcclCommunicator(size, unique_id, rank))
         # CuPy's destructor would wait for the other ranks whenever the collector comes by
@@ -119,9 +122,7 @@ class Nccl:
 
     def _foreign(self, function: str, source: int, target: int, count: int, dtype: int, *root_and_stream: int) -> None:
         *root, stream = root_and_stream
-        result = getattr(_library(), function)(source, target, count, dtype, *root, self._comm.comm, stream)
-        if result:
-            raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
+        _check(function, source, target, count, dtype, *root, self._comm.comm, stream)
 
     def _call(self, what: str, needed: Sequence[Hashable], enqueue: Callable[[], Any]) -> Waiting:
         """Enqueue where the connections that are `needed` are there; else make them first, in the waiting returned."""
@@ -143,6 +144,17 @@ class Nccl:
             begun.result()
         self._connected.update(needed)
 
+    def register(self, start: int, nbytes: int) -> None:
+        """Make memory of `allocate` a window, the same bytes on all ranks; a collective call. NCCL may make none."""
+        window = ctypes.c_void_p()
+
+        def call() -> None:
+            _check("ncclCommWindowRegister", self._comm.comm, start, nbytes, ctypes.byref(window), SYMMETRIC)
+
+        self._within("window", call)
+        if window.value:
+            self._windows.append(window.value)
+
     def check(self) -> None:
         if not self._is_aborted:  # else its memory may be gone
             with _reported("communicator"):
@@ -154,10 +166,15 @@ class Nccl:
         NCCL waits for the last graph that has `captured` a call: then so does that thread, and nobody else.
         """
         if captured:
-            self._begin("close", self._comm.destroy)
+            self._begin("close", self._destroy)
         else:
             with contextlib.suppress(CollectiveTimeout):
-                self._within("close", self._comm.destroy)  # NCCL forbids to abort what is being destroyed
+                self._within("close", self._destroy)  # NCCL forbids to abort what is being destroyed
+
+    def _destroy(self) -> None:
+        for window in self._windows:
+            _check("ncclCommWindowDeregister", self._comm.comm, window)
+        self._comm.destroy()
 
     def abort(self) -> None:
         """End what is under way on this rank; idempotent. NCCL may itself wait for ever: then it is left to do so.
@@ -225,7 +242,31 @@ def _library() -> ctypes.CDLL:
         root = [] if name == "ncclAlltoAll" else [integer]
         # library[name] would be another object each time
         getattr(library, name).argtypes = (pointer, pointer, ctypes.c_size_t, integer, *root, pointer, pointer)
+    if version() >= WINDOWS_SINCE:
+        library.ncclMemAlloc.argtypes = (pointer, ctypes.c_size_t)
+        library.ncclMemFree.argtypes = (pointer,)
+        library.ncclCommWindowRegister.argtypes = (pointer, pointer, ctypes.c_size_t, pointer, integer)
+        library.ncclCommWindowDeregister.argtypes = (pointer, pointer)
     return library
+
+
+def _check(function: str, *arguments: Any) -> None:
+    """Call a function of NCCL's library; BackendError where it returns another code than success."""
+    result = getattr(_library(), function)(*arguments)
+    if result:
+        raise BackendError(f"NCCL: {function} returned {result}: {last_error()}", code="GC-NCCL")
+
+
+def allocate(nbytes: int) -> int:
+    """Return memory of the current GPU that can become a window."""
+    pointer = ctypes.c_void_p()
+    _check("ncclMemAlloc", ctypes.byref(pointer), nbytes)
+    return pointer.value or 0
+
+
+def free(pointer: int) -> None:
+    """Give such memory back."""
+    _check("ncclMemFree", pointer)
 
 
 def last_error() -> str:

@@ -158,6 +158,11 @@ def test_calls_on_the_same_arrays_take_one_launch(gpus, algorithm, executor, mac
     assert all(map(all, gpus("launched", SIZE, algorithm, env={**executor, **machine})))
 
 
+@ON_MACHINES
+def test_arrays_in_windows_of_nccl(gpus, machine):
+    gpus("windows", SIZE, env={"GPUCOLL_NCCL_WINDOWS": "1", **machine})
+
+
 def test_graphs_of_memory_that_other_ranks_map_are_not_kept_by_address(gpus):
     assert not any(map(any, gpus("launched", SIZE, "ring", env={"NCCL_LEGACY_CUDA_REGISTER": "1"})))
 

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import struct
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cupy
@@ -16,6 +16,7 @@ from gpucoll.arrays import Array
 from gpucoll.arrays.symmetric import Block
 from gpucoll.device.cuda import CudaDevice
 from gpucoll.device.peer import CONTROL
+from gpucoll.errors import BackendError
 from gpucoll.executors.peer.memory import PeerMemory
 
 WORDS = 8  # of one of CUDA's handles
@@ -24,13 +25,15 @@ _SERIALS = itertools.count(1)
 
 
 class CudaSlab:
-    """Memory of a GPU, all zeros, that other processes can map."""
+    """Memory of a GPU, all zeros, that other processes can map; by another pair of functions than CUDA's that NCCL can.
+    """
 
-    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+    def __init__(self, device: CudaDevice, nbytes: int, malloc: Callable[[int], int] = cupy.cuda.runtime.malloc,
+                 free: Callable[[int], object] = cupy.cuda.runtime.free) -> None:
         self.nbytes, self.key = nbytes, next(_SERIALS)
-        with device.current, _as_os_error():
-            self.start = cupy.cuda.runtime.malloc(nbytes)
-            self.free = weakref.finalize(self, _free, device, self.start)
+        with device.current, as_os_error():
+            self.start = malloc(nbytes)
+            self.free = weakref.finalize(self, _free, device, self.start, free)
             self.free.atexit = False  # CUDA may have ended by then
             cupy.cuda.runtime.memset(self.start, 0, nbytes)
             cupy.cuda.runtime.deviceSynchronize()
@@ -45,9 +48,9 @@ def array_on(device: CudaDevice, block: Block, shape: tuple[int, ...], dtype: nu
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
-def _free(device: CudaDevice, pointer: int) -> None:
+def _free(device: CudaDevice, pointer: int, free: Callable[[int], object]) -> None:
     with device.current:
-        cupy.cuda.runtime.free(pointer)
+        free(pointer)
 
 
 class IpcMemory(PeerMemory):
@@ -72,11 +75,11 @@ class IpcMemory(PeerMemory):
         return array_on(self._device, block, shape, dtype)
 
     def _handle(self, slab: CudaSlab) -> Sequence[int]:
-        with _as_os_error():
+        with as_os_error():
             return _HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))
 
     def _map(self, process: int, handle: Sequence[int]) -> int:
-        with self._device.current, _as_os_error():
+        with self._device.current, as_os_error():
             self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle[:WORDS])))
         return self._opened[-1]
 
@@ -103,9 +106,9 @@ class IpcMemory(PeerMemory):
 
 
 @contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
+def as_os_error() -> Iterator[None]:
     """What CUDA refuses here is no fault of the program's: the ranks do without."""
     try:
         yield
-    except cupy.cuda.runtime.CUDARuntimeError as error:
+    except (cupy.cuda.runtime.CUDARuntimeError, BackendError) as error:
         raise OSError(str(error)) from error

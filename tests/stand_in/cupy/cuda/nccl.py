@@ -13,7 +13,7 @@ import weakref
 import ml_dtypes
 import numpy
 
-from .. import _memory, _wire
+from .. import _memory, _windows, _wire
 from .._connect import Connections, Truncated
 from .._machine import MACHINE, CUDARuntimeError
 from ..hostile import capability, nccl_version, on, report
@@ -139,7 +139,8 @@ class _Collective:
     def __init__(self, comm, name, source, target, given, taken, kind, stream, form, reaches=()):
         self.comm, self.stream, self.form = comm, stream, form
         self.reaches = reaches  # to whom and from whom it sends; () is a collective that goes around the ring
-        self.kind = kind + 100 * sum(map(ord, name))  # so that another collective does not match
+        # So that another collective does not match, nor one on arrays at another place in a window, or in none
+        self.kind = kind + 100 * sum(map(ord, name)) + 100_000 * comm.windows.used([(source, given), (target, taken)])
         self.source = comm._place(source, given)
         self.target = comm._place(target, taken) if taken else None
 
@@ -199,6 +200,7 @@ class NcclCommunicator:
         self.mpi, self.wire = mpi, _wire.Wire(rank, ndev, mpi)
         self.aborted, self.issued, self.ended = False, 0, 0
         self.graphs, self.destroying = 0, False
+        self.windows = _windows.Windows()
         self._connections = Connections(rank, ndev)
         if len(set(spots)) < len(spots) and os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") != "1":
             _refuse(5, "Duplicate GPU detected : two ranks on one CUDA device")
@@ -237,6 +239,10 @@ class NcclCommunicator:
         except Truncated as error:
             _refuse(3, str(error))
 
+    def meet_all(self):
+        """Wait until all ranks are here."""
+        self._connections.register(self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted))
+
     def _not_aborted(self):
         if self.aborted:
             _refuse(3, "the communicator was aborted")
@@ -249,6 +255,8 @@ class NcclCommunicator:
         """Returns when what was enqueued has ended."""
         if self.comm:
             self.destroying = True
+            if self.windows.places:
+                report("ncclCommDestroy of a communicator that has windows")
             while self.ended < self.issued and not self.aborted and MACHINE.fault is None:
                 MACHINE.hurry = True
                 threading.Event().wait(1e-3)
@@ -379,6 +387,7 @@ class _Library(ctypes.CDLL):
             return super().__new__(cls)
         names = ("ncclAlltoAll", "ncclGather", "ncclScatter") if get_version() >= 22800 else ()
         functions = {name: _foreign(name) for name in names}
+        functions |= _windows.functions(_communicators) if get_version() >= 22700 else {}
         return types.SimpleNamespace(**functions, ncclGetLastError=lambda _: _last_error.encode())
 
 
