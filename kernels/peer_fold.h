@@ -45,9 +45,10 @@ GC_DEV void fold_batch(const Given& a, const Batch<AT_ONCE>& batch, const Place&
 
 // Of GROUP sources at least.
 template <class T, class Op, u32 GROUP, class Given> GC_DEV void fold(Team team, const Given& a, u64 count) {
-    constexpr u32 WIDE = ITEMS<T, Word> * ((sizeof(Wide<T>) + 3) / 4);  // registers for the wide values of a word
-    constexpr u32 LOADS = sizeof(T) == 2 || sizeof(T) == 4 ? 16 : 8;  // of other types more would not fit the registers
-    constexpr u32 AT_ONCE = LOADS / GROUP < 32 / WIDE ? LOADS / GROUP : 32 / WIDE;
+    // Loads that are under way together. The wide values of a word take 4 registers, 8 of elements of 2 bytes, and 16 of
+    // elements of 1 byte: with more loads some kernels would not fit 128 registers.
+    constexpr u32 LOADS = sizeof(T) == 1 ? (GROUP == 2 ? 4 : GROUP) : sizeof(T) > 4 ? 8 : 16;
+    constexpr u32 AT_ONCE = sizeof(T) == 2 && GROUP == 2 ? 4 : LOADS / GROUP;
     u64 differences = 0;
     for (u32 k = 0; k < a.sources; ++k) differences |= a.source(k) ^ a.target(0);
     for (u32 k = 1; k < a.targets; ++k) differences |= a.target(k) ^ a.target(0);

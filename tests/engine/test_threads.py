@@ -135,7 +135,7 @@ def test_a_rank_that_is_not_waited_for_is_noticed(carries_out, name):
 def test_a_race_is_seen(carries_out, name):
     """The calls of a program are alike: in others ranks that are not together may see it by their signatures first."""
     random, changes = generator(f"race/{name}"), (engine_mutants.RACES | engine_mutants.ORDERS)[name].changes
-    for number in range(60):
+    for number in range(150):  # beside other work the ranks' threads rarely meet
         program = written.program(random, 3, 1, 1000, names=written.ONE_WAY, alike=number % 2 > 0)
         with contextlib.suppress(JobTimeout):  # ranks that have lost each other may wait for ever
             job = carries_out("thread", program, changes, limit=10)
@@ -148,7 +148,8 @@ def test_a_race_is_seen(carries_out, name):
 @pytest.mark.mutant
 @pytest.mark.parametrize("name", engine_mutants.BEYOND)
 def test_bytes_beyond_the_end_are_seen(carries_out, name):
-    program = written.program(generator(f"beyond/{name}"), 3, 100, 2000)
-    job = carries_out("address,undefined", program, engine_mutants.BEYOND[name].changes)
-    assert job.returncode == FAILED, job.stdout
-    assert "AddressSanitizer" in job.stderr, job.stderr
+    """Programs of few kinds of calls: memory that a larger call has taken before is there for a smaller one."""
+    random = generator(f"beyond/{name}")
+    jobs = (carries_out("address,undefined", written.program(random, 3, 3, 60), engine_mutants.BEYOND[name].changes)
+            for _ in range(40))
+    assert any(job.returncode == FAILED and "AddressSanitizer" in job.stderr for job in jobs)
