@@ -18,6 +18,7 @@ STAND_IN = str(HERE / "stand_in")
 TRAIN = HERE.parent / "scripts" / "train.py"
 SIZE = 3
 PEER = {"GPUCOLL_EXECUTOR": "peer"}
+SHARE = {"GPUCOLL_SHARE_GPU": "1"}
 SLOW, NIGHTLY = pytest.mark.slow, pytest.mark.nightly
 HOSTILE = {"GPUCOLL_STAND_IN": "hostile"}  # see stand_in/cupy/hostile.py
 
@@ -192,12 +193,28 @@ def job(ranks, code, **variables):
     return "".join(sorted(result.stdout.split()))
 
 
+SEVERAL = ("host_against_device", "unreachable", "lossy")  # programs of two ranks at least
+
+
+@NIGHTLY
+@ON_MACHINES
+@pytest.mark.parametrize("count", [1, 4], ids=["one GPU", "four GPUs"])
+@pytest.mark.parametrize("size", [1, 2, 4])  # three ranks have eight GPUs elsewhere
+@pytest.mark.timeout(1800)
+def test_other_numbers_of_ranks_and_gpus(mpiexec, emulated_kernels, size, count, machine):
+    shared = {**SHARE, "NCCL_MULTI_RANK_GPU_ENABLE": "1"} if size > count else {}
+    for variables, programs in (({}, [*ANYWHERE, *WITH_NCCL, *TRAINING]), (PEER, ON_PEER)):
+        which = json.dumps([program for program in programs if size > 1 or program[0] not in SEVERAL])
+        result = launch(size, sys.executable, HERE / "gpu_programs.py", which, timeout=seconds(800),
+                        env=environment(**variables, **shared, **machine, STAND_IN_GPUS=str(count)))
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
 @pytest.mark.slow
 def test_torchs_calls_on_cupy_arrays(mpiexec, emulated_kernels):
     assert job(2, "import gpu_programs; print(gpu_programs.torch_like())") == "nccl" * 2
 
 
-SHARE = {"GPUCOLL_SHARE_GPU": "1"}
 CLAIM = """
 import sys, cupy, gpucoll as gc
 comm = gc.init(timeout=60)

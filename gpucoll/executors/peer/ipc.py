@@ -25,15 +25,15 @@ _SERIALS = itertools.count(1)
 
 
 class CudaSlab:
-    """Memory of a GPU, all zeros, that other processes can map; by another pair of functions than CUDA's that NCCL can.
-    """
+    """Memory of a GPU, all zeros, that other processes can map: CUDA's, or that of another pair of functions."""
 
-    def __init__(self, device: CudaDevice, nbytes: int, malloc: Callable[[int], int] = cupy.cuda.runtime.malloc,
-                 free: Callable[[int], object] = cupy.cuda.runtime.free) -> None:
+    def __init__(self, device: CudaDevice, nbytes: int, malloc: Callable[[int], int] | None = None,
+                 free: Callable[[int], object] | None = None) -> None:
         self.nbytes, self.key = nbytes, next(_SERIALS)
+        runtime = cupy.cuda.runtime
         with device.current, as_os_error():
-            self.start = malloc(nbytes)
-            self.free = weakref.finalize(self, _free, device, self.start, free)
+            self.start = (malloc or runtime.malloc)(nbytes)
+            self.free = weakref.finalize(self, _free, device, self.start, free or runtime.free)
             self.free.atexit = False  # CUDA may have ended by then
             cupy.cuda.runtime.memset(self.start, 0, nbytes)
             cupy.cuda.runtime.deviceSynchronize()
