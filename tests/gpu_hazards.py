@@ -51,7 +51,7 @@ def missing(comm, algorithm):
     """
     last, stream, error = comm.size - 1, cupy.cuda.Stream(non_blocking=True), None
     with stream:
-        other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(1))
+        other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(4))
         x, y = ramp(comm, 3000), cupy.zeros(3000, numpy.float32)
         for _ in range(2):
             same(other.all_reduce(x, y, algorithm=algorithm), sum(ranges(comm, 3000)))
@@ -74,7 +74,7 @@ def missing_in_broadcast(comm):
     """A receiver does not come: what the root gives stays what it is; the other receivers have that too, or NaN."""
     last, stream = comm.size - 1, cupy.cuda.Stream(non_blocking=True)
     with stream:
-        other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(1))
+        other = gc.Communicator.from_mpi(comm.mpi, timeout=seconds(4))
         x = ramp(comm, COUNT)
         other.broadcast(x.copy(), 0)
         stream.synchronize()
