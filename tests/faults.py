@@ -21,8 +21,9 @@ from planted_connections import PLANTED_CONNECTIONS  # noqa: E402
 from planted_gpu import PLANTED_GPU  # noqa: E402
 from planted_rows import PLANTED_ROWS  # noqa: E402
 
-# Kinds that only a sanitizer or a browser sees: nightly tests plant these themselves.
-BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page"}
+# Kinds of which nightly tests plant every fault themselves: some only a sanitizer or a browser sees.
+BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page", "peer", "engine", "eager", "order", "behind",
+                    "plan", "mail"}
 
 
 class Fault(NamedTuple):

@@ -76,8 +76,6 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "schedule": ["tests/unit/test_schedules.py", "tests/contract"],
     "product": ["tests/contract", "tests/unit"],
     "kernel": ["tests/kernels", "tests/contract"],
-    "peer": ["tests/peer", "tests/contract"],
-    "race": ["tests/peer", "tests/contract"],
     "guard": [*(f"tests/multirank/test_{part}.py" for part in
                 ("edges", "points", "wildcards", "culprits", "deferred", "deaths", "disagreements", "stand_in",
                  "catalogue")),
@@ -89,12 +87,6 @@ LIKELY = {  # by the kind of a fault; the rest of the tier follows
     "compiler": ["tests/unit/test_nvrtc.py", "tests/unit/test_kernels_command.py"],
     "training": ["tests/unit/test_buckets.py",
                  *(f"tests/contract/test_{part}.py" for part in ("training", "compression", "layout", "checkpoint"))],
-    "engine": ["tests/contract", "tests/engine", "tests/multirank/test_one_pass.py", "tests/multirank/test_engine.py"],
-    "order": ["tests/engine"],
-    "behind": ["tests/engine"],
-    "eager": ["tests/multirank/test_eager.py"],
-    "plan": ["tests/engine"],
-    "mail": ["tests/multirank/test_mail.py"],
     "native": ["tests/multirank/test_native.py"],
 }
 
@@ -144,7 +136,7 @@ def record(verdicts):
     known = caught_before()
     known.update((name_of(one.fault), one.caught) for one in verdicts if one.planted and not own_tests(one.fault)
                  and "::" in one.caught and ": exit code" not in one.caught)
-    names = {name_of(fault) for fault in faults()}
+    names = {name_of(fault) for fault in faults() if fault.kind not in BY_NIGHTLY_TESTS}
     kept = {name: test for name, test in sorted(known.items()) if name in names}
     CATCHERS.write_text(json.dumps(kept, indent=0) + "\n")
 
