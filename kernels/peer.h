@@ -46,6 +46,8 @@ struct Book {
     u64 sent, received;
 };
 
+constexpr u64 GONE = ~u64(0);  // in the place of a number of meetings: this block comes to none any more
+
 enum Wanted : u32 { A_MEETING = 1, A_PACKET, A_PIECE };
 
 GC_DEV State* state_of(const Heap& heap) { return static_cast<State*>(pointer_to(heap.slabs[heap.rank])); }
@@ -120,10 +122,22 @@ GC_DEV bool meet(const Heap& heap, u32 channel, u64 wanted) {
     bool all = true;
     for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x) {
         const u64 met = address_of(&line_of(heap, heap.rank, channel, peer)->met);
+        u64 last = 0;
         all = all && wait(heap, A_MEETING, peer, wanted,
-                          [&](u64& seen) { return (seen = load_acquire(met)) >= wanted; });
+                          [&](u64& seen) { return (seen = last = load_acquire(met)) >= wanted; });
+        if (all && last == GONE) {
+            fail(heap, A_MEETING, peer, wanted, last);
+            all = false;
+        }
     }
     return __syncthreads_and(all);
+}
+
+// Tells this block of every rank that this one has given up. A rank that comes late then writes nothing into arrays which
+// the program may have used again.
+GC_DEV void leave(const Heap& heap, u32 channel) {
+    for (u32 peer = threadIdx.x; peer < heap.ranks; peer += blockDim.x)
+        if (peer != heap.rank) store_release(address_of(&line_of(heap, peer, channel, heap.rank)->met), GONE);
 }
 
 // Tells this block of every rank what is compared when they have met.

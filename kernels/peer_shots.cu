@@ -84,11 +84,15 @@ GC_DEV void for_sections(const ShotsArguments& a, u32 channel, const Stage& stag
         if (!section.sources) stage_section(next);
         together = meet(a.heap, channel, MEETINGS * epoch + 2);
         if (together) collect(section);
+        __syncthreads();  // the section after the next is staged where this one was, by other threads
         if (next.count == 0) break;
         section = next;
         ++epoch;
     }
-    if (!together) fill_with_nan(address_of(a.dst), a.nan_bytes);
+    if (!together) {
+        leave(a.heap, channel);
+        fill_with_nan(address_of(a.dst), a.nan_bytes);
+    }
     end_epoch(a.heap, epoch);
 }
 

@@ -13,6 +13,7 @@ import datetime
 import functools
 import getpass
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -37,7 +38,7 @@ SHARED = {"GPUCOLL_SHARE_GPU": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_MAX
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}  # ranks on one GPU: no stream stands behind another one's
 BENCH = ("--device=cuda", "--progress=off")
 CONTESTANTS = {"": "ring,tree,native", "peer ": "one_shot,two_shot,ring"}  # by NCCL, and by the peer executor
-SIZES = ("-b", "1K", "-f", "16")
+CHECKED = 64  # MiB of the largest messages that are checked, on the host
 LOST = 5.0  # seconds that a part gets to end by itself
 
 
@@ -218,15 +219,21 @@ def on_every_gpu(left: float, name: str, gpus: int, megabytes: int) -> list[Find
     if gpus < 2:
         raise Absent("there is one GPU")
     if name == "collectives":
-        return _benched(gpus, left, ("all", *SIZES), 4 * megabytes, {"": "auto"})
+        return _benched(gpus, left, "all", 4 * megabytes, {"": "auto"})
     return _own(left, name, megabytes, _mpiexec(gpus), "gpu_nodes")
 
 
 def host_time(left: float, gpus: int) -> list[Finding]:
     """The host's time of a lone rank, then of two, on a GPU each where there are two."""
-    _need(gpus, "mpi4py")
-    return [*_own(left / 2, "host time"),
-            *_own(left / 2, "host time", start=_mpiexec(2), **(SHARED if gpus == 1 else {}))]
+    alone = _own(left / 2, "host time")
+    try:
+        _need(gpus, "mpi4py")
+        together = _own(left / 2, "host time", start=_mpiexec(2), **(SHARED if gpus == 1 else {}))
+    except Absent as error:
+        together = [finding("two ranks", MISSING, reason=str(error))]
+    if gpus == 1:  # NCCL before 2.30 refuses two ranks on one GPU
+        together = [one | {"status": MISSING} if one["status"] == FAILED else one for one in together]
+    return [*alone, *together]
 
 
 def training(left: float, gpus: int) -> list[Finding]:
@@ -234,7 +241,8 @@ def training(left: float, gpus: int) -> list[Finding]:
     _need(gpus, "mpi4py", "sklearn")
     starts = {"train.py": [*_mpiexec(gpus), sys.executable],
               "train.py without MPI": [sys.executable, "-m", "gpucoll", "run", "--standalone", "-n", str(gpus)],
-              "train.py by torchrun": [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={gpus}"]}
+              "train.py by torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                                      f"--nproc-per-node={gpus}"]}
     if importlib.util.find_spec("torch") is None:
         del starts["train.py by torchrun"]
     found = [_trained(name, gpus, start, left / len(starts)) for name, start in starts.items()]
@@ -256,26 +264,32 @@ def _trained(name: str, gpus: int, start: Sequence[str], left: float) -> Finding
 def benchmark(left: float, gpus: int, megabytes: int) -> list[Finding]:
     """A rank on every GPU; where there is one, two ranks on it, if NCCL takes them: at a time, where there is MPS."""
     _need(gpus, "mpi4py")
-    test = "all_reduce", *SIZES
     if gpus > 1:
-        return _benched(gpus, left, test, megabytes, CONTESTANTS)
+        return _benched(gpus, left, "all_reduce", megabytes, CONTESTANTS)
     with side_by_side() as variables:
-        found = _benched(2, left / 2, test, megabytes, CONTESTANTS, **SHARED | variables)
+        found = _benched(2, left / 2, "all_reduce", megabytes, CONTESTANTS, **SHARED | variables)
     if all(one["status"] != PASSED for one in found):  # two ranks on one GPU may be refused: what one finds counts
-        found = [one | {"status": MISSING} for one in found] + _benched(1, left / 2, test, megabytes, CONTESTANTS)
+        found = [one | {"status": MISSING} for one in found]
+        found += _benched(1, left / 2, "all_reduce", megabytes, CONTESTANTS)
     return found
 
 
-def _benched(ranks: int, left: float, test: Sequence[str], megabytes: int, contestants: dict[str, str],
+def _benched(ranks: int, left: float, test: str, megabytes: int, contestants: dict[str, str],
              **variables: str) -> list[Finding]:
-    """Return what `test` of the benchmarks measures of each algorithm of each executor."""
+    """Return what `test` of the benchmarks measures of each algorithm of each executor, by size.
+
+    The results of the largest messages are not checked: the host would take minutes for them.
+    """
+    sizes = [["-b", "1K", "-f", "16", "-e", f"{min(CHECKED, megabytes)}M"],
+             *([["-b", f"{megabytes}M", "-c", "0"]] if megabytes > CHECKED else [])]
+    runs = list(itertools.product(sizes, contestants.items()))
     found: list[Finding] = []
-    for executor, algorithms in contestants.items():
+    for size, (executor, algorithms) in runs:
         chosen = {"GPUCOLL_EXECUTOR": executor.strip()} if executor else {}
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bench.json"
-            _, wrong = run([*_mpiexec(ranks), sys.executable, "-m", "bench", *test, *BENCH, f"--algorithm={algorithms}",
-                            "-e", f"{megabytes}M", f"--json={path}"], left / len(contestants), **variables, **chosen)
+            _, wrong = run([*_mpiexec(ranks), sys.executable, "-m", "bench", test, *BENCH, *size,
+                            f"--algorithm={algorithms}", f"--json={path}"], left / len(runs), **variables, **chosen)
             record = json.loads(path.read_text()) if path.exists() and path.stat().st_size else {"results": []}
         found += [_measured(executor, one, ranks) for one in record["results"]]
         if wrong or not record["results"]:

@@ -10,6 +10,7 @@ import importlib.util
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ import gpu_parts
 from gpu_parts import FAILED, MISSING, PASSED, PATIENCE, REPEATS, Finding, finding
 
 CALLS = 8  # of a copy, timed together
+LONGEST = 0.3  # seconds for a pair: over PCIe there are fewer repeats
+MOST = 64  # MiB that a pair moves
 
 
 def contexts(_: str) -> Iterator[Finding]:
@@ -79,7 +82,7 @@ def pairs(megabytes: str) -> Iterator[Finding]:
 
     with gc.init(timeout=PATIENCE, executor="peer") as comm:
         cupy.cuda.Device(comm.device).use()
-        count = int(megabytes) << 18
+        count = min(int(megabytes), MOST) << 18
         mine = comm.zeros(count, "uint32", device="cuda")
         peer: Any = next(one for one in comm._gpu("cuda").executors if one.name == "peer")
         if peer.symmetric is None:
@@ -114,8 +117,9 @@ def _rate(copy: Callable[[], Any], nbytes: int, stream: Any) -> float:
     """Return the GB/s of a copy that is enqueued on `stream`."""
     import cupy
 
-    taken = []
-    for _ in range(REPEATS):
+    taken: list[float] = []
+    deadline = time.monotonic() + LONGEST
+    while len(taken) < REPEATS and (not taken or time.monotonic() < deadline):
         first, last = cupy.cuda.Event(), cupy.cuda.Event()
         first.record(stream)
         for _ in range(CALLS):

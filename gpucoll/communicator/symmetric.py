@@ -14,6 +14,7 @@ from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
+from gpucoll.work import keep_for_ever
 
 DEVICES = ("cpu", "cuda")
 
@@ -40,8 +41,11 @@ class Symmetric(MetadataExchange):
 
     def _release(self, failed: bool) -> None:
         super()._release(failed)
-        for heap in self._own_heaps.values():
-            heap.close()
+        for where, heap in self._own_heaps.items():
+            if failed or self._gpus[where].order.has_captured:
+                keep_for_ever(heap)  # NCCL may still use its windows
+            else:
+                heap.close()
 
     def _symmetric(self, name: str, shape: Any, dtype: Any, device: str | None) -> Any:
         self._check_usable()
@@ -84,7 +88,11 @@ class Symmetric(MetadataExchange):
                 heap.shrink()
             raise
         if shared is not None:
-            shared.reach(slab.key, [one["slab"] for one in everyone])
+            try:
+                shared.reach(slab.key, [one["slab"] for one in everyone])
+            except GpucollError as failure:  # other ranks may have the slab
+                self._waits.failure = failure
+                raise
         elif heap is self._host.heap:
             self._reach_on_host(name, slab, [one["slab"] for one in everyone])
 

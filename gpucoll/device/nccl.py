@@ -65,7 +65,7 @@ class Nccl:
         self._connected: set[Hashable] = set()
         self._connecting: concurrent.futures.Future[Any] | None = None
         self._aborting, self._is_aborted = threading.Lock(), False
-        self._windows: list[int] = []
+        self._windows: list[tuple[int, range]] = []  # and which addresses they have
         with _reported("init"):
             self._comm = self._within("init", lambda: nccl.NcclCommunicator(size, unique_id, rank))
         # CuPy's destructor would wait for the other ranks whenever the collector comes by
@@ -109,7 +109,8 @@ class Nccl:
     def collective(self, name: str, source: int, target: int, count: int, dtype: str, *more: int) -> NcclCall:
         """Return a call; `more` are the op of what reduces, one of `OPS`, and the root where there is one.
 
-        NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one.
+        NCCL chooses its algorithm by the size: a call of another order of magnitude may be the first to use one. For
+        arrays in windows it has others.
         """
         what = FOREIGN.get(name, name)
         function = functools.partial(self._foreign, what) if name in FOREIGN else getattr(self._comm, CUPYS[name])
@@ -118,7 +119,8 @@ class Nccl:
         def enqueue(stream: Any) -> None:
             function(*arguments, stream.ptr)
 
-        return NcclCall(what, ((what, count.bit_length(), *arguments[3:5]),), enqueue)
+        in_windows = all(any(end in there for _, there in self._windows) for end in (source, target))
+        return NcclCall(what, ((what, count.bit_length(), *arguments[3:5], in_windows),), enqueue)
 
     def _foreign(self, function: str, source: int, target: int, count: int, dtype: int, *root_and_stream: int) -> None:
         *root, stream = root_and_stream
@@ -153,7 +155,7 @@ class Nccl:
 
         self._within("window", call)
         if window.value:
-            self._windows.append(window.value)
+            self._windows.append((window.value, range(start, start + nbytes)))
 
     def check(self) -> None:
         if not self._is_aborted:  # else its memory may be gone
@@ -172,7 +174,9 @@ class Nccl:
                 self._within("close", self._destroy)  # NCCL forbids to abort what is being destroyed
 
     def _destroy(self) -> None:
-        for window in self._windows:
+        if self._windows:
+            cupy.cuda.Device().synchronize()  # a graph that was launched before may still use them
+        for window, _ in self._windows:
             _check("ncclCommWindowDeregister", self._comm.comm, window)
         self._comm.destroy()
 

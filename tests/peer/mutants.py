@@ -3,19 +3,23 @@
 `python mutants.py CHECK [RACE]` runs one check below ThreadSanitizer, which the process has.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpucoll.device import sources
+from gpucoll.device.peer import Places, Room
 from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
 from peer import direct, schedules
 from peer.schedules import Case, Swap, Turn
-from peer.world import Fault, library, watched
+from peer.world import Fault, World, library, placed, watched
 
 OP, NAME = "sum", "int32"
 NOTICED = (AssertionError, Fault)
@@ -37,6 +41,11 @@ def check_direct(libraries, seed=0, **options):
 def check_sections(libraries, seed=0):
     """What is staged does not fit the room for it at once."""
     check_direct(libraries, seed, count=100, sections=3)
+
+
+def check_askew(libraries, seed=0):
+    """Sections of arrays that begin beside words, so that other threads stage an element than take its result."""
+    direct.run(libraries, OP, NAME, ranks=2, count=200, sections=5, misaligned=4, threads=8, seed=seed)
 
 
 def check_groups(libraries, seed=0):
@@ -81,6 +90,28 @@ def check_between(libraries, seed=0):
                     between=lambda world, rank: ONE_WAY_RANKS[rank].launch(world, ONE_WAY, rank, 2, 4))
 
 
+GONE = 2**64 - 1
+
+
+def check_late(libraries, seed=0):
+    """A rank gives up and says so; a rank that comes after that writes nothing into the other one's result."""
+    for late in (False, True):
+        world = World(Room(2, 1, packets=64, slot=32, staging=64), libraries, seed=seed, patience=1e-3)
+        rows = [placed(numpy.arange(16, dtype=NAME)) for _ in range(4)]
+        sources, results = (Places(7, [row.ctypes.data for row in rows[first::2]]) for first in (0, 1))
+        lines = [slab[world.room.offsets["lines"]:].view(numpy.uint64) for slab in world.slabs]
+        if late:
+            lines[1][0] = GONE  # of rank 0
+        ends = sources.addresses[late], results.addresses[late]
+        world.launch(int(late), DIRECT[2].entry, world.heaps[late].shots(*ends, 16, sources, results), 1, 4)
+        with contextlib.suppress(Fault):
+            world.run()
+            raise AssertionError("nobody was missing")
+        assert (rows[1] == numpy.arange(16)).all()
+        assert int(world.controls[late]["peer"]) == 1 - late
+        assert lines[1][0] == GONE
+
+
 class Mutant(NamedTuple):
     """What becomes of which text, and the check that must notice."""
 
@@ -108,6 +139,10 @@ MUTANTS = {
     "the next section is staged over the one that others read": Mutant(
         "1 - section.half", "section.half", check_sections),
     "the next section is staged when others read it": Mutant(STAGED, STAGED_LATE, check_sections),
+    "no barrier between a section and the next but one": Mutant(
+        "        __syncthreads();  // the section after", "        // the section after", check_askew),
+    "a rank that gives up does not say so": Mutant("        leave(a.heap, channel);\n", "", check_late),
+    "a rank that has given up is taken to be here": Mutant("if (all && last == GONE) {", "if (false) {", check_late),
     "what only some ranks share is read where it lies": Mutant("section.sources = alike &&", "section.sources =",
                                                                check_direct),
     "results that only some ranks share are written where they lie": Mutant(
@@ -174,7 +209,7 @@ MUTANTS = {
 RACES = {
     "a meeting is told of without release": Mutant(MEET, MEET.replace("release", "relaxed"), check_direct),
     "a meeting is seen without acquire": Mutant(
-        "(seen = load_acquire(met))", "(seen = load_relaxed(met))", check_direct),
+        "(seen = last = load_acquire(met))", "(seen = last = load_relaxed(met))", check_direct),
     "a piece is told of without release": Mutant(
         "store_release(address_of(lane.receives ?", "store_relaxed(address_of(lane.receives ?", check_steps),
     "a piece is seen without acquire": Mutant("        load_acquire(progress);", "        ;", check_steps),
@@ -185,8 +220,8 @@ MODELS = [("packets.pml", True), ("packets.pml -DBUFFERS=1", False), ("packets.p
           ("credits.pml -DONE_WAY", True), ("credits.pml -DONE_WAY -DNO_CREDIT", False),
           ("credits.pml -DIN_ORDER", False), ("tickets.pml", True), ("tickets.pml -DBY_INDEX", False),
           ("tickets.pml -DSTALE", False)]
-NEEDED = {check_direct: DIRECT, check_sections: DIRECT, check_groups: DIRECT, check_few_blocks: DIRECT,
-          check_order: FLOATS,
+NEEDED = {check_direct: DIRECT, check_late: DIRECT, check_sections: DIRECT, check_askew: DIRECT, check_groups: DIRECT,
+          check_few_blocks: DIRECT, check_order: FLOATS,
           check_between: (*DIRECT, *STEPS), check_steps: STEPS, check_one_way: STEPS, check_local: STEPS}
 
 
