@@ -13,13 +13,6 @@ template <class Source, class Target> struct Operands {
 };
 template <class Source, class Target> Operands(u32, Source, u32, Target) -> Operands<Source, Target>;
 
-template <class T, class Op, class Unit, u32 GROUP, u32 AT_ONCE, class Given, class Place>
-GC_DEV void read_group(Unit (&units)[GROUP][AT_ONCE], u32 first, const Given& a, const Batch<AT_ONCE>& batch,
-                       const Place& place) {
-    GC_UNROLL
-    for (u32 k = 0; k < GROUP; ++k) batch.read(units[k], pointer_to(a.source(first + k)), place);
-}
-
 // GROUP sources are read together, before any is looked at: each is another rank's memory, at the far end of a link. So
 // GROUP * AT_ONCE loads are under way, from all ranks alike, and no rank's memory is read by all others at a time. They
 // are combined in the order of ranks.
@@ -27,7 +20,8 @@ template <class T, class Op, class Unit, u32 GROUP, u32 AT_ONCE, class Given, cl
 GC_DEV void fold_batch(const Given& a, const Batch<AT_ONCE>& batch, const Place& place) {
     Unit units[GROUP][AT_ONCE];
     Wide<T> total[AT_ONCE][ITEMS<T, Unit>];
-    read_group<T, Op>(units, 0, a, batch, place);
+    GC_UNROLL
+    for (u32 k = 0; k < GROUP; ++k) batch.read(units[k], pointer_to(a.source(k)), place);
     GC_UNROLL
     for (u32 i = 0; i < AT_ONCE; ++i) widen<T>(total[i], units[0][i]);
     GC_UNROLL

@@ -42,7 +42,8 @@ class Symmetric(MetadataExchange):
     def _release(self, failed: bool) -> None:
         super()._release(failed)
         for where, heap in self._own_heaps.items():
-            if failed or self._gpus[where].order.has_captured:
+            gpu = self._gpus[where]
+            if gpu.windows is not None and (failed or gpu.order.has_captured):
                 keep_for_ever(heap)  # NCCL may still use its windows
             else:
                 heap.close()

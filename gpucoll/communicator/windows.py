@@ -39,11 +39,10 @@ class Windows:
         return cls(device, nccl)
 
     def told(self, slab: Slab) -> list[int]:
-        """Return what is not empty, by which other ranks know that this one has a new slab."""
+        """Return the key of a new slab, which `reach` makes a window when every rank has one."""
         self._slab = slab
         return [slab.key]
 
     def reach(self, key: int, everybody: Sequence[list[int]]) -> None:
         """Make the new slab a window; a collective call."""
-        if all(everybody):
-            self._nccl.register(self._slab.start, self._slab.nbytes)
+        self._nccl.register(self._slab.start, self._slab.nbytes)

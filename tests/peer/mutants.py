@@ -198,7 +198,7 @@ MUTANTS = {
         "for (u32 k = 1; k < GROUP; ++k) combine", "for (u32 k = 1; k < (GROUP < 4 ? 2 : GROUP - 1); ++k) combine",
         check_groups),
     "a source of a group is taken twice": Mutant(
-        "a.source(first + k)", "a.source(first + (k == 3 ? 2 : k))", check_groups),
+        "pointer_to(a.source(k))", "pointer_to(a.source(k == 3 ? 2 : k))", check_groups),
     "no barrier between rounds": Mutant(
         "        __syncthreads();  // what one thread has written, another one reads\n", "", check_local),
     "no barrier between writes": Mutant("        if (w > first) __syncthreads();\n", "", check_local),

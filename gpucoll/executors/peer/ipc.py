@@ -31,7 +31,7 @@ class CudaSlab:
                  free: Callable[[int], object] | None = None) -> None:
         self.nbytes, self.key = nbytes, next(_SERIALS)
         runtime = cupy.cuda.runtime
-        with device.current, as_os_error():
+        with device.current, _as_os_error():
             self.start = (malloc or runtime.malloc)(nbytes)
             self.free = weakref.finalize(self, _free, device, self.start, free or runtime.free)
             self.free.atexit = False  # CUDA may have ended by then
@@ -75,11 +75,11 @@ class IpcMemory(PeerMemory):
         return array_on(self._device, block, shape, dtype)
 
     def _handle(self, slab: CudaSlab) -> Sequence[int]:
-        with as_os_error():
+        with _as_os_error():
             return _HANDLE.unpack(cupy.cuda.runtime.ipcGetMemHandle(slab.start))
 
     def _map(self, process: int, handle: Sequence[int]) -> int:
-        with self._device.current, as_os_error():
+        with self._device.current, _as_os_error():
             self._opened.append(cupy.cuda.runtime.ipcOpenMemHandle(_HANDLE.pack(*handle[:WORDS])))
         return self._opened[-1]
 
@@ -106,7 +106,7 @@ class IpcMemory(PeerMemory):
 
 
 @contextlib.contextmanager
-def as_os_error() -> Iterator[None]:
+def _as_os_error() -> Iterator[None]:
     """What CUDA refuses here is no fault of the program's: the ranks do without."""
     try:
         yield
