@@ -106,7 +106,7 @@ template <class T, class Op, class Given> GC_DEV void fold_all(const ShotsArgume
 }
 
 // Every rank reads all of everybody's data.
-template <class T, class Op> GC_DEV void one_shot(const ShotsArguments& a) {
+template <class T, class Op> GC_DEV void fold_all(const ShotsArguments& a) {
     const u32 channel = take_channel(a.heap);
     const auto mine = [&](const Section& section) {
         return part_there(section, part_of<T>({0, section.room}, gridDim.x, channel));
@@ -127,7 +127,7 @@ template <class T> GC_DEV Range share_of(const ShotsArguments& a, const Section&
 
 // Every rank reads its share of everybody's data, and writes the result to everybody as it is formed, so that both
 // directions of a link are busy. What it overwrites, in place or in the staging, no other rank reads.
-template <class T, class Op> GC_DEV void two_shot(const ShotsArguments& a) {
+template <class T, class Op> GC_DEV void fold_share(const ShotsArguments& a) {
     const u32 channel = take_channel(a.heap), ranks = a.heap.ranks;
     const auto for_shares = [&](const Section& section, const auto& job) {
         for (u32 k = 0; k < ranks; ++k) job(share_of<T>(a, section, k, channel));

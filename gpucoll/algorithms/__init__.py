@@ -78,6 +78,27 @@ class Cost(NamedTuple):
 
 
 COUNTED = Cost("", "", "", "", "", "")  # of those without formulas
+
+
+class Traits(NamedTuple):
+    """Properties of an algorithm that executors, tuner, calibration and drawings use beside its schedule and cost.
+
+    `segment` is a formula of P: a pipeline has a segment for so many bytes of a call. With `at_source` every rank reads
+    its operands in the memory where they were made first, and no rank passes data on. In the memory of one node such
+    reads take `barriers` barriers; at 0 the cost formulas hold there too. `kernel` names the kernel that does the whole
+    collective on GPUs. `layout` places the ranks of a drawing: "groups", "grid", "in_order", or "" by their links.
+    `probes` are the bytes of a block, or of the whole, at which calibration measures the algorithm.
+    """
+
+    segment: str = "1 << 16"
+    at_source: bool = False
+    barriers: int = 0
+    kernel: str = ""
+    layout: str = ""
+    probes: tuple[int, ...] = ()
+
+
+PLAIN = Traits()
 Make: TypeAlias = Callable[..., Rounds]
 Nodes: TypeAlias = tuple[int, ...] | None  # the node of each rank
 
@@ -103,6 +124,7 @@ class Algorithm(NamedTuple):
     unfit: Callable[[int, Nodes], str | None] = lambda size, nodes: None
     in_rank_order: bool = False
     own: bool = False
+    traits: Traits = PLAIN
 
     def pieces(self, segments: int) -> int:
         """Return into how many segments it really cuts: 1 where it is not pipelined."""
@@ -156,14 +178,16 @@ _PHASES: dict[tuple[str, str], Make] = {}
 
 def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = "", sent: str = "", received: str = "",
               reduced: str = "0", beside: str = "0", chunks: str | int = "P * S", alike: str = "0", bind: Any = None,
-              variants: Any = None, unfit: Any = None, in_rank_order: str = "0") -> Callable[[Make], Make]:
+              variants: Any = None, unfit: Any = None, in_rank_order: str = "0",
+              traits: Any = PLAIN) -> Callable[[Make], Make]:
     """Register the decorated generator of rounds for `collective`; see `Algorithm` and `Cost`.
 
-    It is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes, and is known by
-    `name`, or its own; the library's files by theirs. `chunks` is into how many the larger of input and output is cut,
-    a number or a formula of P ranks and S segments. Formulas of the costs may be left out: rounds and bytes are counted
-    then; `sent` is `path` and `received` is `sent` where nothing is said. ``unfit(size, nodes)`` may say why it is not
-    for so many ranks. One of a collective with a root that takes none is for root 0; for others all ranks are renamed.
+    The generator is called with `rank`, `size` >= 2 and those of `root`, `segments` and `nodes` that it takes. It is
+    known by `name`, or its own; the library's files by theirs. `chunks` is into how many the larger of input and output
+    is cut, a number or a formula of P ranks and S segments. Formulas of the costs may be left out: rounds and bytes are
+    counted then; `sent` is `path` and `received` is `sent` where nothing is said. ``unfit(size, nodes)`` may say why it
+    is not for so many ranks. One of a collective with a root that takes none is for root 0; for others all ranks are
+    renamed. `traits` belong to the library's own algorithms.
 
     A user's is proved when it is first used for a number of ranks: ArgumentError with code GC-PROOF names rank, round
     and chunk. Raises ArgumentError, too, for a name that is taken, and for formulas that have no value.
@@ -175,7 +199,7 @@ def algorithm(collective: str, name: str = "", *, rounds: str = "", path: str = 
     def register(make: Make) -> Make:
         module, _, file = getattr(make, "__module__", "").rpartition(".")
         entry = Algorithm(collective, file, make, str(chunks), cost, frozenset(), alike, bind, variants,
-                          in_rank_order=in_rank_order == "1")
+                          in_rank_order=in_rank_order == "1", traits=traits)
         if module != __name__:
             entry = _own(entry._replace(name=name or getattr(make, "__name__", ""), own=True))
         options = OPTIONS & parsing.signature_of(make).parameters.keys()
@@ -211,6 +235,9 @@ def _own(entry: Algorithm) -> Algorithm:
     if entry.alike != "0":
         raise ArgumentError(f"{entry.collective}: {entry.name}: each rank of an algorithm of your own is made alone; "
                             "leave out alike", code="GC-ALGO")
+    if entry.traits != PLAIN:
+        raise ArgumentError(f"{entry.collective}: {entry.name}: traits are those of the library's own algorithms; "
+                            "leave out traits", code="GC-ALGO")
     if entry.cost is not COUNTED:
         try:
             values = [*entry.cost.price(3, 3.0).values()]

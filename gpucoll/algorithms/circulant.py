@@ -15,14 +15,14 @@ wraps is two slices. `rank` stands in arithmetic only, and may be an array of ra
 
 import itertools
 
-from gpucoll.algorithms import algorithm, phase
+from gpucoll.algorithms import Traits, algorithm, phase
 from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, Step, moved, within, wrapped
 
 ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P"}
 TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P"}
 
 
-@algorithm("all_reduce", **TWICE, reduced="(P - 1) * N / P")
+@algorithm("all_reduce", **TWICE, reduced="(P - 1) * N / P", traits=Traits(probes=(1 << 16,)))
 def circulant_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
 

@@ -9,13 +9,16 @@ Blocks need not be alike, so that the v-variants run on it.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
-from gpucoll.algorithms import algorithm, find, phase
+from gpucoll.algorithms import Traits, algorithm, find, phase
 from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
 
 # One round of P - 1 messages of N / P bytes each way.
-EXCHANGE = {"chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
-            "sent": "(P - 1) * N / P", "beside": "max(0, P - 2)"}
+EXCHANGE: dict[str, Any] = {
+    "chunks": "P", "alike": "1", "rounds": "min(1, P - 1)", "path": "min(1, P - 1) * N / P",
+    "sent": "(P - 1) * N / P", "beside": "max(0, P - 2)", "traits": Traits(at_source=True)}
+ALIKE = EXCHANGE | {"traits": Traits(at_source=True, barriers=1)}  # of blocks of one length
 
 
 def _others(rank: int, size: int) -> Iterable[int]:
@@ -24,7 +27,7 @@ def _others(rank: int, size: int) -> Iterable[int]:
 
 
 @algorithm("all_gather_v", **EXCHANGE)
-@algorithm("all_gather", **EXCHANGE)
+@algorithm("all_gather", **(ALIKE | {"traits": Traits(at_source=True, barriers=1, probes=(8,))}))
 def direct_all_gather(rank: int, size: int) -> Rounds:
     own, others = Slice("input", 0), _others(rank, size)
     yield (Copy(own, Slice("output", rank)), *(Send(own, peer) for peer in others),
@@ -42,7 +45,7 @@ def direct_scatter(rank: int, size: int, root: int = 0) -> Rounds:
 
 
 @algorithm("all_to_all_v", **EXCHANGE)
-@algorithm("all_to_all", **EXCHANGE)
+@algorithm("all_to_all", **ALIKE)
 def direct_all_to_all(rank: int, size: int) -> Rounds:
     others = _others(rank, size)
     yield (Copy(Slice("input", rank), Slice("output", rank)), *(Send(Slice("input", peer), peer) for peer in others),
@@ -50,7 +53,7 @@ def direct_all_to_all(rank: int, size: int) -> Rounds:
 
 
 @algorithm("reduce_scatter_v", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["sent"]}))
-@algorithm("reduce_scatter", in_rank_order="1", **(EXCHANGE | {"reduced": EXCHANGE["sent"]}))
+@algorithm("reduce_scatter", in_rank_order="1", **(ALIKE | {"reduced": EXCHANGE["sent"]}))
 def direct_reduce_scatter(rank: int, size: int) -> Rounds:
     """Leave block `rank`, reduced over all inputs in rank order, on every rank."""
     yield (*(Send(Slice("input", peer), peer) for peer in _others(rank, size)),

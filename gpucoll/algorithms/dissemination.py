@@ -6,13 +6,13 @@ every rank tells the rank 2^k further on; after it, a rank knows of 2^(k+1) arri
     P = 5:  +1: 0►1 1►2 2►3 3►4 4►0    +2: 0►2 1►3 2►4 3►0 4►1    +4: 0►4 1►0 2►1 3►2 4►3
 """
 
-from gpucoll.algorithms import algorithm
+from gpucoll.algorithms import Traits, algorithm
 from gpucoll.schedule import Recv, Rounds, Send, Slice
 
 NOTHING = Slice("scratch", 0, 0)
 
 
-@algorithm("barrier", chunks="1", alike="1", rounds="lg(2 * P - 1)", path="0")
+@algorithm("barrier", chunks="1", alike="1", rounds="lg(2 * P - 1)", path="0", traits=Traits(probes=(0,)))
 def dissemination_barrier(rank: int, size: int) -> Rounds:
     """Let no rank leave before every rank has come; only empty messages move.
 

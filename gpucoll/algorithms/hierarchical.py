@@ -20,13 +20,14 @@ segments, which share rounds, at most those of one.
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gpucoll.algorithms import (
     Algorithm,
     Cost,
     Make,
     Nodes,
+    Traits,
     algorithm,
     algorithms,
     evaluate,
@@ -50,10 +51,12 @@ WAYS = {"reduce_broadcast": ("binomial", "binomial"), "star": ("linear", "linear
         **{name: (name, name) for name in ("binomial", "chain", "double_tree", "linear", "tree")}}
 ANY_SIZES = ("reduce_scatter_gather", "scatter_all_gather")  # in place of halves where nodes differ
 
+# A segment is 1 MiB of each rank's block: its messages cross nodes while the next segment is reduced.
+TRAITS = Traits("P << 20", layout="groups")
 SHARE = "(P - 1) * N / P"
 ROUNDS = "lg(2 * G - 1) + lg(2 * M - 1)"
 FOLLOWING = "(P > 1) * (S - 1)"  # rounds after the first segment's
-ONCE = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE}
+ONCE: dict[str, Any] = {"chunks": "P", "alike": "1", "rounds": ROUNDS, "path": SHARE, "sent": SHARE, "traits": TRAITS}
 EXCHANGED = "(G - 1) * N / G + (M - 1) * N / M"
 
 
@@ -119,7 +122,7 @@ def _named(formula: str, ranks: str, nbytes: str) -> str:
 
 
 @algorithm("all_reduce", chunks="G * M * S", alike="1", bind=_bind, variants=_variants,
-           rounds=f"2 * ({ROUNDS}) + {FOLLOWING}", path=f"2 * {SHARE}", reduced=SHARE)
+           rounds=f"2 * ({ROUNDS}) + {FOLLOWING}", path=f"2 * {SHARE}", reduced=SHARE, traits=TRAITS)
 def hierarchical_all_reduce(rank: int, size: int, nodes: Nodes = None, segments: int = 1, inner: str = "circulant",
                             outer: str = "circulant") -> Rounds:
     """Leave the reduction of all inputs on every rank.
@@ -212,7 +215,8 @@ def _by_number(place: Grid) -> list[int]:
 
 
 @algorithm("all_to_all", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="min(1, G - 1) + min(1, M - 1)",
-           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, beside="max(0, G - 2) + max(0, M - 2)")
+           path="min(1, G - 1) * N / G + min(1, M - 1) * N / M", sent=EXCHANGED, beside="max(0, G - 2) + max(0, M - 2)",
+           traits=TRAITS)
 def hierarchical_all_to_all(rank: int, size: int, nodes: Nodes = None, inner: str = "direct",
                             outer: str = "direct") -> Rounds:
     """Leave block `rank` of every rank's input, in rank order, on every rank.

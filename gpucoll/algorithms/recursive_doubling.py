@@ -10,13 +10,14 @@ Ranks beyond a power of two hand over to a neighbour, and get the result in the 
 see Hillis and Steele, "Data parallel algorithms" (1986): every P, no folding.
 """
 
-from gpucoll.algorithms import algorithm, phase
+from gpucoll.algorithms import Traits, algorithm, phase
 from gpucoll.schedule import Copy, Recv, Reduce, Rounds, Send, Slice, Step
 from gpucoll.topology import FOLDED, TWICE, doubling, fold, folded
 
 
 @algorithm("all_reduce", chunks="1", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",
-           path=f"(lg(P) + 2 * {FOLDED}) * N", sent=f"(lg(P) + {FOLDED}) * N", reduced=f"(lg(P) + {FOLDED}) * N")
+           path=f"(lg(P) + 2 * {FOLDED}) * N", sent=f"(lg(P) + {FOLDED}) * N", reduced=f"(lg(P) + {FOLDED}) * N",
+           traits=Traits(probes=(8, 1 << 20)))
 def recursive_doubling_all_reduce(rank: int, size: int) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 

@@ -20,14 +20,18 @@ they go straight to their rank, those for the right neighbour first, one distanc
 
 from collections.abc import Callable
 
-from gpucoll.algorithms import algorithm, find, phase
+from gpucoll.algorithms import Traits, algorithm, find, phase
 from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
+SEGMENT = "P << 22"  # 4 MiB of each rank's block
+# Calibration measures the bandwidth of short and of long messages by these: every link carries the same bytes.
+MEASURED = Traits(SEGMENT, probes=(1 << 16, 1 << 20))
 # Once round the ring with every block but one; where blocks are not alike, with blocks of N / P on average.
 ROUND = {"rounds": "P - 1", "path": "(P - 1) * N / P", "sent": "(P - 1) * N / P"}
 
 
-@algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+@algorithm("all_reduce", alike="1", rounds="2 * (P - 1)", path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P",
+           traits=Traits(SEGMENT))
 def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave the reduction of all inputs on every rank: reduce-scatter, then all-gather, in the output.
 
@@ -40,7 +44,8 @@ def ring_all_reduce(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from distribute(rank, size, segments)
 
 
-@algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", reduced="(P - 1) * N / P")
+@algorithm("reduce_scatter", alike="1", rounds="P - 1", path="(P - 1) * N / P", reduced="(P - 1) * N / P",
+           traits=MEASURED)
 def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
     """Leave block `rank`, reduced over all inputs, on every rank; sums on their way use two scratch blocks in turn."""
     def formed(hop: int, segment: int) -> Slice:
@@ -50,7 +55,7 @@ def ring_reduce_scatter(rank: int, size: int, segments: int = 1) -> Rounds:
     yield from _collect(rank, size, segments, formed)
 
 
-@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P")
+@algorithm("all_gather", alike="1", rounds="P - 1", path="(P - 1) * N / P", traits=MEASURED)
 def ring_all_gather(rank: int, size: int, segments: int = 1) -> Rounds:
     own = Slice("input", 0, segments)
     rounds = _distribute(rank, size, segments, own)

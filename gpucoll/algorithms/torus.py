@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from gpucoll.algorithms import Algorithm, Nodes, algorithm, phases
+from gpucoll.algorithms import Algorithm, Nodes, Traits, algorithm, phases
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Buffer, Rounds, moved, within
 from gpucoll.topology import factors
@@ -46,7 +46,7 @@ def _variants(collective: str, size: int) -> Iterator[str]:
 
 
 @algorithm("all_reduce", chunks="P", alike="1", bind=_bind, variants=_variants, rounds="2 * hops(P)",
-           path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P")
+           path="2 * (P - 1) * N / P", reduced="(P - 1) * N / P", traits=Traits(layout="grid"))
 def torus_all_reduce(rank: int, size: int, sides: tuple[int, ...] = ()) -> Rounds:
     """Leave the reduction of all inputs on every rank.
 

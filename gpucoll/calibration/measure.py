@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.algorithms import find
+from gpucoll.algorithms import algorithms, find, registry
 from gpucoll.collectives import COLLECTIVES, Side
 from gpucoll.communicator import Communicator
 from gpucoll.rendezvous import wait_for_all
 from gpucoll.tuner.choice import scheduled
-from gpucoll.tuner.model import MEETINGS, ONE_PASS, moved
+from gpucoll.tuner.model import ONE_PASS, moved
 from gpucoll.tuner.table import Curve, LinkCost
 
 FEWEST, MOST = 5, 25  # repetitions
@@ -160,13 +160,18 @@ def hopeful(seconds: Mapping[Way, float], slow: dict[Way, int], share: int) -> l
 PROBE_SECONDS = 0.15  # for each size
 NAP = 1e-3  # seconds between two looks of ranks that have nothing to do
 BLOCK, LONG_BLOCK = 1 << 16, 1 << 20  # bytes
-# Collective, algorithm, and bytes for each rank of a block, or of the whole.
-PROBES = (("barrier", "dissemination", 0), ("all_reduce", "recursive_doubling", 8), ("all_gather", "direct", 8),
-          ("all_gather", "ring", BLOCK), ("all_gather", "ring", LONG_BLOCK), ("reduce_scatter", "ring", BLOCK),
-          ("reduce_scatter", "ring", LONG_BLOCK), ("all_reduce", "circulant", BLOCK),
-          ("all_reduce", "recursive_doubling", LONG_BLOCK))
-ONE_PASS_PROBES = tuple((*way, nbytes) for way in MEETINGS if way[0] in ("all_reduce", "all_gather")
-                        for nbytes in (8, BLOCK, LONG_BLOCK))
+
+
+def rows_to_measure(*, one_pass: bool) -> list[tuple[str, str, int]]:
+    """Return collective, algorithm, and the bytes of a rank's block, or of the whole, of the calls that are measured.
+
+    With `one_pass`, of the algorithms that read memory at the source.
+    """
+    if one_pass:
+        return [(row.collective, row.name, nbytes) for row in registry().values()
+                if row.traits.barriers and row.collective in ("all_reduce", "all_gather")
+                for nbytes in (8, BLOCK, LONG_BLOCK)]
+    return [(row.collective, row.name, nbytes) for row in registry().values() for nbytes in row.traits.probes]
 
 
 def links(comm: Communicator, executor: str, device: str) -> list[LinkCost]:
@@ -192,8 +197,8 @@ def _measured(part: Communicator, executor: str, device: str) -> list[dict[str, 
     """Return the constants of an executor, and for `shared` those of what it does in one pass."""
     gpu = part.device if device == "cuda" else None
     with Communicator.from_mpi(part.mpi, executor=executor, device=gpu) as comm:
-        kinds = (PROBES, ONE_PASS_PROBES) if (executor, device) == ("shared", "cpu") else (PROBES,)
-        return [fit([*_probes(comm, device, kind)]) for kind in kinds]
+        kinds = (False, True) if (executor, device) == ("shared", "cpu") else (False,)
+        return [fit([*_probes(comm, device, rows_to_measure(one_pass=kind))]) for kind in kinds]
 
 
 def _probes(comm: Communicator, device: str, rows: Sequence[tuple[str, str, int]]) -> Iterator[Probe]:
@@ -210,7 +215,7 @@ def serves(comm: Communicator, device: str) -> bool:
 
     An algorithm is named, so that GPUCOLL_ALGO has no say.
     """
-    algorithm = "native" if comm.executor == "native" else "ring"
+    algorithm = "native" if comm.executor == "native" else algorithms("all_reduce", size=comm.size)[0]
     return runs(functools.partial(call_of(comm, "all_reduce", 8, device), algorithm))
 
 

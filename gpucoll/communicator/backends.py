@@ -155,12 +155,6 @@ class HostBackend:
         return shared if shared is not None and link.mpi is not None and shared.carries else link.points
 
     @property
-    def reads_memory(self) -> bool:
-        """Whether ranks read each other's memory, if the system lets them; the same on all ranks, before they meet too.
-        """
-        return self._shared is not None
-
-    @property
     def shows_calls(self) -> Any:
         """What shows each rank's call to all others before data move, None where there is none; alike on all ranks."""
         return self._shared if self.compares_calls else None

@@ -51,15 +51,13 @@ class MetadataExchange(Lifecycle):
 
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
-        # Inside a node a root that has shown its row where the others read it goes on
-        algorithm = "binomial" if collective == "broadcast" and self._host.reads_memory else "auto"
-        same = (f"header of {name}", "", root, algorithm)
+        same = (f"header of {name}", "", root, "auto")
         result = self._express(*same, row, None)
         if result is None:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
             shows = self._host.shows_calls is not None
             allowed = "shared" if shows else self._host_executor()  # where the others look for it
-            executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(algorithm), allowed, root=root)
+            executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root)
             task.detail = f", header of {name}"
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._remember(same, row, None, executor, task, call, self._seconds(executor, task))

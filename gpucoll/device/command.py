@@ -73,7 +73,7 @@ def instances(*, everything: bool) -> dict[str, list[Instance]]:
     widths = {dtype.itemsize: dtype for dtype in DTYPES.values()}.values()
     by_kind = {
         **{kernel: [sources.reducing(kernel, *pair) for pair in pairs]
-           for kernel in ("steps", "two_shot", "one_shot", "reduce", "packets")},
+           for kernel in ("steps", "fold_share", "fold_all", "reduce", "packets")},
         "cast": [sources.instance("cast", *pair) for pair in itertools.permutations(real, 2)],
         "scale": [sources.instance("scale", what, dtype) for what, kinds in _SCALES for dtype in dtypes
                   if dtype.kind in kinds and (everything or what == "divide" or

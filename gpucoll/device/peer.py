@@ -101,10 +101,11 @@ class PeerHeap:
 
     def shots(self, src: int, dst: int, count: int, sources: Places = NOWHERE, results: Places = NOWHERE,
               nan_bytes: int = 0) -> Arguments:
-        """The arguments of a one-shot or two-shot all-reduce.
+        """The arguments of an all-reduce by `fold_all` or `fold_share`.
 
-        `sources` are where each rank's input is read, `results`, for two_shot, where each rank's result is written: if
-        the ranks find, on the device, that all have the same mark there. Otherwise data go through the slabs.
+        `sources` are where each rank's input is read. `results`, for `fold_share`, are where each rank's result is
+        written. Both serve if the ranks find, on the device, that all have the same mark there. Otherwise data go
+        through the slabs.
         """
         return self._arguments(SHOTS, src=src, dst=dst, count=count, nan_bytes=nan_bytes, source_mark=sources.mark,
                                result_mark=results.mark, sources=_filled(sources.addresses),

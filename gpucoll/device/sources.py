@@ -30,11 +30,11 @@ FILES = {  # in which a kernel is, and whose arguments it takes
     "dequantise": ("compress.cu", "Dequantise"),  # makes elements of those, or the mean of several rows of them
     "reduce": ("reduce.cu", "Reduce"),  # combines two to eight arrays
     "packets": ("peer_packets.cu", "Packets"),  # all-reduces by small messages into each other's memory
-    "one_shot": ("peer_shots.cu", "Shots"),  # all-reduces by reading each other's memory
-    "two_shot": ("peer_shots.cu", "Shots"),
+    "fold_all": ("peer_shots.cu", "Shots"),  # all-reduces in each other's memory: every rank reduces all elements
+    "fold_share": ("peer_shots.cu", "Shots"),  # every rank reduces its share, and writes it to all
     "steps": ("peer_steps.cu", "Steps"),  # walks a schedule
 }
-PEER = ("steps", "packets", "one_shot", "two_shot")
+PEER = ("steps", "packets", "fold_all", "fold_share")
 MOVES = ("copy", "pack", "unpack")
 SHORT = ("float16", "bfloat16")  # what gradients are shortened to
 MOMENTS = {row.name: row for row in (Dtype("mean16", "float", 2, "Mean16", None, None, "float32"),

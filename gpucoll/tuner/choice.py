@@ -93,15 +93,16 @@ class Choice(NamedTuple):
 
 
 def scheduled(collective: str, size: int, nodes: int) -> list[str]:
-    """Return the algorithms that are worth a thought for so many ranks: within one node hierarchical is another one.
+    """Return the algorithms among which `auto` chooses for so many ranks: a user's own are left out.
 
-    A user's own are not among them.
+    An algorithm that depends on the ranks' nodes is left out on a single node: it equals another algorithm there.
 
     >>> scheduled("reduce_scatter", 4, 1)
     ['circulant', 'direct', 'recursive_halving', 'ring']
     """
-    out = {*own_names(collective), *(("hierarchical",) if nodes == 1 else ())}
-    return [name for name in algorithms(collective, size=size) if name not in out]
+    out = own_names(collective)
+    return [name for name in algorithms(collective, size=size) if name not in out
+            and (nodes > 1 or "nodes" not in find(collective, name).options)]
 
 
 class Tuner:
@@ -135,7 +136,7 @@ class Tuner:
         kept = self._kept.get(key)
         if kept is None:
             kept = self._kept[key] = self._choose(collective, algorithm, nbytes, executors, device)
-        return Choice(*kept, segments(kept[1], nbytes, len(self._nodes)))
+        return Choice(*kept, segments(collective, kept[1], nbytes, len(self._nodes)))
 
     def candidates(self, collective: str, nbytes: int, executors: Sequence[str], device: str = "cpu",
                    algorithm: str = "auto") -> list[Candidate]:

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from gpucoll.algorithms import algorithms, find, own_names, schedule
+from gpucoll.algorithms import algorithms, evaluate, find, own_names, schedule
 from gpucoll.analysis.simulate import Level, Topology, simulate
 from gpucoll.errors import ArgumentError
 from gpucoll.schedule import Copy, Reduce, Send
 from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
 
-SEGMENT = 1 << 22  # bytes of a ring's message
-LINK_SEGMENT = 1 << 20  # of one that a hierarchical algorithm sends across nodes, while these reduce the next
-PIPELINE = 1 << 16  # bytes of a tree's message
 MOST_SEGMENTS = 32
 
 
-def segments(algorithm: str, nbytes: int, size: int) -> int:
-    """Return into how many messages a rank's part of `nbytes` is cut."""
-    in_parts = {"ring": SEGMENT, "bidirectional_ring": SEGMENT, "hierarchical": LINK_SEGMENT}
-    message = in_parts.get(algorithm.partition("(")[0])
-    part, message = (nbytes, PIPELINE) if message is None else (nbytes // size, message)
-    return max(1, min(MOST_SEGMENTS, -(-part // message)))
+def segments(collective: str, algorithm: str, nbytes: int, size: int) -> int:
+    """Return the pipelining of a call on `nbytes`: the number of segments, of the algorithm's own length."""
+    return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(collective, algorithm, size))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _segment(collective: str, algorithm: str, size: int) -> int:
+    """Return the bytes of a call for each of its segments: all of them where nothing is pipelined."""
+    if algorithm == "native":
+        return sys.maxsize
+    entry = find(collective, algorithm)
+    return int(evaluate(entry.traits.segment, P=size)) if entry.pieces(2) == 2 else sys.maxsize
 
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device
 ONE_PASS = "one_pass"  # the constants of what `shared` does so, in the table
 IN_MEMORY = ("shared", "peer", ONE_PASS)
-# Who takes all that it needs where it was made first, and how often the ranks meet for that.
-MEETINGS = {("all_reduce", "one_shot"): 1, ("all_reduce", "two_shot"): 2, ("all_gather", "direct"): 1,
-            ("broadcast", "linear"): 1, ("all_to_all", "direct"): 1, ("reduce_scatter", "direct"): 1}
-AT_ONCE = ("one_shot", "two_shot", "direct", "linear")  # who reads everything where it is first made
 SIMULATED = 32  # ranks on several nodes up to which schedules are simulated; otherwise formulas serve
 
 
@@ -89,21 +89,22 @@ class Model:
                 for row in ranked(some, functools.partial(self.ways, collective))]
 
     def ways(self, collective: str, candidate: Candidate) -> float:
-        """Return how busy a candidate is on links: 0 for a native one, and for what reads memory at once."""
-        in_memory = candidate.executor in IN_MEMORY and candidate.algorithm in AT_ONCE
-        return 0 if in_memory or candidate.executor == "native" else \
-            ways(collective, candidate.algorithm, self.world.nodes)
+        """Return how busy a candidate is on links: 0 for a native one, and for reads of memory at the source."""
+        name = candidate.algorithm
+        if name == "native" or (candidate.executor in IN_MEMORY and find(collective, name).traits.at_source):
+            return 0
+        return ways(collective, name, self.world.nodes)
 
     def _candidate(self, collective: str, nbytes: int, executor: str, name: str) -> list[Candidate]:
         curve = next((one for one in self.shape.curves if one[:3] == (collective, executor, name)), None)
         if executor == "native":
             return self._native(collective, nbytes, curve)
-        meetings = MEETINGS.get((collective, name), 0) if executor == "shared" else 0
-        topology = self.topology(ONE_PASS if meetings else executor)
+        barriers = find(collective, name).traits.barriers if executor == "shared" else 0
+        topology = self.topology(ONE_PASS if barriers else executor)
         if topology is None:
             return []
         try:
-            row = _predicted(collective, name, nbytes, topology, self.world, meetings)
+            row = _predicted(collective, name, nbytes, topology, self.world, barriers)
         except ArgumentError:  # more than can be simulated
             return []
         measured = curve is not None and self._exact and nbytes < curve.end
@@ -165,21 +166,21 @@ class Model:
 
 
 def _predicted(collective: str, name: str, nbytes: int, topology: Topology, world: World,
-               meetings: int = 0) -> Candidate:
+               barriers: int = 0) -> Candidate:
     """Return the prediction: on equal links by the registry's formulas, which are exact where ranks are alike.
 
-    With `meetings` ranks meet so often, and then each reads what it gets.
+    With `barriers` the ranks meet so often, and each reads its operands at the source.
     """
-    pieces, level = segments(name, nbytes, world.size), topology.levels[-1]
-    if world.node_count > 1 and world.size <= SIMULATED and not meetings:
+    pieces, level = segments(collective, name, nbytes, world.size), topology.levels[-1]
+    if world.node_count > 1 and world.size <= SIMULATED and not barriers:
         row = simulate(collective, name, world.size, nbytes, topology, segments=pieces)
         return Candidate(topology.name, name, row.segments, row.seconds, *row[5:], False)
     entry = find(collective, name)
-    pieces = 1 if meetings else entry.pieces(pieces)
+    pieces = 1 if barriers else entry.pieces(pieces)
     cost = entry.price(world.size, nbytes, pieces, world.nodes)
     rounds, beside, taken = cost["rounds"], cost["beside"], moved(cost, topology.name)
-    if meetings:
-        rounds, beside, taken = meetings, meetings * max(0, world.size - 2), cost["received"]
+    if barriers:
+        rounds, beside, taken = barriers, barriers * max(0, world.size - 2), cost["received"]
     parts = rounds * level.alpha + beside * level.gap, taken * level.beta, cost["reduced"] * level.gamma
     return Candidate(topology.name, name, pieces, sum(parts), *parts, False)
 

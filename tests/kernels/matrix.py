@@ -36,7 +36,7 @@ SHORT = ["packets", "reduce", "cast", "scale", "compress", "pack", "unpack", "co
 def kernels():
     """One kernel of each kind, of those that take many registers."""
     of = {name: (OPS["sum"], DTYPES[name]) for name in DTYPES}
-    reducing = {"steps": "bfloat16", "two_shot": "bfloat16", "one_shot": "float8_e4m3fn", "reduce": "float8_e5m2",
+    reducing = {"steps": "bfloat16", "fold_share": "bfloat16", "fold_all": "float8_e4m3fn", "reduce": "float8_e5m2",
                 "packets": "float16"}
     return {**{kernel: sources.reducing(kernel, *of[name]) for kernel, name in reducing.items()},
             "cast": sources.instance("cast", DTYPES["float32"], DTYPES["float8_e4m3fn"]),

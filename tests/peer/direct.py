@@ -8,35 +8,35 @@ from gpucoll.dtypes import DTYPES
 from gpucoll.ops import OPS
 from peer.world import World, expected, placed
 
-KERNELS = ("packets", "one_shot", "two_shot")
+KERNELS = ("packets", "fold_all", "fold_share")
 NAMES = "abcdefghijkl"
 WRONG = "b"  # where the arrays are not that ranks do not share
 # Kernel, source, destination, and whether the ranks share these arrays: all of them say so, or some, or they mean other
 # ones. A rank that is ahead soon overwrites what another one may still read, if nothing holds it back.
 SCRIPT = (
     ("packets", "a", "d", False),
-    ("one_shot", "a", "e", True),
-    ("two_shot", "b", "a", False),
-    ("two_shot", "d", "e", "some"),
-    ("one_shot", "d", "f", "others"),
+    ("fold_all", "a", "e", True),
+    ("fold_share", "b", "a", False),
+    ("fold_share", "d", "e", "some"),
+    ("fold_all", "d", "f", "others"),
     ("packets", "b", "f", False),
     ("packets", "c", "g", False),
     ("packets", "a", "h", False),
-    ("one_shot", "b", "i", False),
-    ("one_shot", "d", "j", False),
-    ("two_shot", "c", "c", True),
-    ("two_shot", "b", "k", True),
-    ("two_shot", "k", "j", "others"),
-    ("one_shot", "k", "i", "some"),
+    ("fold_all", "b", "i", False),
+    ("fold_all", "d", "j", False),
+    ("fold_share", "c", "c", True),
+    ("fold_share", "b", "k", True),
+    ("fold_share", "k", "j", "others"),
+    ("fold_all", "k", "i", "some"),
     ("packets", "c", "c", False),
-    ("two_shot", "a", "l", False),
-    ("two_shot", "g", "g", False),
+    ("fold_share", "a", "l", False),
+    ("fold_share", "g", "g", False),
 )
 
 
 def instances(op, name):
     row, dtype = OPS[op], DTYPES[name]
-    return tuple(sources.reducing(kernel, row, dtype) for kernel in ("packets", "one_shot", "two_shot"))
+    return tuple(sources.reducing(kernel, row, dtype) for kernel in ("packets", "fold_all", "fold_share"))
 
 
 def room_for(ranks, nbytes, channels, sections=1):
@@ -71,7 +71,7 @@ def run(libraries, op, name, *, ranks, count=33, blocks=2, threads=4, script=SCR
         for key in NAMES:
             assert expected.same(held[rank][key], data[rank][key], zeros_free=op in ("min", "max")), (rank, key)
     staged = -(-data[0]["a"].nbytes // where.room.staging)
-    epochs = sum(1 if kernel == "packets" or (shared is True and (kernel, src) != ("one_shot", dst)) else staged
+    epochs = sum(1 if kernel == "packets" or (shared is True and (kernel, src) != ("fold_all", dst)) else staged
                  for kernel, src, dst, shared in script)
     assert [int(slab[:8].view(numpy.uint64)[0]) for slab in where.slabs] == [epochs] * ranks
 
@@ -84,6 +84,6 @@ def arguments_of(heap, kernel, held, rank, src, dst, shared):
     mark = {True: 7, False: 0, "some": 7 * (rank % 2), "others": 7 + rank}[shared]
     inputs, results = (Places(mark, [own[name if shared is True else WRONG].ctypes.data for own in held])
                        for name in (src, dst))
-    if kernel == "one_shot":  # in place it would overwrite what the others read
+    if kernel == "fold_all":  # in place it would overwrite what the others read
         return heap.shots(*ends, Places(0) if src == dst else inputs, Places(1))
     return heap.shots(*ends, inputs, results)

@@ -75,7 +75,7 @@ def test_ops_and_dtypes(made):
 
 
 # In a ring, one that waits for the missing rank keeps the next one waiting.
-@pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("one_shot", "where 1, peer 1,"),
+@pytest.mark.parametrize(("kernel", "told"), [("packets", "where 2, peer 1,"), ("fold_all", "where 1, peer 1,"),
                                               ("ring", "where 3,")])
 def test_a_rank_that_never_comes_is_told(both, kernel, told):
     """The results of the others have all bits set: NaN, if they were floating-point numbers."""

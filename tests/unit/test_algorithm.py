@@ -10,7 +10,7 @@ import pytest
 import gpucoll as gc
 from commands_of import run
 from gpucoll import Copy, Recv, RecvReduce, Reduce, Send, Slice
-from gpucoll.algorithms import find
+from gpucoll.algorithms import Traits, find
 from gpucoll.analysis.draw import draw
 from gpucoll.analysis.simulate import simulate
 from gpucoll.analysis.verify import verify
@@ -158,7 +158,7 @@ def test_what_cannot_be_registered_is_refused(arguments, make, words):
     ({"chunks": "P / 2"}, "no whole number"), ({"chunks": 0}, "no whole number"), ({"chunks": "Q"}, "no whole number"),
     ({"chunks": 1 << 30}, "no whole number"), ({"rounds": "1", "path": "N", "sent": "n"}, "has no value"),
     ({"rounds": "P"}, "has no value"), ({"rounds": "'a'", "path": "N", "sent": "N"}, "no number"),
-    ({"alike": "1"}, "leave out alike")])
+    ({"alike": "1"}, "leave out alike"), ({"traits": Traits(kernel="steps")}, "leave out traits")])
 def test_formulas_that_have_no_value_are_refused(options, words):
     def used():
         gc.algorithm("all_reduce", "formulas", **options)(ring)

@@ -20,7 +20,7 @@ from gpucoll.ops import OPS
 from refusals import refused
 
 ROOT = Path(__file__).parents[2]
-KINDS = ["steps", "two_shot", "one_shot", "reduce", "packets", "cast", "scale", "compress", "pack", "unpack", "copy"]
+KINDS = ["steps", "fold_share", "fold_all", "reduce", "packets", "cast", "scale", "compress", "pack", "unpack", "copy"]
 FEW = {"cast": [sources.instance("cast", DTYPES["float32"], DTYPES["float16"])],
        "copy": [sources.instance("copy", 1), sources.instance("copy", 16)]}
 
@@ -54,7 +54,7 @@ def test_all_are_what_collectives_are_defined_for():
     found = instances(everything=True)
     assert list(found) == KINDS
     pairs = [(OPS[op], DTYPES[name]) for op in oracle.OPS for name in oracle.DTYPES if oracle.legal(op, name)]
-    for kind in ("reduce", "packets", "steps", "two_shot"):
+    for kind in ("reduce", "packets", "steps", "fold_share"):
         made = {one for one in found[kind] if not re.fullmatch(r"\D+\d+", one.entry)}
         assert {sources.reducing(kind, *pair) for pair in pairs} == made
     assert {len(found[kind]) for kind in ("pack", "unpack", "copy")} == {5}

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpucoll.algorithms import registry
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("gpucoll", "bench", "kernels", "scripts")
 DOUBLED = ("Work",)  # torch's handle is another than ours: its `wait` is true, its `result` is called
@@ -71,3 +73,32 @@ def tool(*command):
 @pytest.mark.parametrize("command", ["ruff check .", "lint-imports", pytest.param("mypy", marks=pytest.mark.slow)])
 def test_lint_types_and_layers(command):
     tool(*command.split())
+
+
+OTHER_MEANINGS = {"torus": {"analysis/simulate/network.py"}}  # a medium: links in the shape of a torus
+
+
+def documentation(tree):
+    """The nodes of docstrings."""
+    return {id(node.body[0].value) for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)}
+
+
+def named_algorithms(text):
+    """The algorithms that a module's code names, with or without parameters."""
+    tree = ast.parse(text)
+    left_out, names = documentation(tree), {name for _, name in registry()}
+    values = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in left_out]
+    return {base for value in values if isinstance(value, str) and (base := value.partition("(")[0]) in names}
+
+
+def test_only_algorithms_name_algorithms():
+    """A property that other modules need is a trait in the algorithm's row."""
+    package, found = ROOT / "gpucoll", {}
+    for path in package.rglob("*.py"):
+        place = str(path.relative_to(package))
+        names = {name for name in named_algorithms(path.read_text()) if place not in OTHER_MEANINGS.get(name, ())}
+        if names and not place.startswith("algorithms/"):
+            found[place] = names
+    assert found == {}
+    assert named_algorithms('"""ring"""\nDIRECT = ("one_shot", "torus(4x2)")') == {"one_shot", "torus"}

@@ -10,7 +10,7 @@ Pure text, the same for the same call.
 
 from __future__ import annotations
 
-from gpucoll.algorithms import schedules
+from gpucoll.algorithms import find, schedules
 from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.page import page
 from gpucoll.analysis.draw.record import View, record
@@ -49,7 +49,8 @@ def view(algorithm: str, collective: str, *, size: int, root: int = 0, segments:
     _check("chunks of scratch", drawn.scratch, MOST_CHUNKS)
     _check("messages", len(drawn.messages), MOST_MESSAGES)
     pairs = [(message.sender, message.receiver) for message in drawn.messages]
-    return drawn._replace(algorithm=algorithm, layout=layout(algorithm, size, pairs, root))
+    kind, parameters = find(collective, algorithm).traits.layout, algorithm.partition("(")[2].rstrip(")")
+    return drawn._replace(algorithm=algorithm, layout=layout(kind, size, pairs, root, parameters))
 
 
 def _check(what: str, count: int, most: int) -> None:

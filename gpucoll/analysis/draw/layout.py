@@ -29,27 +29,28 @@ class GraphLayout(NamedTuple):
     groups: Groups = ()
 
 
-def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0) -> GraphLayout:
-    """Return the layout of `size` ranks: the one that the algorithm is named for, or what its links form.
+def layout(kind: str, size: int, pairs: Iterable[tuple[int, int]], root: int = 0, sides: str = "") -> GraphLayout:
+    """Return the layout of `size` ranks: of a `kind` that `Traits.layout` names, or what the links form.
 
-    >>> layout("ring", 3, [(0, 1), (1, 2), (2, 0)]).name, layout("tree", 5, [(0, 1), (1, 2), (1, 3), (3, 4)]).name
-    ('ring', 'tree')
+    `sides` are those of a grid, as in "4x2"; empty for the most even ones.
+
+    >>> layout("", 3, [(0, 1), (1, 2), (2, 0)]).name, layout("", 5, [(0, 1), (1, 2), (1, 3), (3, 4)]).name
+    ('circle', 'levels')
     """
-    name, _, given = algorithm.partition("(")
-    if name == "hierarchical":
+    if kind == "groups":
         groups = members_of([rank // group(size) for rank in range(size)])
         return _fitted("groups", _clusters(groups), groups=groups)
-    if name == "torus" and size > 1:
-        sides = tuple(map(int, given.rstrip(")").split("x"))) if given else factors(size)
-        if len(sides) > 1:  # rows of the last side, one below the other, in layers, each moved a little
-            across, down = sides[-1], sides[-2]
+    if kind == "grid" and size > 1:
+        lengths = tuple(map(int, sides.split("x"))) if sides else factors(size)
+        if len(lengths) > 1:  # rows of the last side, one below the other, in layers, each moved a little
+            across, down = lengths[-1], lengths[-2]
             layers = {rank: rank // across // down for rank in range(size)}
             return _fitted("grid", {rank: (rank % across + LAYER[0] * layer, rank // across % down + LAYER[1] * layer)
                                     for rank, layer in layers.items()})
-        return _fitted("ring", _circle(range(size)))
-    if name == "double_tree" and size > 1:
+        return _fitted("circle", _circle(range(size)))
+    if kind == "in_order" and size > 1:
         # The first of two trees: ranks from left to right in order, each as deep as in that tree.
-        return _fitted("tree", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
+        return _fitted("levels", {(place + root) % size: (float(place), float(in_order_tree(place, size).depth))
                                 for place in range(size)})
     links: Links = {rank: set() for rank in range(size)}
     for one, other in pairs:
@@ -57,11 +58,11 @@ def layout(algorithm: str, size: int, pairs: Iterable[tuple[int, int]], root: in
         links[other].add(one)
     ends = sum(map(len, links.values()))
     if ends != 2 * (size - 1) or max(map(len, links.values())) <= 2:
-        return _fitted("ring", _circle(range(size)))
+        return _fitted("circle", _circle(range(size)))
     hub = max(links, key=lambda rank: len(links[rank]))
     if len(links[hub]) == size - 1:
         return _fitted("hub", {hub: (0.0, 0.0), **_circle([rank for rank in range(size) if rank != hub])})
-    return _fitted("tree", _tree(links, root))
+    return _fitted("levels", _tree(links, root))
 
 
 def _circle(ranks: Sequence[int], turn: float = 0.0) -> dict[int, Point]:
@@ -102,7 +103,7 @@ def _fitted(name: str, places: Points, groups: Groups = ()) -> GraphLayout:
     """Return places stretched to the square, and the largest radius by which no two discs touch."""
     points = [places[rank] for rank in sorted(places)]
     spans = [max(values) - min(values) for values in zip(*points, strict=True)]
-    if name in ("ring", "hub", "groups"):
+    if name in ("circle", "hub", "groups"):
         spans = [max(spans)] * 2  # circles stay round
     for radius in RADII:
         margin = GRID_MARGIN if name == "grid" else max(LEAST_MARGIN, radius + (24 if groups else MARGIN))

@@ -89,7 +89,7 @@ function node([x, y], rank) {
 
 function name(group, x, y, rank) {
   const middle = stage.viewBox.baseVal.width / 2, far = Math.hypot(x - middle, y - middle) || 1;
-  const away = data.layout === "ring" || data.layout === "hub" ? [(x - middle) / far, (y - middle) / far] : [0, -1];
+  const away = data.layout === "circle" || data.layout === "hub" ? [(x - middle) / far, (y - middle) / far] : [0, -1];
   const room = data.radius + 16;
   make("text", { class: "name", "text-anchor": "middle", "font-size": 22, x: away[0] * room, y: away[1] * room + 7 }, group).textContent = rank;
 }

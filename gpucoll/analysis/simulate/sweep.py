@@ -13,7 +13,7 @@ from gpucoll.analysis.sizes import byte_size
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 
-Segments: TypeAlias = Callable[[str, int, int], int]  # of an algorithm, for bytes and ranks
+Segments: TypeAlias = Callable[[str, str, int, int], int]  # of a collective and an algorithm, for bytes and ranks
 
 
 class LeftOut(NamedTuple):
@@ -41,7 +41,7 @@ def sweep(collective: str, names: Sequence[str], ranks: Iterable[int], sizes: Se
     left_out: list[LeftOut] = []
     for size in ranks:
         for name in names or algorithms(collective, size=size):
-            pieces = {nbytes: segments(name, nbytes, size) for nbytes in sizes}.__getitem__
+            pieces = {nbytes: segments(collective, name, nbytes, size) for nbytes in sizes}.__getitem__
             try:
                 rows += [row for number, group in groupby(sorted(sizes, key=pieces), pieces)  # which share a schedule
                          for row in simulate_sizes(collective, name, size, [*group], topology, root=root,
@@ -94,7 +94,7 @@ def answer(options: Any, segments: Segments) -> str:
     given, topology = options.segments, load(options.topology)
     swept = sweep(options.collective, names_of(options.algorithm) if options.algorithm else [], options.ranks,
                   byte_sizes(options.size), topology,
-                  segments if given is None else lambda name, nbytes, size: given, options.root)
+                  segments if given is None else lambda *_: given, options.root)
     if options.json:
         rows = [row._asdict() | {"seconds": row.seconds} for row in swept.rows]
         return json.dumps({"collective": options.collective, "topology": topology.name, "predictions": rows,

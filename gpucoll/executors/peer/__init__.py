@@ -5,7 +5,7 @@
     meeting      how the ranks come to share their slabs
     memory, ipc  slabs of the emulated device and of GPUs, arrays in memory that all ranks share
 
-All-reduce by one_shot and two_shot has kernels of its own, short messages go in packets. The host enqueues and
+Some algorithms have kernels of their own (`Traits.kernel`), short messages go in packets. The host enqueues and
 returns: what waits is the kernel, at most until the deadline, and then the communicator has failed. All counters live
 in the slabs, so that kernels may be captured in a graph; who launches it takes turns with the communicator's calls.
 """

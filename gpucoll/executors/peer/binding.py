@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy
 
+from gpucoll.algorithms import find
 from gpucoll.arrays import address
 from gpucoll.chunks import Ragged
 from gpucoll.device import Device, Stream
@@ -24,8 +25,9 @@ from gpucoll.plan import Plan
 
 KEPT = 256  # calls
 SHARE = 1 << 13  # bytes of a message that keep a block busy: latency counts in small calls, and SMs are many
-DIRECT = ("one_shot", "two_shot")
-NO_MATTER = Places(1)  # on every rank: of one_shot's results nobody reads another one's
+STEPS, PACKETS = "steps", "packets"  # kernels: that of any schedule, and of short messages
+ALL, SHARE_OF_ALL = "fold_all", "fold_share"  # kernels in which a rank reduces all elements, or its share of them
+NO_MATTER = Places(1)  # on every rank: no rank reads another rank's result of `ALL`
 
 Enqueue: TypeAlias = Callable[[Stream], object]
 
@@ -42,7 +44,7 @@ class PeerBinder:
         self._workspace = Workspace(device)
 
     def load(self, task: Task) -> None:
-        kind = self._is_direct(task) and task.algorithm, task.dtype.name, task.op and task.op.cuda, self._is_small(task)
+        kind = self._kernel(task), task.dtype.name, task.op and task.op.cuda
         if kind not in self._loaded:
             self._device.kernels.load(self._instance(task), task.collective, task.op, task.dtype)
             for width in UNITS:
@@ -59,7 +61,7 @@ class PeerBinder:
                 self._order.hold(task.stream, self._walks)
                 self._bound, self._walks = {}, {}
             assert task.plan is not None
-            make = self._direct if self._is_direct(task) else self._walk
+            make = self._walk if self._kernel(task) == STEPS else self._direct
             bound = self._bound[key] = task.plan, make(task, task.plan, *ends)
         self._order.keep_captured(task.stream, self._walks)
         return bound[1]
@@ -74,15 +76,14 @@ class PeerBinder:
             kept.clear()
 
     def _instance(self, task: Task) -> Instance:
-        if task.op is None or not self._is_direct(task):
-            return reducing("steps", task.op, task.dtype)
-        return reducing("packets" if self._is_small(task) else task.algorithm, task.op, task.dtype)
+        return reducing(self._kernel(task), task.op, task.dtype)
 
-    def _is_direct(self, task: Task) -> bool:
-        return task.collective == "all_reduce" and task.algorithm in DIRECT and self._meeting.room.ranks > 1
-
-    def _is_small(self, task: Task) -> bool:
-        return task.algorithm == "one_shot" and task.nbytes <= self._meeting.room.packets
+    def _kernel(self, task: Task) -> str:
+        """Return the kernel that does `task`: that of its algorithm, or the kernel that walks any schedule."""
+        if self._meeting.room.ranks == 1:
+            return STEPS
+        kernel = find(task.collective, task.algorithm).traits.kernel or STEPS
+        return PACKETS if kernel == ALL and task.nbytes <= self._meeting.room.packets else kernel
 
     def _launch(self, task: Task, blocks: int, threads: int, arguments: Arguments) -> Enqueue:
         launch = self._device.kernels.launcher(self._instance(task))
@@ -96,9 +97,10 @@ class PeerBinder:
         heap, count, nan_bytes = self._meeting.heap, task.output.size, _nan_bytes(task)
         if not count:
             return []
-        if self._is_small(task):
+        kernel = self._kernel(task)
+        if kernel == PACKETS:
             arguments = heap.packets(source, target, count, nan_bytes)
-        elif task.algorithm == "two_shot":
+        elif kernel == SHARE_OF_ALL:
             places = self._places(source, task), self._places(target, task)
             arguments = heap.shots(source, target, count, *places, nan_bytes)
         else:  # which would overwrite in place what others still read

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from gpucoll.algorithms import find
 from gpucoll.arrays import address, combiner
 from gpucoll.arrays.symmetric import Heap, Segment, at
 from gpucoll.collectives import COLLECTIVES
@@ -24,7 +25,6 @@ from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 KEPT = 256
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of staging: the least, and where it is no longer rounded up
 LINE = 64
-ONE_PASS = ("all_reduce", "two_shot")
 AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
 INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = range(6)
 TEXT = 256  # bytes for the words of a call
@@ -83,8 +83,9 @@ class Plans:
         assert plan.schedules is not None
         by_node = Plan(plan.schedules(near.rank), plan.layouts, in_place=alias, schedules=plan.schedules, near=near.all)
         by_engine = task.op is None or not task.op.expression
-        one_pass = (task.collective, task.algorithm) == ONE_PASS and len(near.all) == near.size > 1 and by_engine \
-            and task.nbytes > SMALL  # alike on all ranks, wherever their arrays are
+        # Reduced by shares and gathered; alike on all ranks, wherever their arrays are
+        one_pass = task.op is not None and find(task.collective, task.algorithm).traits.barriers == 2 and by_engine \
+            and len(near.all) == near.size > 1 and task.nbytes > SMALL
         sizes = [0 if row is None else row.nbytes for row in (task.input, task.output)]
         sizes.append(by_node.workspace["scratch"] * task.dtype.itemsize)
         for buffer, wanted in enumerate((copies or not near.copies, not near.copies, True)):
