@@ -37,6 +37,7 @@ struct Entry {
 };
 
 static const npy_intp APART = -1, ANY = -2;
+static const size_t MOST_DROPPED = 64;  // requests that are dropped while another thread is at the messages
 static const uint64_t ASKED = 20000;  // nanoseconds for which a rank with a core of its own asks Python without yielding
 
 struct Engine {
@@ -50,8 +51,11 @@ struct Engine {
     PyObject* alone;                              // messages under way, which none may overtake
     PyObject* executor;                           // whose engine it is
     PyObject* errors;                             // the class of what that raises
+    bool is_made;  // whether the C++ members are there, which is not so where there was no memory for them
     bool closed;
     int under_way;  // calls of threads: what they use stays
+    bool exchanges;  // whether a thread without Python's lock is at the messages
+    std::vector<std::pair<std::shared_ptr<Transfer>, PyObject*>> dropped;  // meanwhile, with the memory that each works on
     std::atomic<uint64_t> calling;  // the number of the call in which a thread waits in what Python calls, or 0
     uint64_t turn;  // which way of a set is overwritten next
     long thread;  // the system's number of the thread that made the last call here, or 0
@@ -59,7 +63,7 @@ struct Engine {
 };
 
 static PyObject *failure_name, *owner_name, *linger_name, *broken_name, *watch_name, *attach_name, *differ_name,
-    *out_of_reach_name, *cancel_name;
+    *out_of_reach_name, *cancel_name, *exchange_name;
 
 static bool is_same(PyObject* kept, PyObject* given) {
     if (kept == given) return true;
@@ -92,9 +96,11 @@ static npy_intp inside_of(PyObject* x, PyObject* out) {
 
 // Whether all arrays of a call are in symmetric memory.
 static bool is_symmetric(const Engine* self, PyObject* x, PyObject* out) {
-    bool symmetric = !self->node.symmetric.empty();
+    const Segments& known = self->node.symmetric;
+    bool symmetric = !known.empty();
+    Segment found;
     for (PyObject* array : {x, out})
-        symmetric = symmetric && (!is_array(array) || self->node.find(data_of(array), static_cast<uint64_t>(PyArray_NBYTES(array_of(array)))));
+        symmetric = symmetric && (!is_array(array) || known.holding(data_of(array), static_cast<uint64_t>(PyArray_NBYTES(array_of(array))), &found));
     return symmetric;
 }
 
@@ -165,10 +171,11 @@ static bool linger(Engine* self, PyObject* name) {
     const bool owned = thread != nullptr && PyObject_SetAttr(self->waits, owner_name, thread) == 0;
     PyObject* found = owned ? PyObject_CallMethodObjArgs(self->waits, linger_name, self, name, nullptr) : nullptr;
     Py_XDECREF(thread);
-    PyObject *kind, *error, *trace;
-    PyErr_Fetch(&kind, &error, &trace);
-    PyObject_SetAttr(self->waits, owner_name, Py_None);
-    PyErr_Restore(kind, error, trace);
+    {
+        const KeptError kept;
+        PyObject_SetAttr(self->waits, owner_name, Py_None);
+        PyErr_Clear();
+    }
     Py_XDECREF(found);
     return found != nullptr;
 }
@@ -229,27 +236,17 @@ static bool is_soon(const Node& node, double* since) {
 
 // Goes on with the call under way: 1 where it has ended, 0 where it waits, -1 with an error set. What Python waits for,
 // as a message, it may ask for again and again at first; in a long wait that is left to `gpucoll.waits`, which sleeps.
-static int advance(Engine* self, bool patient, bool asks_again = false) {
+static int step(Engine* self, bool patient, bool asks_again = false) {
     Walker& walker = self->walker;
     double since = 0;  // when what Python calls was first asked whether it is done
     PyObject* calls = self->current->calls;  // the plan stays: who lets go of it is in no call
     for (;;) {
         Walker::Outcome outcome = Walker::WAITING;
-        bool lacks_memory = false;
         // To let other threads run takes longer than what is left where the others are in the call already.
         if (walker.plan->by_calls && walker.plan->finish == nullptr) outcome = walker.go_on(self->node, false);
         if (outcome == Walker::WAITING) {
-            Py_BEGIN_ALLOW_THREADS
-            try {
-                outcome = walker.go_on(self->node, patient);
-            } catch (const std::exception&) {
-                lacks_memory = true;
-            }
-            Py_END_ALLOW_THREADS
-        }
-        if (lacks_memory) {
-            PyErr_NoMemory();
-            return -1;
+            const Unlocked unlocked;
+            outcome = walker.go_on(self->node, patient);
         }
         int done;
         switch (outcome) {
@@ -283,39 +280,35 @@ static bool has_failed(Engine* self) {
     return culprit >= 0 && !ask(self, watch_name, Py_NewRef(Py_None), PyLong_FromLongLong(culprit));
 }
 
-// The same as `advance`, looking after the rank that is waited for. What it has shown before it failed counts.
+// The same as `step`, looking after the rank that is waited for. What it has shown before it failed counts.
 static int go_on(Engine* self, bool patient) {
-    const int done = advance(self, patient);
+    const int done = step(self, patient);
     if (done != 0 || !has_failed(self)) return done;
     if (!PyErr_ExceptionMatches(self->errors)) return -1;
-    PyObject *kind, *error, *trace;
-    PyErr_Fetch(&kind, &error, &trace);
-    const int after = advance(self, false);
-    if (after == 0) {
-        PyErr_Restore(kind, error, trace);
-        return -1;
-    }
-    Py_XDECREF(kind);
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-    return after;
+    PyObject* raised[3];
+    PyErr_Fetch(&raised[0], &raised[1], &raised[2]);
+    Owned kind(raised[0]), error(raised[1]), trace(raised[2]);
+    const int after = step(self, false);
+    if (after != 0) return after;
+    PyErr_Restore(kind.release(), error.release(), trace.release());
+    return -1;
 }
 
-// Comes to the next call; false with an error set.
-static bool begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out, bool listens) {
-    try {
-        self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), listens);
-    } catch (const std::exception&) {  // no memory, or more than there could be
-        PyErr_NoMemory();
-        return false;
-    }
+// Comes to the next call. Throws where there is no memory: then nothing has begun.
+static void begin(Engine* self, PlanObject* planned, PyObject* x, PyObject* out, bool listens) {
+    self->walker.begin(self->node, planned->plan, data_of(x), data_of(out), listens);
     Py_XSETREF(self->current, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
-    return true;
 }
 
 // Does a planned call from its beginning to its end, unless the root is in another one; false with an error set.
 static bool perform(Engine* self, PyObject* name, PlanObject* planned, PyObject* x, PyObject* out) {
-    const int done = begin(self, planned, x, out, true) ? advance(self, true, true) : -1;
+    int done = -1;
+    try {
+        begin(self, planned, x, out, true);
+        done = step(self, true, true);
+    } catch (...) {
+        set_error();
+    }
     const bool well = done > 0 || (done == 0 && linger(self, name));
     if (!well) spoil(self, name, x, out);
     self->walker.plan = nullptr;
@@ -335,22 +328,22 @@ static bool may_write(const Engine* self, const Entry* entry, PyObject* x, PyObj
     return allowed >= 0 && from - to == allowed;
 }
 
-// Returns the array for the result, which is given or new, null with an error set; None where the call is Python's, and
-// the engine itself where there is no result.
+// Returns the array for the result, which is given or new, None where this rank has none; null with an error set;
+// NotImplemented where the call is Python's.
 static PyObject* result_of(Engine* self, const Entry* entry, PyObject* x, PyObject* out) {
-    if (entry->out.dtype == nullptr) return Py_NewRef(out == Py_None ? reinterpret_cast<PyObject*>(self) : Py_None);
+    if (entry->out.dtype == nullptr) return Py_NewRef(out == Py_None ? Py_None : Py_NotImplemented);
     const Plan* plan = entry->plan->plan;
     if (plan->overwrites) {
         const bool given = out == Py_None || out == x;
         const bool only_read = (plan->small || plan->by_calls) && plan->root == self->node.rank;
         const bool ready = given && (only_read || PyArray_ISWRITEABLE(array_of(x)));
-        return Py_NewRef(ready ? x : Py_None);
+        return Py_NewRef(ready ? x : Py_NotImplemented);
     }
     if (out == Py_None) {
         Py_INCREF(entry->out.dtype);
         return PyArray_Empty(entry->out.axes, entry->out.shape, entry->out.dtype, 0);
     }
-    return Py_NewRef(may_write(self, entry, x, out) ? out : Py_None);
+    return Py_NewRef(may_write(self, entry, x, out) ? out : Py_NotImplemented);
 }
 
 // Whether Python has a part in a call, beside what is prepared, in which no signal's handler runs.
@@ -369,15 +362,26 @@ static long thread_number() {
     return number;
 }
 
-// Does a known call unless another thread is in one, or the root in another call; returns `out`, which it takes, None, or
-// null with an error set.
+// Lets the next call begin, whatever has been raised.
+static void open_gate(Engine* self) {
+    if (PyErr_Occurred() == nullptr) {
+        Py_XDECREF(PyObject_CallNoArgs(self->release));
+        return;
+    }
+    const KeptError kept;
+    Py_XDECREF(PyObject_CallNoArgs(self->release));
+    PyErr_Clear();
+}
+
+// Does a known call unless another thread is in one, or the root in another call; returns `out`, which it takes,
+// NotImplemented, or null with an error set.
 static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObject* x, PyObject* out) {
     PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
     if (mine != Py_True) {
         Py_DECREF(out);
         if (mine == nullptr) return nullptr;
         Py_DECREF(mine);
-        Py_RETURN_NONE;
+        Py_RETURN_NOTIMPLEMENTED;
     }
     Py_DECREF(mine);
     self->thread = thread_number();
@@ -385,19 +389,20 @@ static PyObject* do_call(Engine* self, const Entry& known, PyObject* name, PyObj
     self->under_way++;
     const bool owned = runs_python(known.plan);
     if (self->closed) {
-        Py_SETREF(out, Py_NewRef(Py_None));
+        Py_SETREF(out, Py_NewRef(Py_NotImplemented));
     } else if ((owned && !own(self, true)) || !perform(self, name, known.plan, x, out)) {
         Py_CLEAR(out);
     } else if (self->walker.has_passed) {
-        Py_SETREF(out, Py_NewRef(Py_None));
+        Py_SETREF(out, Py_NewRef(Py_NotImplemented));
     } else {
         note(known.seconds, now() - started);
     }
-    PyObject *kind, *value, *trace;
-    PyErr_Fetch(&kind, &value, &trace);
-    if (owned) own(self, false);  // whatever has been raised
-    Py_XDECREF(PyObject_CallNoArgs(self->release));
-    PyErr_Restore(kind, value, trace);
+    if (owned) {  // whatever has been raised
+        const KeptError kept;
+        own(self, false);
+        PyErr_Clear();
+    }
+    open_gate(self);
     self->under_way--;
     return out;
 }
@@ -420,16 +425,15 @@ struct Bound {
 
 static PyTypeObject bound_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-// Does it once more and returns the result, the engine where there is none, and None where the call is Python's.
+// Does it once more and returns the result, and NotImplemented where the call is Python's.
 static PyObject* call_bound(PyObject* object, PyObject* const*, size_t, PyObject*) {
     Bound* self = reinterpret_cast<Bound*>(object);
     Engine* engine = self->engine;
-    if (engine == nullptr || engine->closed) Py_RETURN_NONE;
-    if (!fits(self->known.plan->plan, self->x, self->out)) Py_RETURN_NONE;  // an array has been resized
+    if (engine == nullptr || engine->closed) Py_RETURN_NOTIMPLEMENTED;
+    if (!fits(self->known.plan->plan, self->x, self->out)) Py_RETURN_NOTIMPLEMENTED;  // an array has been resized
     const int free = is_free(engine);
-    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
-    PyObject* out = self->out == Py_None ? reinterpret_cast<PyObject*>(engine) : self->out;
-    return do_call(engine, self->known, self->name, self->x, Py_NewRef(out));
+    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
+    return do_call(engine, self->known, self->name, self->x, Py_NewRef(self->out));
 }
 
 // bind(name, x, out, a plan, seconds): a callable that does this call, of no arguments.
@@ -438,7 +442,7 @@ static PyObject* bind(PyObject* object, PyObject* given) {
     if (!PyArg_ParseTuple(given, "OOOO!O!", &name, &x, &out, &plan_type, &planned, &PyArray_Type, &seconds)) return nullptr;
     Bound* self = reinterpret_cast<Bound*>(bound_type.tp_alloc(&bound_type, 0));
     if (self == nullptr) return nullptr;
-    self->vectorcall = call_bound;
+    self->vectorcall = bordered<call_bound>;
     self->engine = reinterpret_cast<Engine*>(Py_NewRef(object));
     self->name = Py_NewRef(name);
     self->x = Py_NewRef(x);
@@ -480,24 +484,25 @@ static void unmake_bound(PyObject* object) {
     Py_TYPE(object)->tp_free(object);
 }
 
-// (what is called, op, root, algorithm, x, out): does the call and returns `out`, or None where it is not known here.
+// (what is called, op, root, algorithm, x, out): does the call and returns its result, or NotImplemented where it is not
+// known here.
 static PyObject* call(PyObject* object, PyObject* const* given, size_t count, PyObject* names) {
     Engine* self = reinterpret_cast<Engine*>(object);
     if (PyVectorcall_NARGS(count) != 6 || names != nullptr || (self->waits == nullptr && !self->closed)) {
         PyErr_SetString(PyExc_TypeError, "the engine takes six arguments, once it has a gate");
         return nullptr;
     }
-    if (self->closed) Py_RETURN_NONE;
+    if (self->closed) Py_RETURN_NOTIMPLEMENTED;
     PyObject* x = given[4];
     const Entry* entry = find(self, given, x, given[5]);
-    if (entry == nullptr) Py_RETURN_NONE;
+    if (entry == nullptr) Py_RETURN_NOTIMPLEMENTED;
     const int free = is_free(self);
-    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_None);
+    if (free <= 0) return free < 0 ? nullptr : Py_NewRef(Py_NotImplemented);
     Entry known = *entry;  // what follows may run Python, and that may close the communicator
     PyObject* const kept[] = {reinterpret_cast<PyObject*>(known.plan), reinterpret_cast<PyObject*>(known.seconds)};
     for (PyObject* one : kept) Py_XINCREF(one);
     PyObject* out = result_of(self, entry, x, given[5]);
-    if (out != nullptr && out != Py_None) out = do_call(self, known, given[0], x, out);
+    if (out != nullptr && out != Py_NotImplemented) out = do_call(self, known, given[0], x, out);
     for (PyObject* one : kept) Py_XDECREF(one);
     return out;
 }

@@ -1,8 +1,6 @@
 // The Python type of a rank's engine: made by the executor `shared`, called by the communicator (calls.h).
 #include "messages.h"
 
-static const size_t MOST_SEGMENTS = 4096;
-
 // plan(...): see `take_plan`.
 static PyObject* plan_method(PyObject* object, PyObject* given) {
     return make_plan(reinterpret_cast<Engine*>(object)->node, given);
@@ -17,7 +15,7 @@ static PyObject* begin_method(PyObject* object, PyObject* given) {
         PyErr_SetString(PyExc_ValueError, "a plan for other arrays");
         return nullptr;
     }
-    if (!begin(self, reinterpret_cast<PlanObject*>(planned), x, out, false)) return nullptr;
+    begin(self, reinterpret_cast<PlanObject*>(planned), x, out, false);
     Py_RETURN_NONE;
 }
 
@@ -38,8 +36,7 @@ static PyObject* symmetric_method(PyObject* object, PyObject* given) {
     long long key;
     unsigned long long start, nbytes;
     if (!PyArg_ParseTuple(given, "LKK", &key, &start, &nbytes)) return nullptr;
-    if (node.symmetric.size() == MOST_SEGMENTS) Py_RETURN_NONE;  // what lies in it is read by the system
-    node.symmetric.push_back({node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes});
+    node.symmetric.add({node.rank, key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes});
     Py_RETURN_NONE;
 }
 
@@ -50,10 +47,9 @@ static PyObject* attach_method(PyObject* object, PyObject* given) {
     long long key;
     unsigned long long start, nbytes;
     if (!PyArg_ParseTuple(given, "kLKK", &rank, &key, &start, &nbytes)) return nullptr;
-    if (node.others.size() == MOST_SEGMENTS) node.others.erase(node.others.begin());
-    if (node.attached(static_cast<uint32_t>(rank), key) == nullptr)
-        node.others.push_back({static_cast<uint32_t>(rank), key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)),
-                               nbytes});
+    const Segment one = {static_cast<uint32_t>(rank), key, reinterpret_cast<char*>(static_cast<uintptr_t>(start)), nbytes};
+    Segment found;
+    if (!node.others.of(one.rank, key, &found)) node.others.add(one);
     Py_RETURN_NONE;
 }
 
@@ -187,10 +183,14 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
         return nullptr;
     Engine* self = reinterpret_cast<Engine*>(type->tp_alloc(type, 0));
     if (self == nullptr) return nullptr;
-    self->vectorcall = call;
+    Owned made(reinterpret_cast<PyObject*>(self));
+    self->vectorcall = bordered<call>;
     new (&self->walker) Walker();
     new (&self->mail) Mail();
-    Node& node = *new (&self->node) Node();
+    new (&self->dropped) decltype(self->dropped)();
+    Node& node = *new (&self->node) Node();  // the only one that may throw
+    self->is_made = true;
+    self->dropped.reserve(MOST_DROPPED);
     node.rank = static_cast<uint32_t>(rank);
     node.ranks = static_cast<uint32_t>(PyTuple_GET_SIZE(heads));
     node.check = static_cast<Check>(std::min(check, static_cast<unsigned int>(ALL)));
@@ -202,8 +202,6 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     self->executor = Py_NewRef(executor);
     self->errors = Py_NewRef(errors);
     for (std::vector<int64_t>& marks : node.unread) marks.resize(node.ranks);
-    node.symmetric.reserve(MOST_SEGMENTS);  // another thread may be in a call while there is one more
-    node.others.reserve(MOST_SEGMENTS);
     for_each(heads, [&](PyObject* one) {
         node.heads.push_back(static_cast<Head*>(PyLong_AsVoidPtr(one)));
         return !PyErr_Occurred();
@@ -212,12 +210,9 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
         PyErr_SetString(PyExc_ValueError, "an engine of ranks that are not there");
     for (uint32_t other = 0; !PyErr_Occurred() && other < node.ranks; other++)
         if (other != node.rank && node.heads[other] != nullptr) node.near.push_back(other);
-    if (!PyErr_Occurred()) {
-        self->mail.open(node, boxes);
-        return reinterpret_cast<PyObject*>(self);
-    }
-    Py_DECREF(self);
-    return nullptr;
+    if (PyErr_Occurred()) return nullptr;
+    self->mail.open(node, boxes);
+    return made.release();
 }
 
 // For Python's collector: these objects, the executor and the communicator hold each other.
@@ -248,7 +243,7 @@ static int forget(PyObject* object) {
     Py_CLEAR(self->executor);
     Py_CLEAR(self->errors);
     Py_CLEAR(self->current);
-    self->walker.plan = nullptr;
+    if (self->is_made) self->walker.plan = nullptr;
     return 0;
 }
 
@@ -264,9 +259,12 @@ static void unmake(PyObject* object) {
     Engine* self = reinterpret_cast<Engine*>(object);
     PyObject_GC_UnTrack(object);
     forget(object);
-    self->walker.~Walker();
-    self->mail.~Mail();
-    self->node.~Node();
+    if (self->is_made) {
+        self->walker.~Walker();
+        self->mail.~Mail();
+        self->dropped.~vector();
+        self->node.~Node();
+    }
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -286,30 +284,30 @@ static PyObject* is_busy(PyObject* object, PyObject*) {
     return PyBool_FromLong(reinterpret_cast<Engine*>(object)->under_way);
 }
 
-static PyMethodDef methods[] = {{"attach", attach_method, METH_VARARGS, nullptr},
-                                {"awaited", awaited, METH_NOARGS, nullptr},
-                                {"bind", bind, METH_VARARGS, nullptr},
-                                {"begin", begin_method, METH_VARARGS, nullptr},
-                                {"calling", calling, METH_NOARGS, nullptr},
-                                {"close", close_method, METH_NOARGS, nullptr},
-                                {"ends", ends_method, METH_NOARGS, nullptr},
-                                {"exchange", reinterpret_cast<PyCFunction>(exchange), METH_FASTCALL, nullptr},
-                                {"follow", follow, METH_VARARGS, nullptr},
-                                {"go_on", go_on_method, METH_NOARGS, nullptr},
-                                {"is_busy", is_busy, METH_NOARGS, nullptr},
-                                {"is_eager", is_eager_method, METH_VARARGS, nullptr},
-                                {"is_walking", is_walking, METH_NOARGS, nullptr},
-                                {"learn", learn, METH_VARARGS, nullptr},
-                                {"message", message, METH_VARARGS, nullptr},
-                                {"next_call", next_call, METH_O, nullptr},
-                                {"plan", plan_method, METH_VARARGS, nullptr},
-                                {"probe", probe, METH_VARARGS, nullptr},
-                                {"record", record, METH_VARARGS, nullptr},
-                                {"staging", staging_method, METH_VARARGS, nullptr},
-                                {"settle", settle, METH_NOARGS, nullptr},
-                                {"symmetric", symmetric_method, METH_VARARGS, nullptr},
-                                {"tell", tell, METH_O, nullptr},
-                                {"words", words_method, METH_VARARGS, nullptr},
+static PyMethodDef methods[] = {{"attach", bordered<attach_method>, METH_VARARGS, nullptr},
+                                {"awaited", bordered<awaited>, METH_NOARGS, nullptr},
+                                {"bind", bordered<bind>, METH_VARARGS, nullptr},
+                                {"begin", bordered<begin_method>, METH_VARARGS, nullptr},
+                                {"calling", bordered<calling>, METH_NOARGS, nullptr},
+                                {"close", bordered<close_method>, METH_NOARGS, nullptr},
+                                {"ends", bordered<ends_method>, METH_NOARGS, nullptr},
+                                {"exchange", reinterpret_cast<PyCFunction>(static_cast<_PyCFunctionFast>(bordered<exchange>)), METH_FASTCALL, nullptr},
+                                {"follow", bordered<follow>, METH_VARARGS, nullptr},
+                                {"go_on", bordered<go_on_method>, METH_NOARGS, nullptr},
+                                {"is_busy", bordered<is_busy>, METH_NOARGS, nullptr},
+                                {"is_eager", bordered<is_eager_method>, METH_VARARGS, nullptr},
+                                {"is_walking", bordered<is_walking>, METH_NOARGS, nullptr},
+                                {"learn", bordered<learn>, METH_VARARGS, nullptr},
+                                {"message", bordered<message>, METH_VARARGS, nullptr},
+                                {"next_call", bordered<next_call>, METH_O, nullptr},
+                                {"plan", bordered<plan_method>, METH_VARARGS, nullptr},
+                                {"probe", bordered<probe>, METH_VARARGS, nullptr},
+                                {"record", bordered<record>, METH_VARARGS, nullptr},
+                                {"staging", bordered<staging_method>, METH_VARARGS, nullptr},
+                                {"settle", bordered<settle>, METH_NOARGS, nullptr},
+                                {"symmetric", bordered<symmetric_method>, METH_VARARGS, nullptr},
+                                {"tell", bordered<tell>, METH_O, nullptr},
+                                {"words", bordered<words_method>, METH_VARARGS, nullptr},
                                 {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef members[] = {{"thread", thread_of, nullptr, nullptr, nullptr},
                                 {"walks", walks, nullptr, nullptr, nullptr},
@@ -329,12 +327,13 @@ PyMODINIT_FUNC PyInit__engine() {
     differ_name = PyUnicode_InternFromString("differ");
     out_of_reach_name = PyUnicode_InternFromString("out_of_reach");
     cancel_name = PyUnicode_InternFromString("cancel");
+    exchange_name = PyUnicode_InternFromString("sendrecv");
     engine_type.tp_name = "gpucoll._engine.Engine";
     engine_type.tp_basicsize = sizeof(Engine);
     engine_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_HAVE_GC;
     engine_type.tp_vectorcall_offset = offsetof(Engine, vectorcall);
     engine_type.tp_call = PyVectorcall_Call;
-    engine_type.tp_new = make;
+    engine_type.tp_new = bordered<make>;
     engine_type.tp_dealloc = unmake;
     engine_type.tp_traverse = traverse;
     engine_type.tp_clear = forget;

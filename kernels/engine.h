@@ -14,6 +14,7 @@
 #include <ctime>
 #include <deque>
 #include <linux/futex.h>
+#include <mutex>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -100,6 +101,47 @@ struct Segment {
     uint64_t nbytes;
 };
 
+// Segments that are mapped here. A thread may map another segment while a call of a second thread looks for one, so that
+// a lock guards them, and a search returns a copy. The oldest of MOST makes room for the next.
+class Segments {
+  public:
+    static const size_t MOST = 4096;
+
+    void add(const Segment& one) {
+        const std::lock_guard<std::mutex> guard(lock);
+        if (all.size() == MOST) all.pop_front();
+        all.push_back(one);
+        none.store(false, std::memory_order_release);
+    }
+
+    // Whether there is none yet; takes no lock.
+    bool empty() const { return none.load(std::memory_order_acquire); }
+
+    // Whether so many bytes from `start` on lie in one segment, which `found` then is.
+    bool holding(const char* start, uint64_t nbytes, Segment* found) const {
+        return !empty() && first([&](const Segment& one) {
+            return start >= one.start && start + nbytes <= one.start + one.nbytes; }, found);
+    }
+
+    // Whether there is the segment of a rank with that key, which `found` then is.
+    bool of(uint32_t rank, int64_t key, Segment* found) const {
+        return first([&](const Segment& one) { return one.rank == rank && one.key == key; }, found);
+    }
+
+  private:
+    template <class Matches> bool first(Matches matches, Segment* found) const {
+        const std::lock_guard<std::mutex> guard(lock);
+        const auto place = std::find_if(all.begin(), all.end(), matches);
+        if (place == all.end()) return false;
+        *found = *place;
+        return true;
+    }
+
+    mutable std::mutex lock;
+    std::atomic<bool> none{true};
+    std::deque<Segment> all;
+};
+
 // The ranks of a node as one of them sees them.
 struct Node {
     uint32_t rank, ranks;
@@ -114,8 +156,6 @@ struct Node {
     std::vector<int64_t> keys;     // of the control segments
     std::vector<int32_t> processes;
     std::vector<uint32_t> near;    // the other ranks of this node
-    std::vector<Segment> others;   // of other ranks
-    std::vector<Segment> symmetric;  // of this one, at the same places on all
     std::atomic<const Segment*> staging[SHOWN];  // of this one, for what is not where others can read it
     std::deque<Segment> all_staging;             // which a call that is under way may still use
     uint64_t walks;                // how many calls there were
@@ -127,6 +167,8 @@ struct Node {
     bool was_eager = false;        // the last call
     int64_t reached = 0;           // a mark that all ranks of this node are known to show
     Flight flight;
+    Segments others;               // of other ranks
+    Segments symmetric;            // of this one, at the same places on all
 
     // Where a workspace is in the control segment of a rank. What is read and written together begins at unlike places
     // of a page: a processor takes a load for one of a store before it that has the same place.
@@ -154,24 +196,9 @@ struct Node {
     bool is_eager(uint32_t of, uint64_t number) const {
         return slot(of, number)->number.load(std::memory_order_relaxed) == static_cast<int64_t>(number);
     }
-    const Segment* find(const char* from, uint64_t nbytes) const {
-        for (const Segment& slab : symmetric)
-            if (from >= slab.start && from + nbytes <= slab.start + slab.nbytes) return &slab;
-        return nullptr;
-    }
     uint64_t staging_bytes(uint32_t buffer) const {
         const Segment* found = staging[buffer].load(std::memory_order_acquire);
         return found == nullptr ? 0 : found->nbytes;
-    }
-    const Segment* own(int64_t key) const {
-        for (const Segment& slab : symmetric)
-            if (slab.key == key) return &slab;
-        return nullptr;
-    }
-    const Segment* attached(uint32_t of, int64_t key) const {
-        for (const Segment& one : others)
-            if (one.rank == of && one.key == key) return &one;
-        return nullptr;
     }
 };
 
@@ -657,7 +684,7 @@ struct Walker {
         Base& mine = bases[node.rank * SHOWN + buffer];
         int64_t key = HERE, offset = 0;
         mine = {row, 0};
-        const Segment* slab = nullptr;
+        Segment slab;
         if (nbytes == 0) {
             mine.start = nullptr;
         } else if (plan->by_calls) {
@@ -670,9 +697,9 @@ struct Walker {
             key = node.keys[node.rank];
             offset = static_cast<int64_t>(node.offset(node.rank, half, buffer));
         } else if (row != nullptr && !(buffer == INPUT && plan->copies_input)
-                   && (slab = node.find(row, nbytes)) != nullptr) {
-            key = slab->key;
-            offset = row - slab->start;
+                   && node.symmetric.holding(row, nbytes, &slab)) {
+            key = slab.key;
+            offset = row - slab.start;
         } else if (row != nullptr && node.copies && !(buffer == INPUT && plan->copies_input)) {
             offset = static_cast<int64_t>(reinterpret_cast<intptr_t>(row));
         } else {
@@ -688,6 +715,7 @@ struct Walker {
     // Finds the buffers of another rank; false where a segment is not mapped here yet.
     bool find(const Node& node, uint32_t rank) {
         const Board& board = node.heads[rank]->boards[half];
+        Segment found;
         for (uint32_t buffer = 0; buffer < SHOWN; buffer++) {
             Base& theirs = bases[rank * SHOWN + buffer];
             if (plan->in_control) {
@@ -701,8 +729,8 @@ struct Walker {
                 theirs = {reinterpret_cast<char*>(static_cast<intptr_t>(offset)), near ? 0 : node.processes[rank]};
             } else if (key == node.keys[rank]) {
                 theirs = {reinterpret_cast<char*>(node.heads[rank]) + offset, 0};
-            } else if (const Segment* found = node.attached(rank, key)) {
-                theirs = {found->start + offset, 0};
+            } else if (node.others.of(rank, key, &found)) {
+                theirs = {found.start + offset, 0};
             } else {
                 awaited = rank;
                 unknown = key;

@@ -96,6 +96,7 @@ struct Mail {
 
     bool reaches(uint64_t peer) const { return peer < with.size() && with[peer].out != nullptr; }
 
+    // Throws std::bad_alloc where there is no memory: then nothing has begun.
     void begin(Node& node, const std::shared_ptr<Transfer>& transfer) {
         Correspondence& one = with[transfer->peer];
         if (transfer->sends) {
@@ -111,7 +112,11 @@ struct Mail {
             return;
         }
         one.expected.push_back(transfer);
-        go_on(node, transfer->peer);
+        try {
+            go_on(node, transfer->peer);
+        } catch (const std::bad_alloc&) {
+            // A letter for which there is no memory stays in its box: the next look takes it.
+        }
     }
 
     // Returns the first message from `source` with `tag` that nobody has asked for, ANYBODY and ANYTHING where that is all
@@ -138,7 +143,8 @@ struct Mail {
         waiting.erase(std::remove(waiting.begin(), waiting.end(), transfer), waiting.end());
     }
 
-    // Takes all letters that have come from a rank, and writes what there is room for.
+    // Takes all letters that have come from a rank, and writes what there is room for. Throws std::bad_alloc where there is
+    // no memory for a letter, which stays in its box.
     void go_on(Node& node, uint32_t peer) {
         Correspondence& one = with[peer];
         for (;;) {
@@ -191,10 +197,10 @@ struct Mail {
 
     static int read(const Node& node, const Transfer& transfer, const Correspondence::Unasked& letter) {
         if (letter.key != HERE) {
-            const Segment* segment = transfer.peer == node.rank ? node.own(letter.key)
-                                                                : node.attached(transfer.peer, letter.key);
-            if (segment == nullptr) return EFAULT;
-            copy(transfer.row, segment->start + letter.offset, letter.nbytes);
+            Segment segment;
+            const Segments& known = transfer.peer == node.rank ? node.symmetric : node.others;
+            if (!known.of(transfer.peer, letter.key, &segment)) return EFAULT;
+            copy(transfer.row, segment.start + letter.offset, letter.nbytes);
             return 0;
         }
         char* there = reinterpret_cast<char*>(static_cast<intptr_t>(letter.offset));
@@ -246,11 +252,12 @@ struct Mail {
             transfer.done = true;
             return;
         }
-        const Segment* slab = node.find(transfer.row, transfer.nbytes);
+        Segment slab;
+        const bool mapped = node.symmetric.holding(transfer.row, transfer.nbytes, &slab);
         letter.kind = Letter::LONG_ONE;
-        letter.key = slab == nullptr ? HERE : slab->key;
-        letter.offset = slab == nullptr ? static_cast<int64_t>(reinterpret_cast<intptr_t>(transfer.row))
-                                        : transfer.row - slab->start;
+        letter.key = mapped ? slab.key : HERE;
+        letter.offset = mapped ? transfer.row - slab.start
+                               : static_cast<int64_t>(reinterpret_cast<intptr_t>(transfer.row));
         letter.ticket = transfer.ticket = ++one.tickets;
     }
 };

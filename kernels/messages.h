@@ -3,6 +3,7 @@
 #include "calls.h"
 #include "mail.h"
 
+// A message that is under way. Its memory is kept as long as this rank, or the other one, may be at it.
 struct Request {
     PyObject_HEAD
     PyObject* engine;
@@ -11,6 +12,14 @@ struct Request {
 };
 
 static PyTypeObject request_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+
+// Calls a message back that has not ended; returns whether no rank is at its memory any more. Whether the other rank has
+// read a long message is not asked here: its box may have gone with the communicator.
+static bool let_go(Engine* engine, const std::shared_ptr<Transfer>& transfer) {
+    if (transfer->done) return true;
+    engine->mail.call_back(transfer);
+    return transfer->ticket == 0;
+}
 
 static PyObject* make_request(Engine* engine, const std::shared_ptr<Transfer>& transfer, PyObject* kept) {
     Request* self = reinterpret_cast<Request*>(request_type.tp_alloc(&request_type, 0));
@@ -21,13 +30,35 @@ static PyObject* make_request(Engine* engine, const std::shared_ptr<Transfer>& t
     return reinterpret_cast<PyObject*>(self);
 }
 
+static int traverse_request(PyObject* object, visitproc visit, void* arg) {
+    Py_VISIT(reinterpret_cast<Request*>(object)->engine);
+    Py_VISIT(reinterpret_cast<Request*>(object)->kept);
+    return 0;
+}
+
+// Lets go of the memory, unless some rank may still be at it: the message is called back before, which another thread that
+// is at the messages does for this one. Of a long message that the other rank knows of, the memory stays for ever.
+static int forget_request(PyObject* object) {
+    Request* self = reinterpret_cast<Request*>(object);
+    if (self->kept == nullptr) return 0;
+    Engine* engine = reinterpret_cast<Engine*>(self->engine);
+    PyObject* kept = self->kept;
+    self->kept = nullptr;
+    if (engine->exchanges) {
+        if (engine->dropped.size() < MOST_DROPPED) engine->dropped.emplace_back(self->transfer, kept);  // has room: no throw
+        return 0;
+    }
+    if (!let_go(engine, self->transfer)) return 0;
+    Py_DECREF(kept);
+    return 0;
+}
+
 static void unmake_request(PyObject* object) {
     Request* self = reinterpret_cast<Request*>(object);
-    Engine* engine = reinterpret_cast<Engine*>(self->engine);
-    if (!self->transfer->done && engine->under_way == 0) engine->mail.call_back(self->transfer);
+    PyObject_GC_UnTrack(object);
+    forget_request(object);
     self->transfer.~shared_ptr();
     Py_XDECREF(self->engine);
-    Py_XDECREF(self->kept);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -161,8 +192,46 @@ static bool await_both(Engine* self, Transfer* sent, Transfer* came) {
     }
 }
 
+// The messages of requests that were dropped while this thread was at the messages, Python's lock being taken again.
+static void call_back_dropped(Engine* self) {
+    while (!self->dropped.empty()) {
+        const auto [transfer, kept] = self->dropped.back();
+        self->dropped.pop_back();
+        if (let_go(self, transfer)) Py_DECREF(kept);
+    }
+}
+
+// The two ends of an exchange, of which either may be none.
+struct Ends {
+    std::shared_ptr<Transfer> sent, came;
+    bool has_begun = false;  // whether all that there is has begun, which is not so where there was no memory
+
+    bool is_at_memory() const { return sent != nullptr || has_begun; }
+};
+
+// Sends x and receives out, unless they are None, without Python's lock; returns whether both have ended. The send comes
+// first: the other rank reads while this one prepares to receive.
+static bool exchange_both(Engine* self, PyObject* x, uint32_t dst, PyObject* out, uint32_t src, uint32_t tag, Ends* ends) {
+    const Unlocked unlocked;
+    try {
+        if (x != Py_None) {
+            auto sent = transfer_of(true, x, dst, tag, code_of(x));
+            self->mail.begin(self->node, sent);
+            ends->sent = std::move(sent);
+        }
+        if (out != Py_None) {
+            ends->came = transfer_of(false, out, src, tag, code_of(out));
+            self->mail.begin(self->node, ends->came);
+        }
+        ends->has_begun = true;
+        return await_both(self, ends->sent.get(), ends->came.get());
+    } catch (const std::bad_alloc&) {
+        return false;  // where both have begun, Python asks for the rest
+    }
+}
+
 // exchange(x, dst, out, src, tag): sends x and receives out, unless they are None. Returns whether both have ended, with
-// the length that is to come; their requests where they have not; None where the call is Python's.
+// the length that is to come; their requests where they have not; NotImplemented where the call is Python's.
 static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t count) {
     Engine* self = reinterpret_cast<Engine*>(object);
     if (count != 5) return PyErr_Format(PyExc_TypeError, "exchange takes five arguments");
@@ -170,66 +239,57 @@ static PyObject* exchange(PyObject* object, PyObject* const* given, Py_ssize_t c
     uint32_t dst = 0, src = 0;
     const long tag = PyLong_CheckExact(given[4]) ? PyLong_AsLong(given[4]) : -1;
     if (PyErr_Occurred()) PyErr_Clear();
-    if (tag < 0 || tag >= 1 << 15 || self->closed || self->waits == nullptr) Py_RETURN_NONE;
+    if (tag < 0 || tag >= 1 << 15 || self->closed || self->waits == nullptr) Py_RETURN_NOTIMPLEMENTED;
     if ((x != Py_None && !is_plain(self, x, given[1], false, &dst))
         || (out != Py_None && !is_plain(self, out, given[3], true, &src))
         || (x != Py_None && out != Py_None && !are_apart(x, out)))
-        Py_RETURN_NONE;
+        Py_RETURN_NOTIMPLEMENTED;
     const Py_ssize_t alone = PyObject_Size(self->alone);
     PyObject* failure = alone < 0 ? nullptr : PyObject_GetAttr(self->waits, failure_name);
     if (failure == nullptr) return nullptr;
     Py_DECREF(failure);
-    if (alone > 0 || failure != Py_None) Py_RETURN_NONE;
-    PyObject* mine = PyObject_CallOneArg(self->acquire, Py_False);
-    if (mine != Py_True) {
-        Py_XDECREF(mine);
-        return mine == nullptr ? nullptr : Py_NewRef(Py_None);
-    }
-    Py_DECREF(mine);
+    if (alone > 0 || failure != Py_None) Py_RETURN_NOTIMPLEMENTED;
+    const Owned mine(PyObject_CallOneArg(self->acquire, Py_False));
+    if (mine.get() != Py_True) return mine == nullptr ? nullptr : Py_NewRef(Py_NotImplemented);
     self->thread = thread_number();
     self->under_way++;
-    std::shared_ptr<Transfer> sent, came;
-    bool done;
-    Py_BEGIN_ALLOW_THREADS
-    if (x != Py_None) {  // first, so that the other rank reads at the same time
-        sent = transfer_of(true, x, dst, static_cast<uint32_t>(tag), code_of(x));
-        self->mail.begin(self->node, sent);
-    }
-    if (out != Py_None) {
-        came = transfer_of(false, out, src, static_cast<uint32_t>(tag), code_of(out));
-        self->mail.begin(self->node, came);
-    }
-    done = await_both(self, sent.get(), came.get());
-    Py_END_ALLOW_THREADS
+    self->exchanges = true;
+    Ends ends;
+    const bool done = exchange_both(self, x, dst, out, src, static_cast<uint32_t>(tag), &ends);
+    self->exchanges = false;
     self->under_way--;
-    const bool fits = came == nullptr || (came->fits() && came->error == 0);
+    call_back_dropped(self);
+    const std::shared_ptr<Transfer>&sent = ends.sent, &came = ends.came;
     PyObject* found = nullptr;
-    if (done && fits) {
+    if (!ends.has_begun) {
+        PyErr_NoMemory();
+    } else if (done && (came == nullptr || (came->fits() && came->error == 0))) {
         found = Py_NewRef(Py_True);
     } else {
-        PyObject* first = came == nullptr ? Py_NewRef(Py_None) : make_request(self, came, out);
-        PyObject* second = sent == nullptr ? Py_NewRef(Py_None) : make_request(self, sent, x);
-        found = first == nullptr || second == nullptr ? nullptr : PyTuple_Pack(2, first, second);
-        Py_XDECREF(first);
-        Py_XDECREF(second);
+        const Owned first(came == nullptr ? Py_NewRef(Py_None) : make_request(self, came, out));
+        const Owned second(sent == nullptr ? Py_NewRef(Py_None) : make_request(self, sent, x));
+        if (first != nullptr && second != nullptr) found = PyTuple_Pack(2, first.get(), second.get());
     }
-    Py_XDECREF(PyObject_CallNoArgs(self->release));
+    if (found == nullptr && ends.is_at_memory()) spoil(self, exchange_name, x, out);  // which no request keeps
+    open_gate(self);
     return found;
 }
 
-static PyMethodDef request_methods[] = {{"Cancel", cancel_request, METH_NOARGS, nullptr},
-                                        {"Test", test_request, METH_NOARGS, nullptr},
+static PyMethodDef request_methods[] = {{"Cancel", bordered<cancel_request>, METH_NOARGS, nullptr},
+                                        {"Test", bordered<test_request>, METH_NOARGS, nullptr},
                                         {"Wait", wait_request, METH_NOARGS, nullptr},
                                         {nullptr, nullptr, 0, nullptr}};
 static PyGetSetDef request_members[] = {{"came", dtype_of, nullptr, nullptr, nullptr},
-                                        {"length", length_of, nullptr, nullptr, nullptr},
+                                        {"length", bordered<length_of>, nullptr, nullptr, nullptr},
                                         {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 static bool make_request_type() {
     request_type.tp_name = "gpucoll._engine.Request";
     request_type.tp_basicsize = sizeof(Request);
-    request_type.tp_flags = Py_TPFLAGS_DEFAULT;
+    request_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC;
     request_type.tp_dealloc = unmake_request;
+    request_type.tp_traverse = traverse_request;
+    request_type.tp_clear = forget_request;
     request_type.tp_methods = request_methods;
     request_type.tp_getset = request_members;
     return PyType_Ready(&request_type) == 0;

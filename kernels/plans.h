@@ -6,9 +6,62 @@
 #include <numpy/arrayobject.h>
 
 #include <exception>
+#include <memory>
 #include <new>
+#include <stdexcept>
 
 #include "engine.h"
+
+// Python's lock is let go of in a block, and taken again at its end, whatever ends the block.
+class Unlocked {
+  public:
+    Unlocked() : state(PyEval_SaveThread()) {}
+    ~Unlocked() { PyEval_RestoreThread(state); }
+    Unlocked(const Unlocked&) = delete;
+
+  private:
+    PyThreadState* state;
+};
+
+// The error that is set is put aside in a block: Python may not be called with one. It is set again at the end.
+class KeptError {
+  public:
+    KeptError() { PyErr_Fetch(&kind, &value, &trace); }
+    ~KeptError() { PyErr_Restore(kind, value, trace); }
+    KeptError(const KeptError&) = delete;
+
+  private:
+    PyObject *kind, *value, *trace;
+};
+
+// Owns a reference.
+struct Release {
+    void operator()(PyObject* one) const { Py_DECREF(one); }
+};
+using Owned = std::unique_ptr<PyObject, Release>;
+
+// An exception that is under way becomes Python's error.
+static void set_error() {
+    try {
+        throw;
+    } catch (const std::bad_alloc&) {
+        PyErr_NoMemory();
+    } catch (const std::length_error&) {  // more than there could be
+        PyErr_NoMemory();
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+}
+
+// A function as Python calls it. Its exceptions end here: none may cross a frame of C.
+template <auto function, class... Given> static PyObject* bordered(Given... given) noexcept {
+    try {
+        return function(given...);
+    } catch (...) {
+        set_error();
+        return nullptr;
+    }
+}
 
 static bool is_array(PyObject* object) { return Py_TYPE(object) == &PyArray_Type; }
 
@@ -221,8 +274,8 @@ static PyObject* make_plan(const Node& node, PyObject* given) {
         PyObject* called = nullptr;
         is_whole = take_plan(self->plan, node, given, &called);
         self->calls = Py_XNewRef(called);
-    } catch (const std::bad_alloc&) {
-        PyErr_NoMemory();
+    } catch (...) {
+        set_error();
     }
     if (is_whole) return reinterpret_cast<PyObject*>(self);
     Py_DECREF(self);

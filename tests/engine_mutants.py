@@ -45,6 +45,9 @@ RACES = {
                                                "    if (!patient)",
                                                "if (head->mark.load(std::memory_order_relaxed) >= mark) return true;\n"
                                                "    if (!patient)"),)),
+    "segments are mapped beside a search": Mutant((("        const std::lock_guard<std::mutex> guard(lock);\n"
+                                                    "        if (all.size() == MOST)",
+                                                    "        if (all.size() == MOST)"),)),
 }
 # AddressSanitizer sees these in it.
 BEYOND = {
@@ -90,6 +93,11 @@ MAIL = {
         "around", ranks=2),
     "the last is the first": Mutant((("        one.unasked.push_back(std::move(copy));",
                                       "        one.unasked.push_front(std::move(copy));"),), "same_tag", ranks=2),
+    "what is dropped beside a message stays expected": Mutant(
+        (("engine->dropped.emplace_back(self->transfer, kept);  // has", "Py_DECREF(kept);  // has"),),
+        "dropped", ranks=2),
+    "the collector does not know what requests hold": Mutant(
+        (("    Py_VISIT(reinterpret_cast<Request*>(object)->kept);\n", ""),), "collected", ranks=2),
     "any tag": Mutant((("if ((*found)->tag != letter.tag) continue;", ""),), "backwards"),
     "of any length": Mutant((("const bool fits = transfer.fits();",
                               "const bool fits = letter.nbytes <= transfer.nbytes;"),), "lengths", ranks=2),
@@ -99,7 +107,18 @@ PLANS = {
     "buffers without memory": Mutant((("whole(reading.has_staging() && ", "whole("),)),
     "parts beyond the end": Mutant((("offset <= there && nbytes <= there - offset", "true"),)),
     "parts beyond others' workspaces": Mutant((("(offset <= most && nbytes <= most - offset)", "true"),)),
-    "memory that there is not": Mutant((("catch (const std::exception&) {  // no", "catch (const int&) {  // no"),)),
+    "memory that there is not": Mutant((("    } catch (...) {\n        set_error();\n        return nullptr;",
+                                         "    } catch (const int&) {\n        return nullptr;"),)),
+}
+# An allocation fails in a call or a message (engine/test_allocations.py): the process ends, or a message is lost.
+MEMORY = {
+    "what is thrown crosses C": Mutant(
+        (("    } catch (...) {\n        set_error();\n        return nullptr;",
+          "    } catch (const int&) {\n        return nullptr;"),), "placed"),
+    "a letter without memory is lost": Mutant(
+        (("take(node, one, place);\n            one.in->pulled.store(++one.pulled",
+          "++one.pulled;\n            take(node, one, place);\n            one.in->pulled.store(one.pulled"),),
+        "unexpected"),
 }
 # Random programs below sanitizers (contract/test_sanitized.py) say this of these.
 SANITIZED = {
@@ -121,7 +140,7 @@ EAGER = {
     "long inputs are eager": Mutant((("given <= SLOT && taken <= SLOT && ", ""),), "long_inputs"),
 }
 TABLES = {"engine": CALLS, "eager": EAGER, "order": ORDERS, "behind": BEHIND, "mail": MAIL, "plan": PLANS,
-          "thread": RACES, "address": BEYOND, "sanitizer": SANITIZED}
+          "thread": RACES, "address": BEYOND, "memory": MEMORY, "sanitizer": SANITIZED}
 
 
 def changed(changes):

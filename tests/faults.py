@@ -23,7 +23,7 @@ from planted_rows import PLANTED_ROWS  # noqa: E402
 
 # Kinds of which nightly tests plant every fault themselves: some only a sanitizer or a browser sees.
 BY_NIGHTLY_TESTS = {"race", "thread", "address", "sanitizer", "page", "peer", "engine", "eager", "order", "behind",
-                    "plan", "mail"}
+                    "plan", "mail", "memory"}
 
 
 class Fault(NamedTuple):

@@ -72,7 +72,7 @@ PLANTED = [
     ("native", "nobody looks after MPI's blocking calls", "gpucoll/executors/native.py",
      "raise self.late(\"MPI's own collective\")", "pass"),
     ("native", "a thread that is told of a mismatch stays in its call", "kernels/calls.h",
-     "if (owned) own(self, false);  // whatever has been raised", "if (owned && out != nullptr) own(self, false);"),
+     "if (owned) {  // whatever has been raised", "if (owned && out != nullptr) {"),
     ("native", "MPI's own calls are Python's", "gpucoll/communicator/backends.py",
      "getattr(executor, \"on_engine\", False)", "False"),
     ("product", "ranks meet once before a split", "gpucoll/communicator/points.py",

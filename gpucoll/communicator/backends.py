@@ -302,6 +302,11 @@ def plan_of(executor: Executor, task: Task) -> Any:
     return cast("SharedExecutor | NativeExecutor", executor).plan(task)
 
 
+def not_known(*_: Any) -> Any:
+    """Return NotImplemented, as the engine does for a call that it has not learnt. Stands for a missing engine."""
+    return NotImplemented
+
+
 @functools.lru_cache(PLANS)
 def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, cut: Cut,
               in_place: bool) -> Plan:

@@ -49,7 +49,7 @@ class Collectives(MetadataExchange):
         """
         if dtype is None and stream is None and not async_op and self._group is None:
             result = self._express("all_reduce", op, 0, algorithm, x, out)
-            if result is not None:
+            if result is not NotImplemented:
                 return result
         return self._collective("all_reduce", x, out, op, dtype, 0, algorithm, async_op, stream)
 
@@ -59,8 +59,8 @@ class Collectives(MetadataExchange):
         """Return the reduction of all `x` (shape s) on `root`, None elsewhere; no `x` changes. MPI-5.0, 6.9.1."""
         if dtype is None and stream is None and not async_op and self._group is None:
             result = self._express("reduce", op, root, algorithm, x, out)
-            if result is not None:
-                return None if result is self._engine else result  # which stand for no result
+            if result is not NotImplemented:
+                return result
         return self._collective("reduce", x, out, op, dtype, root, algorithm, async_op, stream)
 
     @shaped(Overwriting)
@@ -69,7 +69,7 @@ class Collectives(MetadataExchange):
         """Overwrite every rank's `x` (shape s) with the root's and return it. MPI-5.0, 6.4."""
         if stream is None and not async_op and self._group is None:
             result = self._express("broadcast", "", root, algorithm, x, None)
-            if result is not None:
+            if result is not NotImplemented:
                 return result
         return self._collective("broadcast", x, None, "", None, root, algorithm, async_op, stream)
 
@@ -79,7 +79,7 @@ class Collectives(MetadataExchange):
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on every rank. MPI-5.0, 6.7."""
         if stream is None and not async_op and self._group is None:
             result = self._express("all_gather", "", 0, algorithm, x, out)
-            if result is not None:
+            if result is not NotImplemented:
                 return result
         return self._collective("all_gather", x, out, "", None, 0, algorithm, async_op, stream)
 
@@ -89,8 +89,8 @@ class Collectives(MetadataExchange):
         """Return all ranks' `x` (shape s) in rank order, shape (size, \\*s), on `root`; else None. MPI-5.0, 6.5."""
         if stream is None and not async_op and self._group is None:
             result = self._express("gather", "", root, algorithm, x, out)
-            if result is not None:
-                return None if result is self._engine else result
+            if result is not NotImplemented:
+                return result
         return self._collective("gather", x, out, "", None, root, algorithm, async_op, stream)
 
     def scatter(self, x: Any, out: Any = None, root: int = 0, *, algorithm: str = "auto", stream: Any = None,
@@ -103,7 +103,7 @@ class Collectives(MetadataExchange):
         same: Key = ()
         if stream is None and not async_op and self._group is None:
             result = self._express("scatter", "", root, algorithm, x, out)
-            if result is not None:
+            if result is not NotImplemented:
                 return result
             same = ("scatter", "", root, algorithm) if self._host.shows_calls is not None else ()
         who, options = self._checked_sizes("scatter", root), CallOptions(algorithm, async_op, stream)
@@ -187,7 +187,7 @@ class Collectives(MetadataExchange):
         """Return block `rank` (shape s) of the reduction of all ranks' `x` (shape (size, \\*s)). MPI-5.0, 6.10.1."""
         if dtype is None and stream is None and not async_op and self._group is None:
             result = self._express("reduce_scatter", op, 0, algorithm, x, out)
-            if result is not None:
+            if result is not NotImplemented:
                 return result
         return self._collective("reduce_scatter", x, out, op, dtype, 0, algorithm, async_op, stream)
 
@@ -197,7 +197,7 @@ class Collectives(MetadataExchange):
         """Return block `rank` of every rank's `x`, in rank order; both have shape (size, \\*s). MPI-5.0, 6.8."""
         if stream is None and not async_op and self._group is None:
             result = self._express("all_to_all", "", 0, algorithm, x, out)
-            if result is not None:
+            if result is not NotImplemented:
                 return result
         return self._collective("all_to_all", x, out, "", None, 0, algorithm, async_op, stream)
 
@@ -207,7 +207,7 @@ class Collectives(MetadataExchange):
         """Return the reduction of the `x` (shape s) of ranks 0 to `rank`. MPI-5.0, 6.11.1."""
         if dtype is None and stream is None and not async_op and self._group is None:
             result = self._express("scan", op, 0, algorithm, x, out)
-            if result is not None:
+            if result is not NotImplemented:
                 return result
         return self._collective("scan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
@@ -261,7 +261,7 @@ class Collectives(MetadataExchange):
     def barrier(self, *, algorithm: str = "auto", stream: Any = None, async_op: bool = False) -> Any:
         """Return when every rank has called it; with `stream` that waits instead of the host. MPI-5.0, 6.3."""
         same = () if async_op or stream is not None or self._group is not None else ("barrier", "", 0, algorithm)
-        if same and self._express(*same, None, None) is not None:
+        if same and self._express(*same, None, None) is not NotImplemented:
             return None
         return self._barrier(CallOptions(algorithm, async_op, stream), same)
 

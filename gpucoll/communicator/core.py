@@ -42,11 +42,12 @@ from gpucoll.communicator.backends import (
     cached_call,
     choose,
     is_on_engine,
+    not_known,
     output_of,
     plan_of,
     signature_of,
 )
-from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu
+from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu, nothing_given
 from gpucoll.device import gpus
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
@@ -105,7 +106,7 @@ class Core:
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
         self._cached: dict[Key, CachedCall] = {}
         self._engine: Any = None  # which does those on the host, once there is one
-        self._express: Callable[..., Any] = nothing
+        self._express: Callable[..., Any] = not_known
         self._batch: Any = None  # of the messages between GPU arrays in the group
         self.closed = False
         self._is_forked = False  # whether this process is a fork's child: what joins the ranks is its parent's
@@ -144,7 +145,7 @@ class Core:
             if self.device is None:
                 raise ArgumentError(f"{name}: x is a GPU array, but CuPy finds no GPU in this process "
                                     f"({gpus.no_gpu()}); pass a copy on the host", code="GC-ARRAY")
-            of_torch = torch_stream(arrays) or nothing
+            of_torch = torch_stream(arrays) or nothing_given
             space = self._gpu("cuda").space(of_torch() if stream is None else stream)
             space.current_stream = of_torch
             space.borrows = any(map(is_borrowed, arrays))
@@ -155,7 +156,7 @@ class Core:
         """Return the context in which arrays are opened before a call has its space."""
         if not any(map(on_gpu, arrays)) or self.device is None:  # which looks for GPUs
             return NOWHERE
-        stream = (torch_stream(arrays) or nothing)() if stream is None else stream
+        stream = (torch_stream(arrays) or nothing_given)() if stream is None else stream
         from gpucoll.device.cuda import CurrentDevice, CurrentStream, as_stream
 
         device = CurrentDevice(self.device)
@@ -371,10 +372,6 @@ class Core:
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
-
-
-def nothing(*_: Any) -> None:
-    """Do nothing: what stands for the engine where there is none."""
 
 
 def is_finished_by(executor: Executor, task: Task) -> bool:

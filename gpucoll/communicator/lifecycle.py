@@ -16,7 +16,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpucoll.bootstrap import DEATH, FINALIZE, finalize_within
-from gpucoll.communicator.core import REFUSALS, Core, nothing
+from gpucoll.communicator.backends import not_known
+from gpucoll.communicator.core import REFUSALS, Core
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.executors import REFUSED
@@ -197,7 +198,7 @@ class Lifecycle(Core):
 
     def _forget_calls(self) -> None:
         """Let every call come through here from now on."""
-        self._express = nothing
+        self._express = not_known
         if self._engine is not None:
             self._engine.close()
 

@@ -53,7 +53,7 @@ class MetadataExchange(Lifecycle):
         """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
         same = (f"header of {name}", "", root, "auto")
         result = self._express(*same, row, None)
-        if result is None:
+        if result is NotImplemented:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))
             shows = self._host.shows_calls is not None
             allowed = "shared" if shows else self._host_executor()  # where the others look for it

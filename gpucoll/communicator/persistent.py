@@ -9,9 +9,9 @@ from typing import Any
 from gpucoll.arrays import prepare
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
-from gpucoll.communicator.backends import cached_call, plan_of
+from gpucoll.communicator.backends import cached_call, not_known, plan_of
 from gpucoll.communicator.collectives import Collectives
-from gpucoll.communicator.core import CallOptions, counted, nothing
+from gpucoll.communicator.core import CallOptions, counted
 from gpucoll.communicator.points import POINTS, Points
 from gpucoll.errors import BackendError
 
@@ -27,13 +27,13 @@ class PersistentCall:
     """
 
     def __init__(self, call: Callable[[], Any], result: Any, executor: str | None, algorithm: str | None,
-                 express: Callable[[], Any] = nothing, *, keep: object = None) -> None:
+                 express: Callable[[], Any] = not_known, *, keep: object = None) -> None:
         self._call, self._express, self._kept = call, express, keep
         self.result, self.executor, self.algorithm = result, executor, algorithm
 
     def __call__(self) -> Any:
         """Do the collective; a collective call."""
-        if self._express() is not None:
+        if self._express() is not NotImplemented:
             return self.result
         found = self._call()
         return self.result if self.executor else found
@@ -99,7 +99,7 @@ class Persistent(Collectives, Points):
             return PersistentCall(again, None, None, None)
         source, target = (task.input, task.output) if task.device == "cpu" else (None, None)
         again = functools.partial(self._repeat, cached, source, target, stream)
-        express: Callable[[], Any] = nothing
+        express: Callable[[], Any] = not_known
         if planned is not None and self._host_engine() is not None:
             express = self._engine.bind(row.name, x, call.result, planned, cached.seconds)
         return PersistentCall(again, call.result, executor.name, task.algorithm, express, keep=x)

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy
 
 from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overlap
-from gpucoll.communicator.core import nothing
+from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.messages import (
     ANY_SOURCE,
@@ -47,9 +47,9 @@ class Points(MetadataExchange):
 
     @functools.cached_property
     def _exchange_here(self) -> Callable[..., Any]:
-        """What does blocking messages between ranks of a node; it returns None for those that are not for it."""
+        """What does blocking messages between ranks of a node; it returns NotImplemented for any other message."""
         is_here = self._points is not self._link.points and self._host_engine() is not None
-        return self._engine.exchange if is_here else nothing
+        return self._engine.exchange if is_here else not_known
 
     def _seen(self, source: int | None, tag: int | None) -> Seen | None:
         """Return a message that could be received now, from anybody and with any tag where they are None; or None."""
@@ -69,7 +69,9 @@ class Points(MetadataExchange):
         """
         if not async_op and self._group is None and x is not None:
             begun = self._exchange_here(x, dst, None, -1, tag)
-            if begun is not None:
+            if begun is True:
+                return None
+            if begun is not NotImplemented:
                 return self._rest("send", begun, x, None, -1)
         if not async_op and self._is_plain(x, dst, tag):
             return self._soon("send", x, dst, None, -1, tag)
@@ -88,7 +90,9 @@ class Points(MetadataExchange):
         """
         if status is None and not async_op and self._group is None and out is not None:
             begun = self._exchange_here(None, -1, out, src, tag)
-            if begun is not None:
+            if begun is True:
+                return out
+            if begun is not NotImplemented:
                 return self._rest("recv", begun, None, out, src)
         if status is None and not async_op and self._is_plain(out, src, tag) and out.flags.writeable:
             return self._soon("recv", None, -1, out, src, tag)
@@ -153,7 +157,9 @@ class Points(MetadataExchange):
         """Send `x` to rank `dst` while receiving `out` from rank `src`; return `out`. MPI-5.0, 3.11."""
         if not async_op and self._group is None and x is not None and out is not None:
             begun = self._exchange_here(x, dst, out, src, tag)
-            if begun is not None:
+            if begun is True:
+                return out
+            if begun is not NotImplemented:
                 return self._rest("sendrecv", begun, x, out, src)
         if not async_op and self._is_plain(x, dst, tag) and self._is_plain(out, src, tag) and out.flags.writeable \
                 and not numpy.may_share_memory(x, out):
@@ -168,9 +174,7 @@ class Points(MetadataExchange):
             and not self.options.emulated and not self._waits.has_messages
 
     def _rest(self, name: str, begun: Any, x: Any, out: Any, src: int) -> Any:
-        """Return `out` once a message that the engine has begun has ended; True stands for one that has."""
-        if begun is True:
-            return out
+        """Return `out` once messages that the engine has begun have ended."""
         came, sent = begun
         work = self._waits.soon(ends(came, sent, x, out, src), name, out)
         return out if work is None else work.wait()

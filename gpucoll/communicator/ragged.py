@@ -182,7 +182,8 @@ class VectorVariants(MetadataExchange):
             is_apart = isinstance(source, list) or (room is not None and room.is_input and not is_known)
             source = joined(sources, space) if is_apart else flat(source, space)
         formed, result = form_blocks(row, blocks.taken, blocks.tail, blocks.dtype, kind, space, room)
-        if blocks.same and self._express(*blocks.same, source, None if formed is None else formed.row) is not None:
+        row_of_result = None if formed is None else formed.row
+        if blocks.same and self._express(*blocks.same, source, row_of_result) is not NotImplemented:
             if formed is not None:
                 formed.deliver(space)
             return result

@@ -148,8 +148,8 @@ struct World {
             for (uint32_t other = 0; other < ranks; other++)
                 if (other != rank) node.near.push_back(other);
             for (const Segment& one : segments) {
-                if (one.rank != rank) node.others.push_back(one);
-                else if (one.key == SHOWN) node.symmetric.push_back(one);
+                if (one.rank != rank) node.others.add(one);
+                else if (one.key == SHOWN) node.symmetric.add(one);
                 else node.staging[one.key] = &node.all_staging.emplace_back(one);
             }
             for (std::vector<int64_t>& marks : node.unread) marks.resize(ranks);
@@ -204,7 +204,9 @@ class Caller {
     void begin() {
         if (has_ended()) return;
         const Bytes& given = part().given[turn % world.variants];
-        char* slab = node.symmetric[0].start;
+        Segment found;
+        node.symmetric.of(rank, SHOWN, &found);
+        char* slab = found.start;
         own.reset(new char[part().plan.given]);
         beside.reset(new char[part().plan.taken]);
         x = part().symmetric ? slab : own.get();
@@ -215,6 +217,16 @@ class Caller {
 };
 
 bool World::run_as_threads() {
+    std::atomic<bool> goes_on{true};
+    std::thread mapper([this, &goes_on] {  // as a program that makes symmetric arrays beside its calls
+        for (int64_t key = -2; goes_on && key > -1000; key--) {
+            for (Node& node : nodes) {
+                node.others.add({node.rank, key, nullptr, 0});
+                node.symmetric.add({node.rank, key, nullptr, 0});
+            }
+            sched_yield();
+        }
+    });
     std::vector<std::thread> threads;
     for (uint32_t rank = 0; rank < ranks; rank++)
         threads.emplace_back([this, rank] {
@@ -222,6 +234,8 @@ bool World::run_as_threads() {
                 if (!one.go_on(one.turn % 2 == 0)) sched_yield();
         });
     for (std::thread& one : threads) one.join();
+    goes_on = false;
+    mapper.join();
     return true;
 }
 

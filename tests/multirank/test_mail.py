@@ -1,5 +1,10 @@
 """Messages between processes of a node by the engine: in any order, of any length, more than boxes hold."""
 
+import gc as collector
+import threading
+import time
+import weakref
+
 import numpy
 import pytest
 
@@ -135,8 +140,70 @@ def wrong_requests(comm):
         comm._host._shared.engine.message(True, [0], 0, 0)
 
 
+@on_shared
+def collected(comm):
+    """A request and its memory hold each other: the collector frees both, and the message goes to the next receive."""
+    if comm.rank == 0:
+        row = numpy.zeros(4, "i8").view(type("Row", (numpy.ndarray,), {}))
+        row.request = comm._host._shared.engine.message(False, row, 1, 7)
+        gone = weakref.ref(row)
+        del row
+        collector.collect()
+        assert gone() is None
+    comm.barrier()
+    if comm.rank == 0:
+        assert (comm.recv(numpy.zeros(4, "i8"), 1, 7) == content(4, 7)).all()
+    elif comm.rank == 1:
+        comm.send(content(4, 7), 0, 7)
+
+
+@on_shared
+def dropped(comm):
+    """The same of a request that a thread drops while another one waits for a message; repeated until that is hit."""
+    hit = numpy.zeros(1)
+    for turn in range(1000):
+        if comm.rank == 0:
+            dropped_beside(comm, hit)
+        elif comm.rank == 1:
+            until = time.monotonic() + 1e-3
+            while time.monotonic() < until:  # rank 0 looks for the message in vain for a while
+                pass
+            comm.send(content(4, turn), 0, 3)
+        comm.barrier()  # the request is dropped
+        if comm.rank == 1:
+            comm.send(content(4, turn + 1), 0, 7)
+        else:
+            assert (comm.recv(numpy.zeros(4, "i8"), 1, 7) == content(4, turn + 1)).all()
+        if comm.broadcast(hit)[0]:
+            return
+    raise AssertionError("no request was dropped beside a message")
+
+
+def dropped_beside(comm, hit):
+    """Receive a message while another thread drops the request of a second one; note in `hit` whether it did."""
+    engine, row = comm._host._shared.engine, numpy.zeros(4, "i8")
+    requests, gone, ended = [engine.message(False, row, 1, 7)], weakref.ref(row), threading.Event()
+    del row
+
+    def drop():
+        while not ended.is_set():
+            if engine.is_busy():
+                requests.clear()
+                hit[0] = engine.is_busy()
+                return
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    comm.recv(numpy.zeros(4, "i8"), 1, 3)
+    ended.set()
+    thread.join()
+    requests.clear()
+    assert gone() is None
+
+
 CASES = ((around, (2, 3)), (backwards, (3,)), (not_taken, (2,)), (same_tag, (2,)), (to_oneself, (1, 2)),
-         (lengths, (2,)), (nobody_sends, (2,)), (wrong_requests, (1,)))
+         (lengths, (2,)), (nobody_sends, (2,)), (wrong_requests, (1,)),
+         (collected, (2,)), (dropped, (2,)))
 
 
 @pytest.mark.parametrize(("body", "size"), [(body, size) for body, sizes in CASES for size in sizes])

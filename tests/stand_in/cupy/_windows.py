@@ -30,7 +30,7 @@ def functions(communicators):
     def register(comm, start, nbytes, window, flags):
         if _allocated.get(start, 0) < nbytes:
             return INVALID_ARGUMENT
-        communicators[comm].meet_all()
+        communicators[comm]._meet_all()
         places = communicators[comm].windows.places
         window._obj.value = 1 + len(places)
         places[1 + len(places)] = start, nbytes

@@ -239,7 +239,7 @@ class NcclCommunicator:
         except Truncated as error:
             _refuse(3, str(error))
 
-    def meet_all(self):
+    def _meet_all(self):
         """Wait until all ranks are here."""
         self._connections.register(self.wire.put, lambda peer, tag: self.wire.take(peer, tag, self._not_aborted))
 
