@@ -79,18 +79,19 @@ def pairs(megabytes: str) -> Iterator[Finding]:
     import cupy
 
     import gpucoll as gc
+    from gpucoll.communicator import internal
 
     with gc.init(timeout=PATIENCE, executor="peer") as comm:
         cupy.cuda.Device(comm.device).use()
         count = min(int(megabytes), MOST) << 18
         mine = comm.zeros(count, "uint32", device="cuda")
-        peer: Any = next(one for one in comm._gpu("cuda").executors if one.name == "peer")
+        peer: Any = next(one for one in internal.gpu_of(comm, "cuda").executors if one.name == "peer")
         if peer.symmetric is None:
             if comm.rank == 0:
                 yield finding("peer memory", FAILED, reason=peer.serves(None))
             return
         places = peer.symmetric.places(mine.data.ptr, mine.nbytes).addresses
-        kernels, stream = comm._gpu("cuda").device.kernels, cupy.cuda.Stream(non_blocking=True)
+        kernels, stream = internal.gpu_of(comm, "cuda").device.kernels, cupy.cuda.Stream(non_blocking=True)
         given = cupy.arange(count, dtype="uint32")
         given += comm.rank << 20
         cupy.cuda.Device(comm.device).synchronize()

@@ -51,7 +51,7 @@ class MetadataExchange(Lifecycle):
 
     def _exchange(self, collective: str, row: Array, name: str, root: int = 0) -> Array:
         """Return what a collective on `row` results in, at once, whatever a group of calls puts off."""
-        same = (f"header of {name}", "", root, "auto")
+        same = (f"{collective} of a header of {name}", "", root, "auto")
         result = self._express(*same, row, None)
         if result is NotImplemented:
             call = prepare(COLLECTIVES[collective], row, None, self._sizes(name, root))

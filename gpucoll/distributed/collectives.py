@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from gpucoll.arrays import Array, module_of
+from gpucoll.communicator import internal
 from gpucoll.distributed import shapes
 from gpucoll.distributed.groups import member
 from gpucoll.distributed.work import conclude
@@ -135,7 +136,7 @@ def scatter(tensor: Any, scatter_list: Any = None, src: int | None = 0, group: A
     root = pg.number_of(name, "src", src, group_src)
     x = None
     if pg.rank() == root:
-        with pg.communicator._refusing():
+        with internal.refusing(pg.communicator):
             blocks = shapes.inputs(name, "scatter_list", scatter_list, pg.size())
             out = shapes.output_view(name, "tensor", tensor, blocks[0].dtype)
             for index, block in enumerate(blocks):
@@ -229,7 +230,7 @@ def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> No
     name, pg = "all_gather_object", member("all_gather_object", group)
     if pg is None:
         return
-    with pg.communicator._refusing():
+    with internal.refusing(pg.communicator):
         shapes.check_list(name, "object_list", object_list, pg.size())
     object_list[:pg.size()] = pg.communicator.all_gather_object(obj)
 
@@ -241,7 +242,7 @@ def gather_object(obj: Any, object_gather_list: list[Any] | None = None, dst: in
     if pg is None:
         return
     root = pg.number_of(name, "dst", dst, group_dst)
-    with pg.communicator._refusing():
+    with internal.refusing(pg.communicator):
         if pg.rank() == root:
             shapes.check_list(name, "object_gather_list", object_gather_list, pg.size())
         else:
@@ -263,7 +264,7 @@ def broadcast_object_list(object_list: list[Any], src: int | None = 0, group: An
     root = pg.number_of(name, "src", src, group_src)
     given = None
     if pg.rank() == root:
-        with pg.communicator._refusing():
+        with internal.refusing(pg.communicator):
             given = list(shapes.check_list(name, "object_list", object_list, 0))
     came = pg.communicator.broadcast_object(given, root)
     if pg.rank() != root:

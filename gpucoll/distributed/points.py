@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.arrays import on_gpu
+from gpucoll.communicator import internal
 from gpucoll.communicator.points import NO_WILDCARD, check_tag
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
 from gpucoll.distributed.work import Work
@@ -39,7 +40,7 @@ def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
 
 def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src: int | None) -> _Receive:
     if src is None and group_src is None:
-        if isinstance(pg.communicator._link, LocalLink):
+        if isinstance(internal.link_of(pg.communicator), LocalLink):
             raise UsageError("recv: between threads a source must be named", code="GC-USAGE")
         if pg.communicator.options.emulated or on_gpu(tensor):
             raise UsageError(f"recv: {NO_WILDCARD}", code="GC-WILDCARD")
@@ -64,7 +65,7 @@ class _Receive(Work):
         """Return whether the message has come; never waits."""
         if self._work is None:
             communicator, (tensor,) = self._pg.communicator, self._outputs
-            self._source = communicator._sender(self._tag)
+            self._source = internal.sender_of(communicator, self._tag)
             if self._source is not None:
                 self._work = communicator.recv(tensor, self._source, self._tag, async_op=True)
             elif time.monotonic() > self._late:
@@ -126,9 +127,9 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     if not mine:
         return []
     communicator = mine[0].group.communicator
-    messages = [communicator._message(name, one.tag, **{what: one.tensor, other: one.group_peer})
+    messages = [internal.checked_message(communicator, name, one.tag, **{what: one.tensor, other: one.group_peer})
                 for one in mine for name, what, other in [_SIDES[one.op]]]
-    works = communicator._start_together(messages)
+    works = internal.start_together(communicator, messages)
     return [_Receive(mine[0].group, one.tensor, work, one.group_peer) if one.op is irecv else Work(work, [one.tensor])
             for work, one in zip(works, mine, strict=True)]
 

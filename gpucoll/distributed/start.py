@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from gpucoll import bootstrap
-from gpucoll.communicator import Communicator, new_world
+from gpucoll.communicator import Communicator, internal, new_world
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
@@ -58,7 +58,7 @@ def init_process_group(backend: str | None = None, init_method: str | None = Non
 def _init_from(communicator: Communicator) -> None:
     groups.append(ProcessGroup(communicator, range(communicator.size)))
     try:
-        variables.extend(bootstrap.set_variables(communicator._link.place, communicator.broadcast_object))
+        variables.extend(bootstrap.set_variables(internal.link_of(communicator).place, communicator.broadcast_object))
     except BaseException:
         destroy_process_group()
         raise
@@ -250,7 +250,7 @@ def _send(pg: ProcessGroup, rank: int, number: int, word: int, missing: Sequence
     row[:2] = number, word
     row[2:][list(missing)] = 1
     pg.sending = [(request, kept) for request, kept in pg.sending if not request.Test()]
-    points = pg.communicator._link.points
+    points = internal.link_of(pg.communicator).points
     pg.sending.append((points.Isend([row.view(numpy.uint8), BYTES], rank, TAGS), row))
 
 
@@ -259,7 +259,7 @@ def _messages(pg: ProcessGroup, number: int) -> list[tuple[int, int, list[int]]]
 
     Older messages are of a barrier that is over; newer ones are kept: their ranks are a barrier ahead.
     """
-    link = pg.communicator._link
+    link = internal.link_of(pg.communicator)
     in_vain = 0
     while in_vain < 2:  # Open MPI looks first, and takes what has come since then out of its queues after that
         seen = link.seen(None, TAGS)

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from gpucoll import bootstrap
 from gpucoll.bootstrap import GivenOptions
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.mpi.buffers import OPS as NAMES
 from gpucoll.mpi.buffers import NotOurs, blocks_of, fill, is_on_gpu, op_name, parts, plain, row
@@ -242,7 +242,7 @@ class Comm(metaclass=_Kept):
 
     def _do(self, name: str, *arguments: Any) -> None:
         try:
-            with self.comm._refusing():
+            with internal.refusing(self.comm):
                 call, deliver = getattr(self, "_" + name.lower())(*arguments)
         except NotOurs:
             getattr(self.mpi, name)(*arguments)

@@ -12,6 +12,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError, ProcessGroup, Store
 
+from gpucoll.communicator import internal
 from gpucoll.torch import checks, meeting
 from gpucoll.torch.tensors import apart, combined, deliver, fill, moved, op_of, reduced, room, row
 from gpucoll.torch.work import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
@@ -192,7 +193,7 @@ class TorchProcessGroup(_Names):
     @contextlib.contextmanager
     def _limited(self, timeout: datetime.timedelta | None) -> Iterator[None]:
         """Let calls wait no longer than that; torch's unsaid time-out is negative."""
-        waits = self._comm._waits
+        waits = internal.waits_of(self._comm)
         usual = waits.timeout
         if timeout is not None and timeout.total_seconds() > 0:
             waits.timeout = timeout.total_seconds()
@@ -410,7 +411,7 @@ class TorchProcessGroup(_Names):
         """Let later calls wait that long."""
         self.options._timeout = timeout
         for comm in (self._comm, self._points):
-            comm._waits.timeout = timeout.total_seconds()
+            internal.waits_of(comm).timeout = timeout.total_seconds()
 
     _set_default_timeout = set_timeout
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError
 from gpucoll.training.parameters import Like
@@ -139,5 +139,5 @@ def has_room_beside(comm: Communicator, arrays: Iterable[Like]) -> bool:
     processors, ranks = len(os.sched_getaffinity(0)), comm.local_size
     is_shared = processors * ranks > (os.cpu_count() or processors)  # else they are this rank's own
     has_room = processors >= (2 * ranks if is_shared else 2)
-    everyone = [one["room"] for one in comm._all_gather_metadata({"room": has_room}, "training")]
+    everyone = [one["room"] for one in internal.all_gather_metadata(comm, {"room": has_room}, "training")]
     return any(array.gpu for array in arrays) or comm.nodes > 1 or all(everyone)

@@ -30,7 +30,7 @@ import numpy
 
 from gpucoll import parsing
 from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError
@@ -52,7 +52,7 @@ def _agreed(comm: Communicator, call: str, folder: Any) -> Path:
         path = Path(folder)
     except TypeError:
         path, error = Path(), ArgumentError(f"{call}: folder {folder!r} is no path", code="GC-CHECKPOINT")
-    comm._all_gather_metadata({} if error is None else {"error": str(error)}, call, error)
+    internal.all_gather_metadata(comm, {} if error is None else {"error": str(error)}, call, error)
     return path
 
 
@@ -64,7 +64,7 @@ class Saving:
         self._folder, self._comm, self._like = _agreed(comm, "save", folder), comm, like
         self._optimizer = {"steps": optimizer.steps, "optimizer": type(optimizer).__name__,
                            "state": list(optimizer.state_names)}
-        told = comm._broadcast_metadata(0, {"token": os.urandom(6).hex()}, "save")
+        told = internal.broadcast_metadata(comm, 0, {"token": os.urandom(6).hex()}, "save")
         self._token = told["token"]
         self._name = f"rank-{comm.rank}-{self._token}.npz"
         self._rows = {f"{kind}/{name}": numpy.array(on_host(row)) for name, state in states.items()
@@ -97,14 +97,14 @@ class Saving:
         if self._error is not None:
             error = BackendError(f"save: {self._folder / self._name}: {self._error!r}", code="GC-CHECKPOINT")
         metadata = {"sha256": self._digest} if error is None else {"error": str(error)}
-        digests = [one["sha256"] for one in comm._all_gather_metadata(metadata, "save", error)]
+        digests = [one["sha256"] for one in internal.all_gather_metadata(comm, metadata, "save", error)]
         error = None
         if comm.rank == 0:
             try:
                 self._count(digests)
             except OSError as reason:
                 error = BackendError(f"save: {self._folder / MANIFEST}: {reason}", code="GC-CHECKPOINT")
-        comm._broadcast_metadata(0, {} if error is None else {"error": str(error)}, "save", error)
+        internal.broadcast_metadata(comm, 0, {} if error is None else {"error": str(error)}, "save", error)
 
     def _count(self, digests: list[str]) -> None:
         """Let the new files be the checkpoint, and remove those of others."""
@@ -204,7 +204,7 @@ class Checkpoint:
 
         self._reading = MANIFEST
         self._together(read)
-        everyone = comm._all_gather_metadata({"manifest": found["sha256"]}, "load")
+        everyone = internal.all_gather_metadata(comm, {"manifest": found["sha256"]}, "load")
         check_alike("load", everyone, "manifest", "GC-CHECKPOINT")
 
     def read(self, states: States) -> None:
@@ -267,4 +267,4 @@ class Checkpoint:
             action()
         except Exception as reason:  # what damaged files make their readers raise has no common name
             error = BackendError(f"load: {self._folder / self._reading}: {reason!r}", code="GC-CHECKPOINT")
-        self._comm._all_gather_metadata({} if error is None else {"error": str(error)}, "load", error)
+        internal.all_gather_metadata(self._comm, {} if error is None else {"error": str(error)}, "load", error)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, module_of
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.device.launch import Quantised
 from gpucoll.device.sources import SHORT
 from gpucoll.dtypes import is_whole, numpy_dtype, row_of
@@ -318,7 +318,7 @@ def tell_of_missing(call: str, error: ArgumentError | None, comm: Communicator, 
     if not comm.all_reduce(numpy.array([error is not None], "u1"), op="max")[0]:  # the quickest call there is
         return
     try:
-        comm._all_gather_metadata({} if error is None else {"error": str(error)}, call, error)
+        internal.all_gather_metadata(comm, {} if error is None else {"error": str(error)}, call, error)
     except GpucollError:
         for one, arrays in before:
             for name, found in arrays.items():

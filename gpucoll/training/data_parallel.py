@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gpucoll.arrays import address, same_memory
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Pipeline, cut, has_room_beside
 from gpucoll.training.compression import (
     Compression,
@@ -67,7 +67,7 @@ class DataParallel:
         """
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
-        with self._comm._current(None, [gradient]):
+        with internal.current_stream(self._comm, [gradient]):
             place = self.gradients[name]
             if address(array) == self._addresses[name] and same_memory(array, place):
                 pass  # computed where it travels
@@ -92,7 +92,7 @@ class DataParallel:
         A collective call. Raises ArgumentError where gradients of this rank have not come, PeerError on the others.
         """
         error = missing_of("finish", self._arrivals.missing, self._comm)
-        with self._comm._current(None, self.gradients.values()):
+        with internal.current_stream(self._comm, self.gradients.values()):
             self._start(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
             self._pipeline.finish()
         self._arrivals.clear()

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.arrays import Array, as_array, check_writable, on_gpu
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest
 from gpucoll.training.optimizers import gradient_of
@@ -36,7 +36,7 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
         if not isinstance(parameters, Mapping):
             raise ArgumentError(f"{name}: {type(parameters).__name__} maps no names to arrays; pass a dict",
                                 code="GC-ARRAY")
-        with comm._current(None, parameters.values()):
+        with internal.current_stream(comm, parameters.values()):
             for key, value in parameters.items():
                 found[key] = as_array(name, key, value)
                 check_writable(name, key, found[key])
@@ -53,7 +53,8 @@ def opened(name: str, parameters: Mapping[str, Any], comm: Communicator, check: 
     rows = [[key, list(array.shape), row_of(array.dtype).name, on_gpu(array)] for key, array in found.items()] \
         if error is None else []
     sign = [len(rows), zlib.crc32(json.dumps(rows).encode())]
-    everyone = comm._all_gather_metadata({"sign": sign} if error is None else {"error": str(error)}, name, error)
+    told = {"sign": sign} if error is None else {"error": str(error)}
+    everyone = internal.all_gather_metadata(comm, told, name, error)
     if any(one["sign"] != everyone[0]["sign"] for one in everyone):
         _tell_first_difference(name, rows, comm)
     return found
@@ -63,7 +64,7 @@ def _tell_first_difference(name: str, rows: Sequence[Any], comm: Communicator) -
     """Raise the error, the same on all ranks: they compare one parameter after the other."""
     for index in range(1 + len(rows)):
         mine = [rows[index][0][:NAME], *rows[index][1:]] if index < len(rows) else None
-        everyone = [one["row"] for one in comm._all_gather_metadata({"row": mine}, name)]
+        everyone = [one["row"] for one in internal.all_gather_metadata(comm, {"row": mine}, name)]
         differ = tuple(rank for rank, row in enumerate(everyone) if row != everyone[0])
         if differ:
             raise MismatchError(f"{name}: parameter {index} is {_words(everyone[0])} on rank 0 and "
@@ -112,7 +113,7 @@ def like_parameter(name: str, gradient: Any, parameters: Mapping[str, Like], com
     if type(gradient) is numpy.ndarray and gradient.dtype == like.dtype and gradient.shape == like.shape \
             and not like.gpu:
         return gradient
-    with comm._current(None, [gradient]):
+    with internal.current_stream(comm, [gradient]):
         array = gradient_of("ready", name, gradient, like.shape)
     if array.dtype != like.dtype:
         raise DtypeError(f"ready: the gradient of {name} is {array.dtype}, the parameter {like.dtype}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.arrays import Array
-from gpucoll.communicator import Communicator
+from gpucoll.communicator import Communicator, internal
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.training.buckets import BUCKET_BYTES, Arrivals, Bucket, Phases, Pipeline, cut, has_room_beside
 from gpucoll.training.checkpoint import PARAMETER, Checkpoint, Saving
@@ -121,7 +121,7 @@ class ZeRO:
         array = like_parameter(name, gradient, self._like, self._comm)
         self._arrivals.check(name)
         number = self._bucket_of[name]
-        with self._comm._current(None, [gradient]):
+        with internal.current_stream(self._comm, [gradient]):
             self._opened(number).put(name, array)
             self._arrivals.came(name)
             self._send(self._arrivals.startable())
@@ -154,13 +154,13 @@ class ZeRO:
         Raises ArgumentError where gradients of this rank have not come, PeerError on the others; nothing has changed.
         """
         error = missing_of("step", self._arrivals.missing, self._comm)
-        with self._comm._current(None, self._own.values()):
+        with internal.current_stream(self._comm, self._own.values()):
             self._send(self._arrivals.startable(all_of_them=True))  # the other ranks are in these collectives
             self._pipeline.finish()
         self._arrivals.clear()
         tell_of_missing("step", error, self._comm, self._before)
         self._before = remembered(self._compression)
-        with self._comm._current(None, self._own.values()):
+        with internal.current_stream(self._comm, self._own.values()):
             self.optimizer.step(self._own, self._gradients)
         self._gradients.clear()
         if self._stage < 3:

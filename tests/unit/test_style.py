@@ -102,3 +102,20 @@ def test_only_algorithms_name_algorithms():
             found[place] = names
     assert found == {}
     assert named_algorithms('"""ring"""\nDIRECT = ("one_shot", "torus(4x2)")') == {"one_shot", "torus"}
+
+
+COMMUNICATORS = {"comm", "_comm", "communicator"}  # names by which modules know a communicator
+
+
+def private_uses(text):
+    """The private names of a communicator that a module uses."""
+    return {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)
+            and node.attr.startswith("_") and not node.attr.startswith("__")
+            and getattr(node.value, "id", getattr(node.value, "attr", "")) in COMMUNICATORS}
+
+
+def test_a_communicator_has_no_private_name_outside_of_its_room():
+    """`communicator/internal.py` has what the rooms above may use. An executor's `_comm` is MPI's own."""
+    places = [path for path in SOURCES if "communicator" not in path.parts]
+    assert {str(path): names for path in places if (names := private_uses(path.read_text()))} == {}
+    assert private_uses("comm._waits, pg.communicator._link, self._comm.size") == {"_waits", "_link"}
