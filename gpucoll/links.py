@@ -17,13 +17,13 @@ from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.dtypes import CODES
 from gpucoll.errors import ArgumentError, BackendError, UsageError
-from gpucoll.executors import ABORTED, TAGS
-from gpucoll.executors.mpi import came
 from gpucoll.guard.network import Watch
 from gpucoll.guard.processes import Processes, RankThreads, process_namespace, visible
 from gpucoll.mail import Mail, StoreMessages, StoreRanks, ThreadMessages
 from gpucoll.rendezvous import by_first_rank
 from gpucoll.store import KeyStore, MemoryStore, open_store
+from gpucoll.transport.control import came
+from gpucoll.transport.tags import TAGS, Tag
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
 from gpucoll.work import Seen
@@ -194,7 +194,7 @@ class MpiLink(Link):
         return link
 
     def aborted(self) -> Mapping[int, int]:
-        self._aborted.update(came(self.wire, ABORTED))
+        self._aborted.update(came(self.wire, Tag.ABORT))
         return self._aborted
 
     def seen(self, source: int | None, tag: int | None) -> Seen | None:
@@ -246,9 +246,9 @@ class StoreLink(Link):
     def aborted(self) -> Mapping[int, int]:
         others = {*range(self.place.size)} - {self.place.rank, *self._aborted} if self.wire.any_aborted() else ()
         for other in others:
-            if self.wire.length(other, ABORTED) is not None:
+            if self.wire.length(other, Tag.ABORT) is not None:
                 said = numpy.zeros(1, numpy.int64)
-                self.wire.Irecv([said.view(numpy.uint8), "B"], other, ABORTED).Test()
+                self.wire.Irecv([said.view(numpy.uint8), "B"], other, Tag.ABORT).Test()
                 self._aborted[other] = int(said[0])
         return self._aborted
 

@@ -17,8 +17,8 @@ import numpy
 
 from gpucoll.connections import StoreError
 from gpucoll.errors import CollectiveTimeout, RankFailedError
-from gpucoll.executors import ABORTED
 from gpucoll.store import KeyStore
+from gpucoll.transport.tags import Tag
 from gpucoll.work import Seen
 
 WAIT = 0.05  # seconds of one look for what another rank has still to tell
@@ -115,7 +115,7 @@ class StoreMessages:
         key = self._key(self._rank, dest, tag, self._sent[dest, tag])
         self._sent[dest, tag] += 1
         self._store.set(key, bytes([dtype]) + buffer[0].tobytes())
-        if tag == ABORTED:
+        if tag == Tag.ABORT:
             self._store.set(f"{self._name}/aborted", b"")
         return StoredMessage(None, key, numpy.empty(0, numpy.uint8))
 

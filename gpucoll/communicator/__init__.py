@@ -30,9 +30,9 @@ from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.symmetric import Symmetric
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
-from gpucoll.executors.mpi import abort
 from gpucoll.guard.guard import FAILED_BY
 from gpucoll.links import Link, LocalLink, MpiLink, StoreLink
+from gpucoll.transport.control import abort
 from gpucoll.waits import Waits
 from gpucoll.work import beside
 

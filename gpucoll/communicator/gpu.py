@@ -21,13 +21,14 @@ from gpucoll.device.sources import Scale
 from gpucoll.device.streams import Output, StreamOrder
 from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
-from gpucoll.executors import DEVICE_TAG, TAGS, Executor, Task
+from gpucoll.executors import Executor, Task
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
 from gpucoll.guard.observed import CallObserver, Comparison, observed
 from gpucoll.links import Link
 from gpucoll.ops import LOGICAL, Op
+from gpucoll.transport.tags import TAGS, Tag
 from gpucoll.waits import NAP, Waits
 from gpucoll.work import Operation, keep_for_ever
 
@@ -321,7 +322,7 @@ def make_gpu(name: str, link: Link, timeout: float, ordinal: int | None, *, peer
 
 
 def _emulated(link: Link) -> Gpu:
-    transport, points = MessageTransport(link.wire, DEVICE_TAG), MessageTransport(link.points, 0, buffered=True)
+    transport, points = MessageTransport(link.wire, Tag.DEVICE), MessageTransport(link.points, 0, buffered=True)
     gpu = Gpu(EmulatedDevice(), transport, points)
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor

@@ -21,7 +21,6 @@ from gpucoll.communicator.core import REFUSALS, Core
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
 from gpucoll.executors import REFUSED
-from gpucoll.executors.mpi import abort, shutdown
 from gpucoll.guard import devices
 from gpucoll.guard.devices import DeviceWatch
 from gpucoll.guard.flight import CLOSED, Flight
@@ -30,6 +29,7 @@ from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import EXPLAINS, Deferred, Preflight
 from gpucoll.links import LocalLink
 from gpucoll.store import linger_at_most
+from gpucoll.transport.control import abort, shutdown
 from gpucoll.work import drain_all, kind_of
 
 GRACE = 1.0  # seconds for what is under way on a GPU, after a failure of which nothing is known there

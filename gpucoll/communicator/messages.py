@@ -15,8 +15,8 @@ from gpucoll.device import Part
 from gpucoll.device.messages import Counted
 from gpucoll.dtypes import code_of
 from gpucoll.errors import MismatchError
-from gpucoll.executors import PIECE
-from gpucoll.executors.mpi import cancel
+from gpucoll.transport.control import cancel
+from gpucoll.transport.tags import PIECE
 from gpucoll.work import Operation, Pending, Seen, Work
 
 

@@ -31,9 +31,9 @@ from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
 from gpucoll.dtypes import code_of, is_whole
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
-from gpucoll.executors import BYTES, PIECE, TAGS
-from gpucoll.executors.mpi import cancel
 from gpucoll.links import Link
+from gpucoll.transport.control import cancel
+from gpucoll.transport.tags import BYTES, PIECE, TAGS
 from gpucoll.work import Operation, Pending, Seen, Work, beside
 
 

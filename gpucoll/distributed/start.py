@@ -17,8 +17,8 @@ from gpucoll.communicator import Communicator, internal, new_world
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
-from gpucoll.executors import BYTES, TAGS
 from gpucoll.rendezvous import becomes
+from gpucoll.transport.tags import BYTES, TAGS
 
 BACKENDS = ("nccl", "mpi", "gloo")
 DEVICES = ("cpu", "cuda")

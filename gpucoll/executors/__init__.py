@@ -25,12 +25,6 @@ from gpucoll.ops import Op
 from gpucoll.plan import Plan
 from gpucoll.work import Operation
 
-BYTES = "B"  # MPI's unsigned char
-PIECE = 1 << 30  # bytes of a message: MPI counts them in 31 bits
-TAGS = 1 << 15  # MPI promises tags up to 32767; a late message of the call before cannot be mistaken
-# The tags of `shutdown`, of a device's first transport of two, of neighbours that meet, of `abort`, of calls that are
-# compared, and the first of calls
-SHUTDOWN, DEVICE_TAG, MEETING_TAG, ABORTED, COMPARED, FIRST_TAG = range(6)
 REFUSED = "refused: "
 # Not the user's. contextlib runs the end of `with comm.group():`
 INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, contextlib.__file__]

@@ -17,8 +17,9 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.errors import GpucollError
-from gpucoll.executors import BYTES, COMPARED, REFUSED, call_site, disagreement, shortened
+from gpucoll.executors import REFUSED, call_site, disagreement, shortened
 from gpucoll.guard.guard import LOOK
+from gpucoll.transport.tags import BYTES, Tag
 from gpucoll.waits import NAP, Waits
 from gpucoll.work import Operation, keep_for_ever
 
@@ -40,8 +41,8 @@ class Exchange:
         others = [other for other in range(size) if other != rank]
         self._receives: dict[int, Any] = {}
         self._sends: list[Any] = []
-        self._receives = {other: wire.Irecv([self._rows[other], BYTES], other, COMPARED) for other in others}
-        self._sends = [wire.Isend([self._rows[rank], BYTES], other, COMPARED) for other in others]
+        self._receives = {other: wire.Irecv([self._rows[other], BYTES], other, Tag.COMPARISON) for other in others}
+        self._sends = [wire.Isend([self._rows[rank], BYTES], other, Tag.COMPARISON) for other in others]
 
     def missing(self) -> set[int]:
         """Return the ranks whose words are not known to have come."""
@@ -107,7 +108,7 @@ class Preflight:
         if link.has_collectives:  # between threads, and by a store, no message is seen before it is received
             from mpi4py import MPI
 
-            self._is_seen = functools.partial(link.wire.Iprobe, tag=COMPARED)
+            self._is_seen = functools.partial(link.wire.Iprobe, tag=Tag.COMPARISON)
             self._anybody = MPI.ANY_SOURCE
             waits.hooks.append(self._look)
 

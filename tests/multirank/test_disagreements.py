@@ -10,7 +10,8 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.collectives import COLLECTIVES
-from gpucoll.executors import COMPARED, call_site
+from gpucoll.executors import call_site
+from gpucoll.transport.tags import Tag
 from grids import generator, sampled
 from multirank.deferred import outcomes
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, call, cases, made
@@ -168,7 +169,7 @@ def words_come_late(mpi):
         comm.all_reduce(x)
 
         def receive(buffer, source, tag):
-            request, waits = wire.Irecv(buffer, source, tag), tag == COMPARED and comm.rank == 0
+            request, waits = wire.Irecv(buffer, source, tag), tag == Tag.COMPARISON and comm.rank == 0
             return SimpleNamespace(Test=lambda: not (waits and not asked) and request.Test())
 
         def explained(patience, *, differ):

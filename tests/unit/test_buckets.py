@@ -43,7 +43,7 @@ def test_collectives_go_on_beside_computing_where_a_rank_has_two_processors(own,
     monkeypatch.setattr(os, "cpu_count", lambda: all_)
 
     def decided(other, arrays=(HOST,), nodes=1):
-        def told_by_all(mine, call):
+        def told_by_all(mine, call, error):
             return [mine, {"room": other}]
 
         return has_room_beside(SimpleNamespace(local_size=ranks, nodes=nodes, _all_gather_metadata=told_by_all), arrays)

@@ -43,7 +43,7 @@ def test_a_malformed_topology_is_refused(text, words, tmp_path):
 def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
     monkeypatch.setattr(waves, "ONE_BY_ONE", 1 << 11)
     found = sweep("all_reduce", [], [64, 8], [1 << 26, 8], shipped("switch"),
-                  lambda name, nbytes, size: 64 if name == "tree" and nbytes > 8 else 1)
+                  lambda collective, name, nbytes, size: 64 if name == "tree" and nbytes > 8 else 1)
     assert [(one.ranks, one.nbytes) for one in found.rows] == sorted((one.ranks, one.nbytes) for one in found.rows)
     small = [one for one in found.rows if (one.ranks, one.nbytes) == (8, 8)]
     assert small == sorted(small, key=lambda one: one.seconds)
@@ -51,7 +51,7 @@ def test_a_sweep_is_sorted_and_says_what_it_leaves_out(monkeypatch):
     assert not [one for one in found.rows if (one.algorithm, one.ranks) == ("tree", 64)]
     assert {one.segments for one in found.rows if one.algorithm == "tree"} == {1, 64}
     with pytest.raises(ArgumentError, match="all_reduce:tree for 65536 ranks: more than"):  # as it was named
-        sweep("all_reduce", ["tree"], [8, 65536], [8], shipped("switch"), lambda name, nbytes, size: 64)
+        sweep("all_reduce", ["tree"], [8, 65536], [8], shipped("switch"), lambda *_: 64)
 
 
 def test_the_command_prints_a_table_and_an_object(capsys):

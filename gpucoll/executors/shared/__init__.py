@@ -32,10 +32,11 @@ from gpucoll.errors import (
     RankFailedError,
     is_settled,
 )
-from gpucoll.executors import FIRST_TAG, PIECE, REFUSED, TAGS, Called, Task, call_site, disagreement, shortened
+from gpucoll.executors import REFUSED, Called, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
 from gpucoll.executors.shared.plans import TEXT, Messages, Plans
+from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
 from gpucoll.waits import Waits
 from gpucoll.work import Operation, Seen, keep_for_ever
 
@@ -308,9 +309,9 @@ class SharedExecutor:
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin a message to or from memory at `place`, in pieces that MPI can count."""
-        row, tag = at(place, nbytes), FIRST_TAG + self.engine.walks % (TAGS - FIRST_TAG)
+        row, tag = at(place, nbytes), tag_of_call(self.engine.walks)
         begin = self._wire.Isend if sends else self._receive
-        self._requests[number] = [begin([row[start:start + PIECE], "B"], peer, tag)
+        self._requests[number] = [begin([row[start:start + PIECE], BYTES], peer, tag)
                                   for start in range(0, nbytes, PIECE) or [0]]
 
     def _has_come(self, number: int) -> bool:

@@ -16,7 +16,7 @@ import numpy
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.symmetric import Copier, Segment, attach
 from gpucoll.errors import BackendError
-from gpucoll.executors import MEETING_TAG
+from gpucoll.transport.tags import BYTES, Tag
 from gpucoll.work import Operation, keep_for_ever
 
 TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segments
@@ -83,8 +83,8 @@ class Neighbours:
         """Return what the others tell by as many words."""
         sent = numpy.array(words, numpy.int64)
         received = {other: numpy.empty_like(sent) for other in self._others}
-        requests = [wire.Irecv([row.view(numpy.uint8), "B"], other, MEETING_TAG) for other, row in received.items()]
-        requests += [wire.Isend([sent.view(numpy.uint8), "B"], other, MEETING_TAG) for other in self._others]
+        requests = [wire.Irecv([row.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other, row in received.items()]
+        requests += [wire.Isend([sent.view(numpy.uint8), BYTES], other, Tag.HANDSHAKE) for other in self._others]
         try:
             for request in requests:
                 while not request.Test():
