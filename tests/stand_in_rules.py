@@ -170,6 +170,19 @@ def synchronising():
     return found
 
 
+def finalizers():
+    """Whether a finalizer frees memory in the thread that stands for the GPU, and whether a later call has freed it."""
+    from cupy import _ipc
+
+    stream, pointer = cupy.cuda.Stream(non_blocking=True), runtime.malloc(512)
+    put(stream, lambda: runtime.free(pointer) is None)
+    stream.synchronize()
+    found = [pointer in _ipc._own]
+    put(stream, lambda: True)
+    stream.synchronize()
+    return [*found, pointer in _ipc._own]
+
+
 def queues():
     """In which order two streams work of which the first waits for the second, but not for long."""
     streams, order, asked = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)], [], []

@@ -73,6 +73,10 @@ def test_devices_are_found_as_they_were(machine):
     assert machine("device_changes") == [["rude"], 0]
 
 
+def test_a_finalizer_in_the_thread_of_the_gpu_waits_for_no_kernel(machine):
+    assert machine("finalizers", GPUCOLL_STAND_IN="synchronising") == [True, False]
+
+
 def test_tensors(machine):
     assert machine("torch") == [["RuntimeError", "KeyError"], True]
 

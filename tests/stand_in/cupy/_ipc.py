@@ -31,7 +31,9 @@ def malloc(size):
 
 
 def free(ptr):
-    if ptr:
+    if ptr and MACHINE.runs_here():  # a finalizer in the thread that stands for the GPU, which would wait for itself
+        MACHINE.due.append(lambda: free(ptr))
+    elif ptr:
         check(ptr in _own, 1, f"no allocation begins at {ptr:#x}")
         synchronising("cudaFree", _own[ptr][2].device)
         file, _, chunk = _own.pop(ptr)

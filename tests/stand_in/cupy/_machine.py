@@ -192,7 +192,7 @@ class Machine:
 
     def settle(self):
         """Do what is due. Not where it arises: a collector may come by inside any lock."""
-        while self.due:
+        while self.due and not self.runs_here():
             with contextlib.suppress(IndexError):  # another thread was first
                 self.due.popleft()()
 
@@ -201,6 +201,10 @@ class Machine:
             self.thread = threading.Thread(target=self.serve, name="stand-in GPU", daemon=True)
             self.thread.start()
         self.news.notify_all()
+
+    def runs_here(self):
+        """Whether this thread stands for the GPU; finalizers may run in it, too."""
+        return threading.current_thread() is self.thread
 
     def serve(self):
         while True:
