@@ -101,7 +101,7 @@ def launched(comm, algorithm):
         assert not second.done
     with second:
         same(again, (total + comm.size) * comm.size)
-    return [one.launch is not None for one in comm._cached.values()]
+    return [one.launch is not None for one in comm._calls.bound()]
 
 
 def replayed(comm, algorithm):

@@ -3,7 +3,8 @@
     mpiexec -n 2 python tests/host_time.py
 
 On the stand-in for CuPy, whose launches, events and NCCL are made to do nothing once every call has been made before.
-Prints microseconds of the thread's processor time: of a call, and of a plan's.
+Prints microseconds of the thread's processor time: of a call into `out`, of a plan's, of a call whose result is
+allocated, without what CuPy's pool takes for that, and of a broadcast.
 """
 
 import functools
@@ -88,22 +89,28 @@ def main():
             out = cupy.empty_like(x)
             call = functools.partial(comm.all_reduce, x, out, algorithm=algorithm)
             plan = comm.plan("all_reduce", x, out, algorithm=algorithm)
+            new = functools.partial(comm.all_reduce, x, algorithm=algorithm)
+            given = functools.partial(comm.broadcast, x)
             for _ in range(6):
-                call()
-                plan()
-            calls.append((f"{executor:7} {algorithm:5} {nbytes:8} B, {note}", call, plan, x, out))
+                for one in (call, plan, new, given):
+                    one()
+            calls.append((f"{executor:7} {algorithm:5} {nbytes:8} B, {note}", (call, plan, new, given), comm, x, out))
         stream.synchronize()
         world.barrier()
         idle(world.device, stream)
-        for *_, x, out in calls:
+        for *_, comm, x, out in calls:
             plain(x), plain(out)
+            comm._gpus["cuda"].device.empty = lambda *_, out=out: out
         for name in ATTRIBUTES:
             setattr(cupy.ndarray, name, Once(vars(cupy.ndarray)[name]))
         gc.disable()
-        for what, call, plan, *_ in calls:
-            found = microseconds(call), microseconds(plan)
+        for what, kinds, *_ in calls:
+            found = map(microseconds, kinds)
             if world.rank == 0:
-                print(f"{what}: call {found[0]:.2f} us, plan {found[1]:.2f} us", flush=True)
+                words = zip(("call", "plan", "new result", "broadcast"), found, strict=True)
+                print(f"{what}: {', '.join(f'{kind} {spent:.2f} us' for kind, spent in words)}", flush=True)
+            else:
+                list(found)
     MPI.COMM_WORLD.Barrier()
     os._exit(0)  # nothing that the device was asked for can be waited for
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import functools
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import numpy
-
 from gpucoll.algorithms import schedule
-from gpucoll.arrays import Array, Cut, address, same_memory
+from gpucoll.arrays import Cut, address
 from gpucoll.arrays.symmetric import Heap, Slab
 from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import REFUSED, Executor, Launcher, Task
+from gpucoll.executors import REFUSED, Executor, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.guard.guard import Guard
 from gpucoll.guard.observed import CallObserver, Comparison, Recorded, observed
 from gpucoll.links import Link
+from gpucoll.ops import LOGICAL
 from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner
@@ -52,6 +49,15 @@ class Backend(Protocol):
 def is_on_engine(executor: Executor) -> bool:
     """Return whether the engine does an executor's calls: it compares, records and completes them."""
     return executor.name in WITH_ENGINE or getattr(executor, "on_engine", False)
+
+
+def is_finished_by(executor: Executor, task: Task) -> bool:
+    """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
+    if task.op is None or task.output is None:
+        return True
+    if task.op.name == "avg" and task.op.factor is not None:
+        return False
+    return task.collective != "exscan" and (is_on_engine(executor) or task.op.name not in ("avg", *LOGICAL))
 
 
 def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
@@ -217,20 +223,6 @@ class HostBackend:
         self.heap.close()
 
 
-@dataclass(slots=True)
-class CachedCall:
-    """A call that is resolved, to be made again on arrays like its own: on a GPU on those themselves.
-
-    `task` keeps none of them alive: on a device it has addresses, on the host rows are made anew.
-    """
-
-    executor: Executor
-    task: Task
-    seconds: Array | None
-    launch: Launcher | None = None  # what enqueues it on a GPU and waits for nothing
-    output: Output | None = None
-
-
 class DeviceRow:
     """A row of device memory as executors see it: its address and how long it is."""
 
@@ -256,43 +248,6 @@ def output_of(task: Task, result: Any, row: Any) -> Output | None:
         return Output(weakref.ref(array if base is None else base), address(row), row.nbytes)
     except TypeError:  # another library's array
         return None
-
-
-def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None) -> CachedCall | None:
-    """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other."""
-    on_device = task.device != "cpu"
-    sides = ((x, task.input), (out, task.output))
-    if (on_device and executor.name == "native" and task.device == "emulated") \
-            or not all(row is None or _is_plain(array, row) for array, row in sides):
-        return None
-    rows = [None if row is None or not on_device else DeviceRow(row) for row in (task.input, task.output)]
-    again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=True)
-    vars(again)["words"] = task.words
-    return CachedCall(executor, again, seconds, output=output_of(task, out, task.output) if on_device else None)
-
-
-def _is_plain(x: Any, row: Any) -> bool:
-    """Return whether an executor works on the memory of `x` itself, in the dtype of `x`; not for another library's."""
-    flags = getattr(x, "flags", None)
-    return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
-
-
-def signature_of(same: Key, x: Any, out: Any) -> Key:
-    """Return what tells a call on arrays from another one, () for a call that is not cached; `same` is all the rest."""
-    here = _place(x) if out is not None else ()
-    there = here if out is x else _place(out) if here else ()
-    return (*same, here, there, out is x) if there else ()
-
-
-def _place(x: Any) -> Key:
-    """Return where an array is and what it looks like; () for one that is not NumPy's or CuPy's own."""
-    kind = type(x)
-    if kind is numpy.ndarray:
-        return x.__array_interface__["data"], x.shape, x.strides, x.dtype
-    if kind is getattr(sys.modules.get("cupy"), "ndarray", None):
-        memory = x.data
-        return memory.ptr, x.shape, x.strides, x.dtype, memory.device_id
-    return ()
 
 
 def plan_of(executor: Executor, task: Task) -> Any:

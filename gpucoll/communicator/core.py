@@ -35,32 +35,27 @@ from gpucoll.arrays.space import scaled_mean
 from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import (
     Backend,
-    CachedCall,
     HostBackend,
     Key,
     able,
-    cached_call,
     choose,
-    is_on_engine,
+    is_finished_by,
     not_known,
-    output_of,
-    plan_of,
-    signature_of,
 )
+from gpucoll.communicator.calls import CallTable
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu, nothing_given
 from gpucoll.device import gpus
 from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
 from gpucoll.links import Link
-from gpucoll.ops import LOGICAL, NOT_IN, Op, op_of
+from gpucoll.ops import NOT_IN, Op, op_of
 from gpucoll.tuner import Tuner, rules
 from gpucoll.waits import Waits
 from gpucoll.work import Operation, Work
 
 NOWHERE = contextlib.nullcontext()
 LAST = 32  # calls of a kind whose seconds are kept
-CACHED = 256  # calls
 REFUSALS = (ArgumentError, DtypeError, MemoryError)  # of a rank's own arguments
 
 
@@ -104,7 +99,7 @@ class Core:
         # Of blocking calls on host arrays, by collective, executor, algorithm and digits of the size: how many,
         # and the seconds of the last ones
         self._times: dict[tuple[str, str, str, int], Array] = collections.defaultdict(lambda: numpy.zeros(1 + LAST))
-        self._cached: dict[Key, CachedCall] = {}
+        self._calls = CallTable(self)
         self._engine: Any = None  # which does those on the host, once there is one
         self._express: Callable[..., Any] = not_known
         self._batch: Any = None  # of the messages between GPU arrays in the group
@@ -176,13 +171,11 @@ class Core:
                     stream: Any) -> Any:
         """Do a collective whose shapes are alike on all ranks, once more where it is cached; no op is ""."""
         same: Key = ()
-        if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int \
-                and name != "exscan":
+        if dtype is None and not async_op and type(op) is type(algorithm) is str and type(root) is int:
             same = name, op, root, algorithm
-            cached = None if self._group is not None or out is None else self._cached.get(signature_of(same, x, out))
-            if cached is not None:
-                self._repeat(cached, x, out, stream)
-                return out
+            known = None if self._group is not None else self._calls.find(same, x, out, stream)
+            if known is not None:
+                return self._calls.repeat(known, x, out, stream)
         row, who = COLLECTIVES[name], self._sizes(name, root)
         call = prepare(row, x, out, who, dtype, self._space(name, x, stream=stream))
         checked = self._check_op(name, op, call) if row.reduces else None
@@ -194,52 +187,6 @@ class Core:
             self._engine = self._host.engine(self._waits)
             self._express = self._engine or self._express
         return self._engine
-
-    def _remember(self, same: Key, x: Any, out: Any, executor: Executor, task: Task, call: Prepared,
-                  seconds: Array | None) -> None:
-        """Keep a call for the next time, here or in the engine, if it works on the memory of its arrays itself.
-
-        `same` is all but the arrays. For the engine one that is like it is the same.
-        """
-        cached = cached_call(x, call.result, executor, task, seconds)
-        try:
-            plan = cached and plan_of(executor, task)
-        except OSError:  # which the call itself will meet, and tell the others of
-            return
-        if cached is None:
-            return
-        signature = signature_of(same, x, out) if same[0] == task.collective else ()  # not of a part of another call
-        if plan is None and signature and task.input is not None and task.output is not None and not task.detail:
-            if len(self._cached) == CACHED:
-                self._cached.clear()
-            self._cached[signature] = cached
-        elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast") \
-                and self._host_engine() is not None:
-            self._engine.learn(*same, x, call.result, out, plan, seconds)
-
-    def _repeat(self, cached: CachedCall, x: Any, out: Any, stream: Any) -> None:
-        """Make a call once more, on the host from the memory of `x` to that of `out`."""
-        self._check_usable()
-        executor, task = cached.executor, cached.task
-        if task.device == "cpu":
-            task = Task.__new__(Task)  # another one: it may outlive the call, where that fails
-            vars(task).update(vars(cached.task))
-            task.output = None if out is None else out.reshape(-1)
-            task.input = task.output if x is out else None if x is None else x.reshape(-1)
-            whole = executor.run(task) if is_finished_by(executor, task) else self._operation(executor, task, HOST)
-            self._timed(whole, task.collective, cached.seconds)
-            return
-        gpu = self._gpus[task.device]
-        task.stream = on = gpu.device.stream(stream)
-        if cached.output is not None and cached.output.owner() is None:  # of another array on the same memory
-            cached.output = output_of(task, out, task.output)
-        if cached.launch is not None and gpu.device.is_open(on) \
-                and self._waits.at_once(gpu.order.enqueue, task.collective, cached.launch, on, cached.output):
-            return
-        space = DeviceSpace(gpu, on, output=cached.output)
-        self._waits.run(self._operation(executor, task, space), task.collective)
-        if cached.launch is None and is_finished_by(executor, task) and hasattr(executor, "launcher"):
-            cached.launch = executor.launcher(task)
 
     def _run(self, name: str, call: Prepared, options: CallOptions, op: Op | None = None, root: int = 0, same: Key = (),
              x: Any = None, out: Any = None) -> Any:
@@ -258,7 +205,7 @@ class Core:
         """Run a resolved call, or begin it."""
         seconds = self._seconds(executor, task)
         if same:
-            self._remember(same, x, out, executor, task, call, seconds)
+            self._calls.keep(same, x, out, executor, task, call, seconds)
         operation = self._operation(executor, task, call.space, call)
         return self._start(task.collective, operation, call, options.async_op, seconds)
 
@@ -372,12 +319,3 @@ class Core:
 
     def __repr__(self) -> str:
         return f"<gpucoll.Communicator rank={self.rank} size={self.size}>"
-
-
-def is_finished_by(executor: Executor, task: Task) -> bool:
-    """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
-    if task.op is None or task.output is None:
-        return True
-    if task.op.name == "avg" and task.op.factor is not None:
-        return False
-    return task.collective != "exscan" and (is_on_engine(executor) or task.op.name not in ("avg", *LOGICAL))

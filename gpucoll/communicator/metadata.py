@@ -60,7 +60,7 @@ class MetadataExchange(Lifecycle):
             executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root)
             task.detail = f", header of {name}"
             self._waits.run(self._operation(executor, task, call.space, call), name)
-            self._remember(same, row, None, executor, task, call, self._seconds(executor, task))
+            self._calls.keep(same, row, None, executor, task, call, self._seconds(executor, task))
             result = call.result
         return result
 

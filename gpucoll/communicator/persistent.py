@@ -9,7 +9,8 @@ from typing import Any
 from gpucoll.arrays import prepare
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
-from gpucoll.communicator.backends import cached_call, not_known, plan_of
+from gpucoll.communicator.backends import not_known, plan_of
+from gpucoll.communicator.calls import cached_call
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import CallOptions, counted
 from gpucoll.communicator.points import POINTS, Points
@@ -98,7 +99,7 @@ class Persistent(Collectives, Points):
                                       algorithm=algorithm, stream=stream)
             return PersistentCall(again, None, None, None)
         source, target = (task.input, task.output) if task.device == "cpu" else (None, None)
-        again = functools.partial(self._repeat, cached, source, target, stream)
+        again = functools.partial(self._calls.repeat, cached, source, target, stream)
         express: Callable[[], Any] = not_known
         if planned is not None and self._host_engine() is not None:
             express = self._engine.bind(row.name, x, call.result, planned, cached.seconds)

@@ -64,6 +64,11 @@ class NcclExecutor:
         self._events: list[Event] = []
         self._programs: dict[int, tuple[Plan, list[Node]]] = {}
 
+    @property
+    def captures(self) -> bool:
+        """Whether calls can become part of a CUDA graph."""
+        return self._transport.capturable
+
     def serves(self, task: Task) -> str | None:
         """Every schedule. Once there is a plan, the kernels that it needs are loaded, before data move.
 

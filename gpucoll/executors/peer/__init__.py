@@ -43,6 +43,11 @@ class PeerExecutor:
         self.symmetric = None if self._meeting.trouble else SymmetricMemory(link.place.size, self._meeting.memory)
         self._binder = PeerBinder(device, order, self._meeting, self.symmetric)
 
+    @property
+    def minds_blocking(self) -> bool:
+        """Whether it serves no call on a blocking stream: ranks share a GPU."""
+        return self._meeting.on_one_gpu
+
     def serves(self, task: Task) -> str | None:
         """Every schedule whose ranks are on one node. Once there is a plan, its kernels are compiled."""
         if self._meeting.trouble:

@@ -1,0 +1,92 @@
+"""Calls that come again: on other arrays that look alike, with and without `out`, and on arrays that look otherwise."""
+
+import numpy
+import pytest
+
+import oracle
+from programs import program
+
+CALLS = 5  # a GPU's schedule is a graph from the fourth on
+
+
+def given(rank, turn, shape, name="int64"):
+    return (numpy.arange(numpy.prod(shape)).reshape(shape) * 7 + 1000 * rank + turn).astype(oracle.kind(name))
+
+
+def misplaced(x):
+    """The same elements, which begin at an odd address."""
+    memory = numpy.zeros(x.nbytes + x.itemsize, numpy.uint8)
+    row = memory[1:1 + x.nbytes].view(x.dtype).reshape(x.shape)
+    row[...] = x
+    return row
+
+
+LOOKS = {"plain": lambda x: x, "strided": lambda x: numpy.repeat(x, 2, -1)[..., ::2],
+         "misplaced": misplaced, "read-only": lambda x: [x, x.setflags(write=False)][0]}
+
+
+def expected(name, op, inputs, rank, root):
+    """What a rank gets of all ranks' inputs."""
+    size = len(inputs)
+    total = inputs[0] if op is None else oracle.reduced(op, inputs[0].dtype.name, inputs)
+    stacked = numpy.stack(inputs)
+    found = {"all_reduce": lambda: total, "reduce": lambda: total if rank == root else None,
+             "all_gather": lambda: stacked, "gather": lambda: stacked if rank == root else None,
+             "reduce_scatter": lambda: total[rank], "all_to_all": lambda: stacked[:, rank],
+             "scan": lambda: oracle.reduced(op, inputs[0].dtype.name, inputs[:rank + 1]),
+             "exscan": lambda: oracle.reduced(op, inputs[0].dtype.name, inputs[:rank]) if rank else None}
+    return found[name]() if size else None
+
+
+OPS = {"all_reduce": "sum", "reduce": "max", "all_gather": None, "gather": None, "reduce_scatter": "sum",
+       "all_to_all": None, "scan": "sum", "exscan": "sum"}
+
+
+def call_of(comm, name, op, root):
+    """The collective as a function of x and `out`."""
+    options = ({} if op is None else {"op": op}) | ({"root": root} if name in ("reduce", "gather") else {})
+    return lambda x, out=None: getattr(comm, name)(x, out, **options)
+
+
+@program
+def repeated(comm, name):
+    op, root = OPS[name], comm.size - 1
+    shape = (comm.size, 3) if name in ("reduce_scatter", "all_to_all") else (2, 3)
+    call, kept = call_of(comm, name, op, root), []
+    for turn in range(CALLS):
+        for look in LOOKS.values():
+            inputs = [given(rank, turn, shape) for rank in range(comm.size)]
+            wanted = expected(name, op, inputs, comm.rank, root)
+            x = look(inputs[comm.rank].copy())
+            found = call(x)
+            assert (x == inputs[comm.rank]).all()
+            if name == "exscan" and comm.rank == 0:
+                wanted = numpy.zeros(shape, "int64")  # the identity of a sum
+            assert found is None if wanted is None else (found == wanted).all(), (turn, look)
+            kept += [] if found is None else [(found, wanted)]
+            out = None if wanted is None else numpy.full_like(wanted, -1)
+            assert call(x, out) is out
+            assert out is None or (out == wanted).all()
+    assert len({id(found) for found, _ in kept}) == len(kept)
+    assert all((found == wanted).all() for found, wanted in kept)  # a later call has written into none
+
+
+@program
+def broadcast(comm):
+    """Into the array that is given, and never into another one at the same place."""
+    for turn in range(CALLS):
+        for root in range(comm.size):
+            x = given(comm.rank, turn + root, (2, 3))
+            assert comm.broadcast(x, root) is x
+            assert (x == given(root, turn + root, (2, 3))).all()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_calls_that_come_again(executor, name):
+    for size in (1, 2, 3):
+        executor.run(size, repeated, name)
+
+
+def test_broadcasts_that_come_again(executor):
+    for size in (1, 3):
+        executor.run(size, broadcast)
