@@ -21,7 +21,6 @@ from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.guard.guard import Guard
 from gpucoll.guard.observed import CallObserver, Comparison, Recorded, observed
 from gpucoll.links import Link
-from gpucoll.ops import LOGICAL
 from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Schedule
 from gpucoll.tuner import Choice, Tuner
@@ -49,15 +48,6 @@ class Backend(Protocol):
 def is_on_engine(executor: Executor) -> bool:
     """Return whether the engine does an executor's calls: it compares, records and completes them."""
     return executor.name in WITH_ENGINE or getattr(executor, "on_engine", False)
-
-
-def is_finished_by(executor: Executor, task: Task) -> bool:
-    """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
-    if task.op is None or task.output is None:
-        return True
-    if task.op.name == "avg" and task.op.factor is not None:
-        return False
-    return task.collective != "exscan" and (is_on_engine(executor) or task.op.name not in ("avg", *LOGICAL))
 
 
 def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:

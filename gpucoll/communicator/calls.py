@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from gpucoll.arrays import HOST, Array, Prepared, same_memory
-from gpucoll.communicator.backends import DeviceRow, Key, is_finished_by, output_of, plan_of
+from gpucoll.communicator.backends import DeviceRow, Key, is_on_engine, output_of, plan_of
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.device.streams import Output
 from gpucoll.executors import Executor, Launcher, Task
+from gpucoll.ops import LOGICAL
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
@@ -36,6 +37,7 @@ class CompiledCall:
     seconds: Array | None
     reads: bool  # whether this rank has an input
     writes: bool  # whether it has a result
+    is_whole: bool  # whether the executor does all of it
     allocates: tuple[tuple[int, ...], Any] | None = None
     is_bound: bool = True
     minds_blocking: bool = False  # whether the executor was chosen for a stream that does not block
@@ -50,6 +52,15 @@ class CompiledCall:
         task.output = _row(result, stream) if self.writes else None
         task.input = None if not self.reads else task.output if x is result else _row(x, stream)
         return task
+
+
+def is_finished_by(executor: Executor, task: Task) -> bool:
+    """Return whether nothing is left to be done after the executor's part, as the division of an average is."""
+    if task.op is None or task.output is None:
+        return True
+    if task.op.name == "avg" and task.op.factor is not None:
+        return False
+    return task.collective != "exscan" and (is_on_engine(executor) or task.op.name not in ("avg", *LOGICAL))
 
 
 def _row(x: Any, stream: Any) -> Any:
@@ -74,8 +85,9 @@ def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array
     again = replace(task, input=rows[0], output=rows[1], lengths=None, stream=None, repeated=keeps or not on_device)
     vars(again)["words"] = task.words
     made = (out.shape, out.dtype) if is_new and out is not None else None
-    return CompiledCall(executor, again, seconds, task.input is not None, task.output is not None, made,
-                        is_bound=not is_new, minds_blocking=getattr(executor, "minds_blocking", False),
+    return CompiledCall(executor, again, seconds, task.input is not None, task.output is not None,
+                        is_finished_by(executor, task), made, is_bound=not is_new,
+                        minds_blocking=getattr(executor, "minds_blocking", False),
                         output=output_of(task, out, task.output) if keeps else None)
 
 
@@ -165,8 +177,8 @@ class CallTable:
         if out is None:
             out = numpy.empty(*call.allocates) if call.allocates else x if call.writes else None
         task = call.on(x, out)
-        whole = executor.run(task) if is_finished_by(executor, task) else self._comm._operation(executor, task, HOST)
-        self._comm._timed(whole, task.collective, call.seconds)
+        operation = executor.run(task) if call.is_whole else self._comm._operation(executor, task, HOST)
+        self._comm._timed(operation, task.collective, call.seconds)
         return out
 
     def _on_device(self, call: CompiledCall, x: Any, out: Any, stream: Any) -> Any:
@@ -187,6 +199,6 @@ class CallTable:
             return result
         space = DeviceSpace(gpu, on, output=call.output)
         self._comm._waits.run(self._comm._operation(executor, task, space), task.collective)
-        if call.launch is None and is_finished_by(executor, task) and hasattr(executor, "launcher"):
+        if call.launch is None and call.is_whole and hasattr(executor, "launcher"):
             call.launch = executor.launcher(task)
         return result

@@ -39,10 +39,9 @@ from gpucoll.communicator.backends import (
     Key,
     able,
     choose,
-    is_finished_by,
     not_known,
 )
-from gpucoll.communicator.calls import CallTable
+from gpucoll.communicator.calls import CallTable, is_finished_by
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu, nothing_given
 from gpucoll.device import gpus
 from gpucoll.dtypes import is_whole

@@ -141,8 +141,8 @@ def calls_that_come_again_pass_few_lines(comm):
 
 
 def calls_without_the_engine_pass_few_files(mpi):
-    """The method, the cached call, waits, the executor, what calls are compared by, and for `mpi` NumPy's part."""
-    for executor, most in (("mpi", 12), ("native", 10)):
+    """The method, the compiled call, waits, the executor, what calls are compared by, and for `mpi` NumPy's part."""
+    for executor, most in (("mpi", 12), ("native", 11)):
         with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
             x, out = numpy.ones(9), numpy.empty(9)
             call = functools.partial(comm.all_reduce, x, out)

@@ -110,7 +110,8 @@ def several_nodes(mpi):
         comm.all_reduce(numpy.ones(3), algorithm="ring")
     assert refused.value.code == "GC-EXECUTOR"
     for size in (plans.TINY, 0):
-        with mock.patch.object(plans, "TINY", size), mock.patch.object(model, "LINK_SEGMENT", size // 128 + 1999), \
+        segment = mpi.size * (size // 128 + 1999)
+        with mock.patch.object(plans, "TINY", size), mock.patch.object(model, "_segment", return_value=segment), \
                 on_two_nodes(mpi, None) as here, on_two_nodes(mpi, "mpi") as there:
             for collective in ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "scan", "broadcast"):
                 for algorithm in gc.algorithms(collective, size=mpi.size):
