@@ -1,6 +1,7 @@
 """The communicator: one method per collective, all of one shape.
 
-    core           what a call goes through: checked, resolved, cached, run at once or behind a `Work`
+    core           what a call goes through: checked, resolved, run at once or behind a `Work`
+    calls          the table of compiled calls
     lifecycle      what guards a communicator, and how it ends
     collectives    the calls whose shapes are alike on all ranks
     ragged         the v-variants
@@ -11,6 +12,7 @@
     advice         what a call would do, and why
     persistent     calls to be made again and again
     symmetric      memory that all ranks of a node map; windows: of NCCL's
+    internal       what training, torch, distributed and mpi use beside the public methods
 """
 
 from __future__ import annotations
