@@ -53,8 +53,7 @@ DTYPES: dict[str, Dtype] = {
         Dtype("float8_e5m2", "float", 1, "Float8E5m2", "ncclFloat8e5m2", None, "float32"),
     )
 }
-# What stands for a dtype in a message between two ranks; kernels/messages.h has the same. 0 stands for bytes of any
-# dtype, and 1 for what is no user's.
+# What stands for a dtype in a message between two ranks. 0 stands for bytes of any dtype, and 1 for what is no user's.
 CODES = {name: code for code, name in enumerate(DTYPES, 2)}
 SMALL_RANGE = ("float16", "float8_e4m3fn", "float8_e5m2")  # a sum of large values may overflow where the mean does not
 EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -7,6 +7,7 @@
 
 #define GC_PLAIN
 #include "functions.h"
+#include "tables.h"
 
 static const uint64_t BLOCK = 16384;  // bytes of a result under way, which stay in the nearest cache
 
@@ -106,9 +107,6 @@ template <class T> static void make_truth(char* row, uint64_t nbytes, uint64_t) 
 using Combine = void (*)(const char* const*, uint64_t, char*, uint64_t);
 using Finish = void (*)(char*, uint64_t, uint64_t);
 
-// Ops by their places in Python's table, and dtypes likewise (executors/shared/plans.py).
-enum OpPlace { SUM, PROD, MIN, MAX, AVG, BAND, BOR, BXOR, LAND, LOR, LXOR };
-
 template <class T> static Combine arithmetic(long op) {
     return op == SUM || op == AVG ? combine<T, Add> : op == PROD ? combine<T, Multiply> : nullptr;
 }
@@ -142,10 +140,7 @@ template <class T> static constexpr Row whole_row() { return {integer<T>, nullpt
 template <class T> static constexpr Row real_row() { return {real<T>, divide_all<T>, make_truth<T>}; }
 template <class T> static constexpr Row complex_row() { return {arithmetic<T>, divide_all<T>, nullptr}; }
 
-static const Row ROWS[] = {whole_row<Bool>(), whole_row<i8>(), whole_row<i16>(), whole_row<i32>(), whole_row<i64>(),
-                           whole_row<u8>(), whole_row<u16>(), whole_row<u32>(), whole_row<u64>(), real_row<Float16>(),
-                           real_row<Bfloat16>(), real_row<float>(), real_row<double>(), complex_row<Complex<float>>(),
-                           complex_row<Complex<double>>(), real_row<Float8E4m3fn>(), real_row<Float8E5m2>()};
+static const Row ROWS[] = {GC_ROWS};
 
 // Returns the row of a dtype, an empty one where there is none.
 static Row row_of(long dtype) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstring>
 #include <ctime>
 #include <deque>
@@ -34,26 +35,10 @@ static const uint64_t SPIN = 100000, YIELD = 300000, DEAR = 500000;
 static const uint32_t SLEEPS = 64;         // the most waits that sleep at once after a dear yield, before a yield is tried again
 static const int RELAXES = 8;              // pauses of the processor between two looks, or looks at the clock
 static const uint64_t PIECE = 1 << 19;     // bytes that are copied at a time, or combined where some must be fetched
-static const int ROUNDS = 20;              // bits of a mark below the number of the call
 static const int64_t HERE = -1;            // in place of a segment's key: what follows is an address
 static const uint64_t STREAMED = 1 << 22;  // bytes of a result from which on what is only copied is written past the caches
-static const uint64_t PAGE = 4096, LINE = 64;
 static const int64_t SETTLED = (1 << ROUNDS) - 1;  // the mark of a call that all ranks know to be none
-static const int64_t SLOTS = 64;           // of a rank's eager calls
-static const uint64_t SLOT = 1 << 14;      // bytes of an input that one of them holds
 static const uint32_t ALIKE = 4;           // calls alike, after which a call like them is eager
-static const int TEXT = 256;               // bytes that say in words what a call is
-
-// The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be.
-enum Buffer : uint32_t { INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT };
-static const uint32_t SHOWN = 3;
-
-// With whom a rank compares its call before data move: with nobody, with those that it reads from, with all.
-enum Check : uint32_t { OFF, PEERS, ALL };
-
-// How a rank can do a call that Python's calls do (`Plan::by_calls`): by one that WAITS until it has ended, and with its
-// result IN_PLACE of its input. MPI takes either from all ranks or from none.
-enum Way : uint32_t { WAITS = 1, IN_PLACE = 2 };
 
 // Where a rank's buffers are, as keys of segments and offsets, and what its call is.
 struct Board {
@@ -76,7 +61,8 @@ struct alignas(64) Head {
     // Then, for either half, where the blocks of input and output start, in elements, where they are not alike.
 };
 
-static_assert(sizeof(Head) == 704, "Python keeps as many bytes for it");
+static_assert(sizeof(Head) == HEAD && offsetof(Head, mark) == 8 * MARK && offsetof(Head, failure) == 8 * FAILURE
+              && offsetof(Head, token) == 8 * TOKEN, "Python keeps as many bytes for it, and reads these words");
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free,
               "processes share no locks");
 
@@ -91,7 +77,7 @@ struct alignas(64) Slot {
     char text[TEXT];
 };
 
-static_assert(sizeof(Slot) == SLOT + 320, "Python keeps as many bytes for it");
+static_assert(sizeof(Slot) == SLOT_BYTES, "Python keeps as many bytes for it");
 
 // Memory that is mapped here: a segment of a rank's.
 struct Segment {
@@ -349,7 +335,7 @@ struct Part {
 // AWAIT: go on when `peer` shows `mark` of this call. SIGNAL: show `mark`. FORM: `to` = the sources combined in order;
 // what comes of each piece is written to the copies too. CALL: Python's, with the addresses of `to` and the sources.
 struct Instruction {
-    enum Opcode : int { AWAIT, SIGNAL, FORM, CALL };
+    enum Opcode : int { GC_OPCODES };
 
     Opcode opcode;
     uint32_t peer, first, count, copies;  // the copies follow the sources

@@ -98,17 +98,11 @@ static PyObject* dtype_of(PyObject* object, void*) {
     return PyLong_FromUnsignedLong(reinterpret_cast<Request*>(object)->transfer->came);
 }
 
-// The code of a plain dtype, as gpucoll/dtypes.py has it: it counts kinds and sizes of 1, 2, 4, ... bytes.
+// The code of a dtype of NumPy's own.
 static uint16_t code_of(PyObject* array) {
-    const PyArray_Descr* descr = PyArray_DESCR(array_of(array));
-    const int size = __builtin_ctz(static_cast<unsigned>(PyArray_ITEMSIZE(array_of(array))));
-    switch (descr->kind) {
-        case 'b': return 2;
-        case 'i': return static_cast<uint16_t>(3 + size);
-        case 'u': return static_cast<uint16_t>(7 + size);
-        case 'f': return static_cast<uint16_t>(size == 1 ? 11 : 11 + size);
-        default: return static_cast<uint16_t>(12 + size);
-    }
+    const char kind = PyArray_DESCR(array_of(array))->kind;
+    const int row = kind == 'b' ? 0 : kind == 'i' ? 1 : kind == 'u' ? 2 : kind == 'f' ? 3 : 4;
+    return CODES[row][__builtin_ctz(static_cast<unsigned>(PyArray_ITEMSIZE(array_of(array))))];
 }
 
 static std::shared_ptr<Transfer> transfer_of(bool sends, PyObject* array, uint32_t peer, uint32_t tag,

@@ -26,7 +26,7 @@ from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reduc
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
 from gpucoll.executors import REFUSED, Executor, Task
-from gpucoll.executors.shared.plans import TEXT
+from gpucoll.executors.shared.tables import TEXT
 from gpucoll.work import Operation
 
 SHOWN = re.compile(rf"(?:scatter by .*, \d+ bytes|{REFUSED}scatter) of (?P<dtype>\w+) in \((?P<shape>[\d, ]*)\)"

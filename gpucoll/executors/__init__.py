@@ -71,8 +71,8 @@ class Task:
                 f"root {self.root}{where}{self.detail}")
 
 
-# Ways to make a call of MPI's that are open to all ranks, as kernels/engine.h has them: by one that waits until it has
-# ended, and with the result in place of the input.
+# Ways to make a call of MPI's that are open to all ranks: by one that waits until it has ended, and with the result in
+# place of the input. MPI takes either from all ranks or from none.
 WAITS, IN_PLACE = 1, 2
 # What does a call, given the addresses of result and input, 0 for none, and such ways. It is called until it returns
 # True, or a blocking call, which is made whenever all three are the same.

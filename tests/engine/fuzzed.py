@@ -21,7 +21,7 @@ from engine import written
 from gpucoll.errors import GpucollError
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import head_bytes
-from gpucoll.executors.shared.plans import CALL
+from gpucoll.executors.shared.tables import CALL
 
 PAGE, NOTHING, UNTOUCHED = mmap.PAGESIZE, 0, 0x5a  # NOTHING: what may be done with a page
 NOBODY = (1 << 31) - 1  # no process

@@ -14,7 +14,7 @@ from engine import written
 from gpucoll.algorithms import find, registry, schedule
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import SMALL, TINY, head_bytes
-from gpucoll.executors.shared.plans import AWAIT, CALL, FORM, SIGNAL
+from gpucoll.executors.shared.tables import AWAIT, CALL, FORM, SIGNAL
 from grids import generator
 from jobs import run_job
 

@@ -13,9 +13,11 @@ import engine_mutants
 import gpucoll as gc
 import oracle
 import programs
-from gpucoll.executors.shared.neighbours import FAILURE, TINY
-from gpucoll.executors.shared.plans import KINDS, PLACES
+from gpucoll.dtypes import DTYPES
+from gpucoll.executors.shared.neighbours import TINY
+from gpucoll.executors.shared.tables import FAILURE
 from gpucoll.guard import guard
+from gpucoll.ops import OPS
 from multirank.test_metadata import roots_of_scatter_that_differ, scattered  # noqa: F401 (mutants are planted into them)
 from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants are planted into)
     long_arrays,
@@ -110,7 +112,7 @@ def fresh_data(comm):
 @on_shared
 def every_kind(comm):
     """Every dtype and op, bit for bit; a mean is divided."""
-    for algorithm, name, op in itertools.product(("ring", "tree", "recursive_doubling"), KINDS, PLACES):
+    for algorithm, name, op in itertools.product(("ring", "tree", "recursive_doubling"), DTYPES, OPS):
         if oracle.legal(op, name):
             everyone = programs.inputs(op, name, comm.size, (37,))
             expected = oracle.reduced(op, name, everyone)

@@ -10,9 +10,10 @@ import pytest
 import gpucoll as gc
 import oracle
 import programs
+from gpucoll.dtypes import DTYPES
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import SMALL, TINY
-from gpucoll.executors.shared.plans import KINDS, PLACES
+from gpucoll.ops import OPS
 from pace import seconds
 
 SHOTS = ("one_shot", "two_shot")
@@ -38,7 +39,7 @@ def on_shared(test):
 @on_shared
 def every_op_and_dtype(comm, algorithm):
     """Each twice: as an operation, then at once."""
-    for name, op in itertools.product(KINDS, PLACES):
+    for name, op in itertools.product(DTYPES, OPS):
         for count in (1, 3, 17, 1000) if oracle.legal(op, name) else ():
             everyone = programs.inputs(op, name, comm.size, (count,))
             x, out = everyone[comm.rank], numpy.empty_like(everyone[0])

@@ -11,7 +11,8 @@ from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES
 from gpucoll.executors.nccl import Node, nodes_of
-from gpucoll.executors.shared.plans import AWAIT, CALL, SIGNAL, Writer
+from gpucoll.executors.shared.plans import Writer
+from gpucoll.executors.shared.tables import AWAIT, CALL, SIGNAL
 from gpucoll.plan import Form, Layouts, Plan
 from gpucoll.proof import replay
 from gpucoll.schedule import Recv, RecvReduce, Schedule, Send, Slice

@@ -34,20 +34,19 @@ from gpucoll.errors import (
 )
 from gpucoll.executors import REFUSED, Called, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
-from gpucoll.executors.shared.neighbours import FAILURE, MARK, SMALL, Neighbours
-from gpucoll.executors.shared.plans import TEXT, Messages, Plans
+from gpucoll.executors.shared.neighbours import SMALL, Neighbours
+from gpucoll.executors.shared.plans import Messages, Plans
+from gpucoll.executors.shared.tables import ALL, FAILURE, MARK, OFF, PEERS, ROUNDS, TEXT
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
 from gpucoll.waits import Waits
 from gpucoll.work import Operation, Seen, keep_for_ever
 
-ROUNDS = 20  # bits of a mark below the number of the call
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
 # rank, by that one's error, or LATE_FOR less a rank, in vain for that one. What it had shown before stays.
 LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
 # Seconds that ranks which differ wait for the others to tell what they call; the same where not all of them come to it
 PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
 TOLD = (1 << ROUNDS) - 2  # the mark of one that has
-OFF, PEERS, ALL = range(3)  # with whom calls are compared, as kernels/engine.h has it
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
 
 

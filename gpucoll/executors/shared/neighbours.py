@@ -16,6 +16,7 @@ import numpy
 from gpucoll.arrays import Array, address
 from gpucoll.arrays.symmetric import Copier, Segment, attach
 from gpucoll.errors import BackendError
+from gpucoll.executors.shared.tables import HEAD, LINE, PAGE, SLOT_BYTES, SLOTS, TOKEN
 from gpucoll.transport.tags import BYTES, Tag
 from gpucoll.work import Operation, keep_for_ever
 
@@ -25,16 +26,11 @@ TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segmen
 SMALL = 1 << 22
 BUFFERS = ("input", "output", "scratch")
 
-# The beginning of a control segment, as kernels/engine.h has it: its bytes, and 64-bit words of it; and its slots
-_HEAD, MARK, FAILURE, _TOKEN = 704, 0, 4, 5
-SLOTS, _SLOT = 64, (1 << 14) + 320  # of eager calls; bytes of each
-_PAGE, _LINE = 4096, 64
-
 
 def head_bytes(size: int) -> int:
     """Return how much of a control segment comes before the workspaces."""
-    starts = -(-4 * (size + 1) * 8 // _LINE) * _LINE
-    return -(-(_HEAD + starts + SLOTS * _SLOT) // _PAGE) * _PAGE
+    starts = -(-4 * (size + 1) * 8 // LINE) * LINE
+    return -(-(HEAD + starts + SLOTS * SLOT_BYTES) // PAGE) * PAGE
 
 
 class Neighbours:
@@ -48,7 +44,7 @@ class Neighbours:
         self.all = frozenset(rank for rank, node in enumerate(place.nodes) if node == place.nodes[place.rank])
         self._others = sorted(self.all - {self.rank})
         self.first = head_bytes(self.size)  # where the workspaces begin
-        self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + _PAGE)  # and those for messages to each rank
+        self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)  # and those for messages to each rank
         self._refused = 0  # why the system gives this rank no memory, as an error number
         try:
             self._segment = Segment(self.boxes + self.size * box)
@@ -69,7 +65,7 @@ class Neighbours:
         Raises BackendError, on all of them, where the system gives a rank no memory that others could map.
         """
         token = numpy.array([secrets.randbits(62)], numpy.int64)
-        self.words[self.rank][_TOKEN] = int(token[0])
+        self.words[self.rank][TOKEN] = int(token[0])
         told = yield from self._exchange(wire, [os.getpid(), self.keys[self.rank], int(token[0]), address(token),
                                                 self._refused])
         refused = {self.rank: self._refused, **{other: words.pop() for other, words in told.items()}}
@@ -103,7 +99,7 @@ class Neighbours:
         except (OSError, ValueError):
             return False, False
         self.words[other] = _words(row)
-        maps = self.words[other][_TOKEN] == token
+        maps = self.words[other][TOKEN] == token
         try:
             self._copier.read(process, place, address(found), found.nbytes)
         except OSError:
@@ -130,4 +126,4 @@ def _raise_refusals(numbers: dict[int, int]) -> None:
 
 
 def _words(row: Array) -> memoryview:
-    return memoryview(row[:_HEAD]).cast("q")  # type: ignore[arg-type] # an array is a buffer
+    return memoryview(row[:HEAD]).cast("q")  # type: ignore[arg-type] # an array is a buffer

@@ -19,18 +19,24 @@ from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
 from gpucoll.executors import REFUSED, Called, Task, fingerprint, shortened
 from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
+from gpucoll.executors.shared.tables import (
+    ASIDE,
+    AWAIT,
+    CALL,
+    FORM,
+    GIVEN,
+    INPUT,
+    LINE,
+    OUTPUT,
+    RESULT,
+    SIGNAL,
+    TEXT,
+)
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
 KEPT = 256
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of staging: the least, and where it is no longer rounded up
-LINE = 64
-AWAIT, SIGNAL, FORM, CALL = range(4)  # as kernels/engine.h has them
-INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = range(6)
-TEXT = 256  # bytes for the words of a call
-KINDS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
-         "float32", "float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2")  # as combine.h has them
-PLACES = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor")
 NOTHING = -1  # in place of an op
 
 Part = tuple[int, int, int]
@@ -139,9 +145,9 @@ class Plans:
 
     def _reduction(self, task: Task) -> tuple[int, int, int]:
         """Return dtype and op as the engine has them, and what `_finish` does."""
-        place = NOTHING if task.op is None or task.op.expression else PLACES.index(
+        place = NOTHING if task.op is None or task.op.expression else list(OPS).index(
             "sum" if task.op.factor is not None else task.op.name)
-        return KINDS.index(task.dtype.name), place, self._finish(task)
+        return list(DTYPES).index(task.dtype.name), place, self._finish(task)
 
     def _shown_plan(self, words: str, *more: Any) -> Any:
         return self._engine.plan(shortened(words, TEXT - 1), fingerprint(words), *more)
@@ -368,6 +374,3 @@ def _combining(op: Op, dtype: Dtype, kind: Any, nbytes: int) -> Callable[..., No
 
     return combined
 
-
-assert set(KINDS) == set(DTYPES)
-assert set(PLACES) == set(OPS)

@@ -1,0 +1,77 @@
+"""Numbers that the engine and Python share, and the header in which the engine has them.
+
+Every table stands here, or is made of Python's tables of dtypes and ops. This file, run by its path, prints
+`kernels/tables.h`. A test holds that header against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpucoll.dtypes import CODES, DTYPES, Dtype
+from gpucoll.executors import IN_PLACE, WAITS
+from gpucoll.ops import OPS
+
+OPCODES = ("AWAIT", "SIGNAL", "FORM", "CALL")
+# The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be
+PLACES = ("INPUT", "OUTPUT", "SCRATCH", "ASIDE", "GIVEN", "RESULT")
+CHECKS = ("OFF", "PEERS", "ALL")  # with whom a rank compares its call: with nobody, those that it reads from, all
+AWAIT, SIGNAL, FORM, CALL = map(OPCODES.index, OPCODES)
+INPUT, OUTPUT, SCRATCH, ASIDE, GIVEN, RESULT = map(PLACES.index, PLACES)
+OFF, PEERS, ALL = map(CHECKS.index, CHECKS)
+
+TEXT = 256  # bytes for the words of a call
+ROUNDS = 20  # bits of a mark below the number of the call
+SHOWN = 3  # buffers of a rank that others may read
+SLOTS, SLOT = 64, 1 << 14  # of a rank's eager calls, and the bytes of an input that one of them holds
+PAGE, LINE = 4096, 64  # bytes
+# The beginning of a control segment: its bytes, and 64-bit words of it; and the bytes of a slot
+HEAD, MARK, FAILURE, TOKEN = 704, 0, 4, 5
+SLOT_BYTES = SLOT + 320
+# By the type that each has in C++
+NUMBERS = {"int": ("TEXT", "ROUNDS"), "uint32_t": ("SHOWN",), "int64_t": ("SLOTS",),
+           "uint64_t": ("SLOT", "PAGE", "LINE", "HEAD", "MARK", "FAILURE", "TOKEN", "SLOT_BYTES")}
+_KINDS = "biufc"  # NumPy's, of the dtypes that it has itself
+_ROWS = {"bool": "whole_row", "int": "whole_row", "float": "real_row", "complex": "complex_row"}
+
+
+def _codes(dtypes: Mapping[str, Dtype], codes: Mapping[str, int]) -> str:
+    """Return the codes of NumPy's own dtypes by kind and binary digits of the size."""
+    rows = []
+    for kind in _KINDS:
+        row = [0] * 5
+        for name, dtype in dtypes.items():
+            if dtype.wide is None or name == "float16":
+                its = {"bool": "b", "float": "f", "complex": "c"}.get(dtype.kind, "u" if name.startswith("u") else "i")
+                if its == kind:
+                    row[dtype.itemsize.bit_length() - 1] = codes[name]
+        rows.append("{" + ", ".join(map(str, row)) + "}")
+    return "{" + ", ".join(rows) + "}"
+
+
+def header(dtypes: Mapping[str, Dtype] = DTYPES, ops: Mapping[str, object] = OPS,
+           codes: Mapping[str, int] = CODES) -> str:
+    """Return the text of the header.
+
+    >>> header().count("enum")
+    4
+    """
+    made = [f"{_ROWS[one.kind]}<{one.cuda}>()" for one in dtypes.values()]
+    numbers = [f"static const {kind} {name} = {globals()[name]};" for kind, names in NUMBERS.items() for name in names]
+    lines = [
+        "// Printed by gpucoll/executors/shared/tables.py, which has the tables for both sides: not to be edited.",
+        "#pragma once", "#include <cstdint>", "", *numbers, "",
+        f"#define GC_OPCODES {', '.join(OPCODES)}",
+        f"enum Buffer : uint32_t {{ {', '.join(PLACES)} }};",
+        f"enum Check : uint32_t {{ {', '.join(CHECKS)} }};",
+        f"enum Way : uint32_t {{ WAITS = {WAITS}, IN_PLACE = {IN_PLACE} }};",
+        f"enum OpPlace {{ {', '.join(name.upper() for name in ops)} }};",
+        "", "// What there is for each dtype, in the order of Python's table (`combine.h`).",
+        "#define GC_ROWS \\", " \\\n".join(f"    {one}," for one in made), "",
+        f"// The code of a dtype of NumPy's own in a message, by its kind ({', '.join(_KINDS)}) and log2 of its bytes.",
+        f"static const uint16_t CODES[{len(_KINDS)}][5] = {_codes(dtypes, codes)};", ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(header(), end="")

@@ -1,0 +1,56 @@
+"""Tables that the engine and Python share stand once: the header is printed from Python's, in any order."""
+
+import subprocess
+import sys
+
+import pytest
+
+import extension
+import gpucoll as gc
+import oracle
+from gpucoll.device.sources import folder
+from gpucoll.dtypes import DTYPES
+from gpucoll.executors.shared import plans, tables
+from gpucoll.ops import OPS
+from thread_ranks import on_threads
+
+HEADER = "tables.h"
+
+
+def test_the_header_is_what_python_prints():
+    printed = subprocess.run([sys.executable, tables.__file__], capture_output=True, text=True, check=True).stdout
+    assert (printed, printed) == (tables.header(), folder().joinpath(HEADER).read_text())
+
+
+def every_pair(comm):
+    """Reduce by each op on each dtype that it is defined for."""
+    for op, row in OPS.items():
+        for name, dtype in DTYPES.items():
+            if dtype.kind not in row.kinds:
+                continue
+            inputs = [oracle.values(op, name, rank, 9) for rank in range(comm.size)]
+            found = comm.all_reduce(inputs[comm.rank].copy(), op=op, algorithm="ring", dtype=name)
+            assert oracle.same_bits(found, oracle.reduced(op, name, inputs)), (op, name)
+
+
+@pytest.mark.slow  # it compiles the engine
+def test_a_permuted_table_changes_nothing(monkeypatch):
+    """Each dtype and op has another number, in Python and in C++."""
+    permuted = [dict(reversed(table.items())) for table in (DTYPES, OPS)]
+    text = extension.text()
+    assert text.count(tables.header().partition("#pragma once\n")[2]) == 1
+    changed = text.replace(tables.header().partition("#pragma once\n")[2],
+                           tables.header(*permuted).partition("#pragma once\n")[2])
+    assert changed != text
+    monkeypatch.setattr(plans, "DTYPES", permuted[0])
+    monkeypatch.setattr(plans, "OPS", permuted[1])
+    with extension.serving(extension.built(changed)):
+        on_threads(2, every_pair, executor="shared")
+
+
+@pytest.mark.slow
+@pytest.mark.mutant
+def test_tables_that_differ_are_noticed(monkeypatch):
+    monkeypatch.setattr(plans, "OPS", dict(reversed(OPS.items())))
+    with pytest.raises((AssertionError, gc.GpucollError, ValueError)):
+        on_threads(2, every_pair, executor="shared")
