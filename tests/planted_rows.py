@@ -1,16 +1,16 @@
 """Faults that rows of the catalogue (tests/catalogue.py) name, as those of `planted`: its tests catch each."""
 
 SHARED = "gpucoll/executors/shared/__init__.py"
-WORDS = "gpucoll/executors/__init__.py"
+CALL = "gpucoll/executors/__init__.py"
 WAITS = "gpucoll/waits.py"
 PLANTED_ROWS = [("row", *fault) for fault in (
-    ("unlike shapes are told as unlike counts", WORDS, '("GC-SHAPE", r" in (\\(.*?\\))"),\n', "\n"),
-    ("ranks compare bytes, not shapes", WORDS, "in {self.shape}{op}", "in (){op}"),
-    ("ranks compare kinds of dtypes", WORDS, "bytes of {self.dtype.name}", "bytes of {self.dtype.kind}"),
-    ("ranks do not compare ops", WORDS, ", op {self.op.expression or self.op.name}", ", op {self.op.expression}"),
+    ("unlike shapes are told as unlike counts", "gpucoll/signature.py", '"shape": "GC-SHAPE", ', ""),
+    ("ranks compare bytes, not shapes", CALL, "self.header, self.shape,", "self.header, (),"),
+    ("ranks compare kinds of dtypes", CALL, "self.nbytes, self.dtype.name,", "self.nbytes, self.dtype.kind,"),
+    ("ranks do not compare ops", CALL, "self.op.expression or self.op.name\n", "self.op.expression\n"),
     ("words that come late are not waited for", "gpucoll/guard/preflight.py", "EXPLAINS = 1.0", "EXPLAINS = 0.0"),
-    ("ranks do not compare roots", WORDS, "root {self.root}{where}", "root 0{where}"),
-    ("ranks do not compare collectives", WORDS, "{self.collective} by {by}", "call by {by}"),
+    ("ranks do not compare roots", CALL, "self.dtype.name, self.root,", "self.dtype.name, 0,"),
+    ("ranks do not compare collectives", CALL, "Signature(self.collective, ", "Signature(\"call\", "),
     ("ranks that have differed are not in step", SHARED, "            self.engine.settle()\n", ""),
     ("who waits names itself", "gpucoll/guard/guard.py",
      "in self._progress().items() if number < mine}", "in self._progress().items() if number <= mine}"),

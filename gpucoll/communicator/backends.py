@@ -15,7 +15,7 @@ from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.executors import REFUSED, Executor, Task
+from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import MpiExecutor
 from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
 from gpucoll.guard.guard import Guard
@@ -23,6 +23,7 @@ from gpucoll.guard.observed import CallObserver, Comparison, Recorded, observed
 from gpucoll.links import Link
 from gpucoll.plan import Layouts, Plan
 from gpucoll.schedule import Schedule
+from gpucoll.signature import is_refusal
 from gpucoll.tuner import Choice, Tuner
 from gpucoll.waits import Waits
 from gpucoll.work import Operation
@@ -192,7 +193,7 @@ class HostBackend:
             return self.shows_calls.compare(words)
         if self.fallback is not None:
             return self.fallback.compare(words)
-        if words.startswith(REFUSED):
+        if is_refusal(words):
             self._messages.skip_call()
         return iter(())
 

@@ -156,7 +156,7 @@ class CallTable:
         # Where no call may be captured each one asks its stream; the first rank of an exscan fills an array of CuPy's
         is_asked = not known.is_bound and not getattr(executor, "captures", True)
         is_filled = task.collective == "exscan" and task.device != "cpu"
-        if plan is None and signature and not (task.detail or task.collective == "scatter" or is_asked or is_filled):
+        if plan is None and signature and not (task.header or task.collective == "scatter" or is_asked or is_filled):
             if len(self._known) == CACHED:
                 self._known.clear()
             self._known[signature] = known

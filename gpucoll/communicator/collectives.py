@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy
@@ -25,12 +24,10 @@ from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_o
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
-from gpucoll.executors import REFUSED, Executor, Task
+from gpucoll.executors import Executor, Task
 from gpucoll.executors.shared.tables import TEXT
+from gpucoll.signature import Signature
 from gpucoll.work import Operation
-
-SHOWN = re.compile(rf"(?:scatter by .*, \d+ bytes|{REFUSED}scatter) of (?P<dtype>\w+) in \((?P<shape>[\d, ]*)\)"
-                   r"(?:, root (?P<root>\d+)$|: )")
 
 
 class Collectives(MetadataExchange):
@@ -120,7 +117,8 @@ class Collectives(MetadataExchange):
         except (GpucollError, MemoryError) as error:
             if shows is None:
                 self._broadcast_metadata(self.rank, {"error": str(error)}, "scatter", mine=error)
-            self._refuse(error, f"scatter of {metadata['dtype']} in {(*metadata['shape'][1:],)}: " if metadata else "")
+            known = {"dtype": metadata["dtype"], "shape": (*metadata["shape"][1:],)} if metadata else {}
+            self._refuse(error, Signature("scatter" if known else "", root=who.root, **known))
             raise
         if made and getattr(made[0], "shows_calls", made[0]) is shows and len(made[1].words) < TEXT:
             return self._begin(*made, options, same, source, out)
@@ -169,16 +167,15 @@ class Collectives(MetadataExchange):
                 raise
 
         self._waits.run(look(), "scatter")
-        match = SHOWN.match(words)
+        call = Signature.decode(words)
         metadata: Metadata | None = None
-        if match is not None and match["root"] in (None, str(who.root)):
-            shape = [self.size, *map(int, re.findall(r"\d+", match["shape"]))]
-            metadata = {"shape": shape, "dtype": match["dtype"], "gpu": False}
-        if not words.startswith(REFUSED):
+        if (call.collective, call.root, call.where, call.header) == ("scatter", who.root, "", "") and call.dtype:
+            metadata = {"shape": [self.size, *call.shape], "dtype": call.dtype, "gpu": False}
+        if not call.refusal:
             return metadata
         if metadata is not None:
             counted(Collectives._scattering)(self, None, None, out, who, options, metadata)
-        self._waits.run(shows.compare(f"scatter, root {who.root}"), "scatter")
+        self._waits.run(shows.compare(Signature("scatter", root=who.root).encode()), "scatter")
         return None
 
     @shaped(Reducing)

@@ -20,7 +20,6 @@ from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.core import REFUSALS, Core
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
-from gpucoll.executors import REFUSED
 from gpucoll.guard import devices
 from gpucoll.guard.devices import DeviceWatch
 from gpucoll.guard.flight import CLOSED, Flight
@@ -28,6 +27,7 @@ from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
 from gpucoll.guard.observed import Comparison, Recorded, observers_of
 from gpucoll.guard.preflight import EXPLAINS, Deferred, Preflight
 from gpucoll.links import LocalLink
+from gpucoll.signature import Signature
 from gpucoll.store import linger_at_most
 from gpucoll.transport.control import abort, shutdown
 from gpucoll.work import drain_all, kind_of
@@ -75,8 +75,9 @@ class Lifecycle(Core):
         return self._host.awaited()
 
     def _elsewhere(self) -> tuple[set[int], str]:
-        """Return the ranks that a call on the host waits for, and the call in words."""
-        return self._host.awaited() or set(), f"{self._host.under_way() or self._waits.name} on the host"
+        """Return the ranks that a call on the host waits for, and what tells the call apart."""
+        call = Signature.decode(self._host.under_way() or self._waits.name)
+        return self._host.awaited() or set(), call._replace(where="on the host").encode()
 
     def _explain(self, error: BaseException) -> GpucollError | None:
         """Return what is behind an error of the transport or of another rank: unlike calls, or a rank that has ended.
@@ -110,15 +111,16 @@ class Lifecycle(Core):
         """Return what compares calls on devices: who waits for it does so as in calls on the host."""
         return self._host if self.check == "full" else self._by_messages("deferred")
 
-    def _refuse(self, error: BaseException, words: str = "", *, on_device: bool = False) -> None:
-        """Tell the other ranks, which may wait in that call, once that it is refused here; `words` come first."""
+    def _refuse(self, error: BaseException, call: Signature | None = None, *, on_device: bool = False) -> None:
+        """Tell the other ranks, which may wait in that call, once that it is refused here; `call` is what is known."""
         if hasattr(error, "is_told"):
             return
         error.is_told = True  # type: ignore[attr-defined] # a mark of ours
         comparison = self._of_devices() if on_device else self._host
+        refused = (call or Signature(""))._replace(refusal=str(error))
         with contextlib.suppress(GpucollError):
             if comparison is not None:
-                self._waits.run(comparison.compare(f"{REFUSED}{words}{error}"), "a call that was refused")
+                self._waits.run(comparison.compare(refused.encode()), "a call that was refused")
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:

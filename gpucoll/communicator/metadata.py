@@ -58,7 +58,7 @@ class MetadataExchange(Lifecycle):
             shows = self._host.shows_calls is not None
             allowed = "shared" if shows else self._host_executor()  # where the others look for it
             executor, task = self._resolve(COLLECTIVES[collective], call, CallOptions(), allowed, root=root)
-            task.detail = f", header of {name}"
+            task.header = name
             self._waits.run(self._operation(executor, task, call.space, call), name)
             self._calls.keep(same, row, None, executor, task, call, self._seconds(executor, task))
             result = call.result

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,9 +22,9 @@ from gpucoll.dtypes import Dtype
 from gpucoll.errors import MismatchError, PeerError, listed
 from gpucoll.ops import Op
 from gpucoll.plan import Plan
+from gpucoll.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.work import Operation
 
-REFUSED = "refused: "
 # Not the user's. contextlib runs the end of `with comm.group():`
 INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, contextlib.__file__]
 
@@ -38,8 +37,8 @@ class Task:
     `lengths` are those of the blocks of input and output, in elements, where blocks are not alike. `device` is where
     the buffers are, `stream` what the task is enqueued on. A `repeated` one was made before on
     the same arrays, all given by the user, and may be again. `shape` is that of an array, or of a block where
-    there is one for each rank, beyond the first axis where blocks differ in it. `detail` are more words that tell the
-    call apart: that it is a header.
+    there is one for each rank, beyond the first axis where blocks differ in it. `header` is the call whose shapes this
+    one tells.
     """
 
     collective: str
@@ -57,18 +56,17 @@ class Task:
     stream: Any = None
     repeated: bool = False
     shape: tuple[int, ...] = ()
-    detail: str = ""
+    header: str = ""
 
     @functools.cached_property
     def words(self) -> str:
-        """What is alike where ranks make the same call."""
-        op = "" if self.op is None else f", op {self.op.expression or self.op.name}"
-        by = self.algorithm
+        """The signature of the call, as ranks show it."""
+        algorithm = self.algorithm
         if self.plan is not None and self.plan.digest:
-            by += f" #{self.plan.digest}"  # a user's, of which ranks may have unlike ones
-        where = "" if self.device == "cpu" else " on devices"
-        return (f"{self.collective} by {by}, {self.nbytes} bytes of {self.dtype.name} in {self.shape}{op}, "
-                f"root {self.root}{where}{self.detail}")
+            algorithm += f" #{self.plan.digest}"  # a user's, of which ranks may have unlike ones
+        op = "" if self.op is None else self.op.expression or self.op.name
+        return Signature(self.collective, self.nbytes, self.dtype.name, self.root,
+                         "" if self.device == "cpu" else "on devices", self.header, self.shape, algorithm, op).encode()
 
 
 # Ways to make a call of MPI's that are open to all ranks: by one that waits until it has ended, and with the result in
@@ -145,20 +143,8 @@ def call_site() -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _field(pattern: re.Pattern[str], words: str) -> str:
-    match = pattern.search(words)
-    return match[1] if match else ""
-
-
-# What is unlike, by the first part of the words that is. An algorithm that is chosen by the others comes last.
-FIELDS = [(code, functools.partial(_field, re.compile(pattern))) for code, pattern in (
-    ("GC-COLLECTIVE", r"^(\w+) by"), ("GC-DTYPE", r"bytes of (\w+)"), ("GC-SHAPE", r" in (\(.*?\))"),
-    ("GC-OP", r", op (.*), root"), ("GC-ROOT", r", root (\d+)"), ("GC-COUNTS", r", (\d+) bytes"),
-    ("GC-ALGO", r" by (.*), \d+ bytes"))]
-
-
 def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = False) -> MismatchError | PeerError:
-    """Return what `ranks` raise that make these `calls`, in words; a second line of each is where.
+    """Return what `ranks` raise that show these `calls`; a second line of each is where.
 
     The culprits are those that refuse their arguments, or else all but the largest group, the one of the lowest rank
     where several are as large. Unless data have `moved` the communicator goes on.
@@ -169,9 +155,9 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
         words, _, site = text.partition("\n")
         groups[words].append(rank)
         sites[words].update({site: None} if site else {})
-    table = "; ".join(f"ranks {', '.join(map(str, members))}: {words}"
+    table = "; ".join(f"ranks {', '.join(map(str, members))}: {described(words)}"
                       + (f" ({', '.join(sites[words])})" if sites[words] else "") for words, members in groups.items())
-    refused = tuple(rank for words, members in groups.items() if words.startswith(REFUSED) for rank in members)
+    refused = tuple(rank for words, members in groups.items() if is_refusal(words) for rank in members)
     nothing = "" if moved else ", and nothing was moved"
     if refused:
         named = listed(refused)
@@ -179,8 +165,8 @@ def disagreement(ranks: Sequence[int], calls: Sequence[str], *, moved: bool = Fa
                                                      ranks=refused)
     else:
         most = max(groups.values(), key=len)
-        code = next((code for code, field in FIELDS if len({field(words) for words in groups}) > 1), "GC-CALL")
-        error = MismatchError(f"ranks make different calls{nothing}: {table}", code=code,
+        error = MismatchError(f"ranks make different calls{nothing}: {table}",
+                              code=code_of_difference([*map(Signature.decode, groups)]),
                               ranks=tuple(sorted({*ranks} - {*most})))
     error.settled = not moved
     return error

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.errors import ArgumentError, BackendError
+from gpucoll.signature import described
 
 MAGIC = b"gpucoll flight 1"
 HEAD, CALLS = 4096, 1024  # bytes, records
@@ -113,6 +114,6 @@ def _kind(value: Any, kind: type) -> Any:
 def _calls(records: Any, wall: int) -> list[Call]:
     """Return the calls in order; a record that was being written is left out."""
     found = [Call(int(one["number"]), int(one["began"]) + wall, int(one["ended"]) + wall if one["ended"] else None,
-                  int(one["nbytes"]), one["words"].decode(errors="replace"))
+                  int(one["nbytes"]), described(one["words"].decode(errors="replace")))
              for one in records if one["number"]]
     return sorted(found)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from gpucoll.errors import CollectiveTimeout, RankFailedError
 from gpucoll.guard.network import TELL
 from gpucoll.guard.processes import WAITS, Processes
+from gpucoll.signature import described
 
 ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has aborted; FAILED_BY and the rank for another one's failure
 LOOK = 0.05  # seconds between two looks
@@ -110,7 +111,7 @@ class Guard:
         parts.append({"dead": "has ended", "": unknown}.get(state, f"is {state}"))
         if last is not None:
             number, words = last
-            parts.append(f"in its call {number}, {words}" if number else "before its first call")
+            parts.append(f"in its call {number}, {described(words)}" if number else "before its first call")
         return " ".join(parts)
 
     def blame(self) -> tuple[str, tuple[int, ...]]:

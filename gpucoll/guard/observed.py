@@ -17,6 +17,7 @@ from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Executor, Launcher, Task
 from gpucoll.guard.flight import Flight
 from gpucoll.guard.preflight import Deferred
+from gpucoll.signature import described
 from gpucoll.work import Operation, throw
 
 LEVELS = ("info", "detail")
@@ -118,7 +119,7 @@ class Log:
 
     def told(self, phase: str, task: Task) -> None:
         """Write a line."""
-        words = task.words
+        words = described(task.words)
         if phase == "before":
             self._began = time.perf_counter()
             if self._level == "info" and words not in self._known:

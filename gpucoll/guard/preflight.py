@@ -17,8 +17,9 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.errors import GpucollError
-from gpucoll.executors import REFUSED, call_site, disagreement, shortened
+from gpucoll.executors import call_site, disagreement, shortened
 from gpucoll.guard.guard import LOOK
+from gpucoll.signature import is_refusal
 from gpucoll.transport.tags import BYTES, Tag
 from gpucoll.waits import NAP, Waits
 from gpucoll.work import Operation, keep_for_ever
@@ -81,7 +82,7 @@ class Exchange:
             return None
         calls = [_text(row) for row in rows]
         are_alike = len({call.partition("\n")[0] for call in calls}) == 1  # but for their places in the code
-        if are_alike or all(call.startswith(REFUSED) for call in calls):
+        if are_alike or all(map(is_refusal, calls)):
             return None
         return disagreement(range(len(calls)), calls, moved=self.moves)
 

@@ -32,11 +32,12 @@ from gpucoll.errors import (
     RankFailedError,
     is_settled,
 )
-from gpucoll.executors import REFUSED, Called, Task, call_site, disagreement, shortened
+from gpucoll.executors import Called, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import SMALL, Neighbours
 from gpucoll.executors.shared.plans import Messages, Plans
 from gpucoll.executors.shared.tables import ALL, FAILURE, MARK, OFF, PEERS, ROUNDS, TEXT
+from gpucoll.signature import is_refusal
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
 from gpucoll.waits import Waits
 from gpucoll.work import Operation, Seen, keep_for_ever
@@ -181,9 +182,9 @@ class SharedExecutor:
 
     def compare(self, words: str) -> Operation:
         """Meet the others in a call of which nothing else is done here; where it is refused, wait for nobody."""
-        if self._check == OFF and not words.startswith(REFUSED):
+        if self._check == OFF and not is_refusal(words):
             return iter(())
-        if words.startswith(REFUSED):
+        if is_refusal(words):
             words = shortened(f"{words}\n{call_site()}", TEXT - 1)
         return self.walk(lambda: self._plans.without_data(words), None, None)
 

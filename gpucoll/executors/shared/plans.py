@@ -17,7 +17,7 @@ from gpucoll.arrays import address, combiner
 from gpucoll.arrays.symmetric import Heap, Segment, at
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES, Dtype
-from gpucoll.executors import REFUSED, Called, Task, fingerprint, shortened
+from gpucoll.executors import Called, Task, fingerprint, shortened
 from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
 from gpucoll.executors.shared.tables import (
     ASIDE,
@@ -34,6 +34,7 @@ from gpucoll.executors.shared.tables import (
 )
 from gpucoll.ops import LOGICAL, OPS, Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
+from gpucoll.signature import is_refusal
 
 KEPT = 256
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of staging: the least, and where it is no longer rounded up
@@ -74,7 +75,7 @@ class Plans:
         alias = task.in_place and not small and (is_block or not copies) and (self._near.copies or symmetric)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
         key = (id(plan), id(task.op), task.dtype.name, task.nbytes, alias, small, copies, task.in_place, task.shape,
-               task.detail)
+               task.header)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) == KEPT:
@@ -135,7 +136,7 @@ class Plans:
     def _is_announced(self, task: Task) -> bool:
         """Return whether the other ranks learn from what the root shows that there is this call."""
         near = self._near
-        return (task.detail != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
+        return (task.header != "" or task.collective == "scatter") and COLLECTIVES[task.collective].rooted \
             and len(near.all) == near.size
 
     def _readers_of_call(self, task: Task) -> frozenset[int]:
@@ -157,7 +158,7 @@ class Plans:
         if words not in self._bare:
             if len(self._bare) == KEPT:
                 self._bare.clear()
-            flags = (True, True, False, False, False, words.startswith(REFUSED), False)
+            flags = (True, True, False, False, False, is_refusal(words), False)
             self._bare[words] = self._shown_plan(words, (0, 0, 0, 0, 1), (0, NOTHING, 0), flags, 0, (), (), (), (), ())
         return self._bare[words]
 

@@ -1,0 +1,93 @@
+"""What tells calls apart: a struct that ranks show each other before data move, and its description for people.
+
+Ranks show the encoded form. Nothing reads a description: its wording may change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_SEPARATOR = "\x1f"  # ASCII's unit separator
+_LENGTHS = ","
+# What is unlike, by the first of these fields that is. An algorithm that is chosen by the others comes last.
+_CODES = {"collective": "GC-COLLECTIVE", "dtype": "GC-DTYPE", "shape": "GC-SHAPE", "op": "GC-OP", "root": "GC-ROOT",
+          "nbytes": "GC-COUNTS", "algorithm": "GC-ALGO"}
+
+
+class Signature(NamedTuple):
+    """A call as all ranks see it that make the same one; the texts of any length come last.
+
+    `nbytes` are those of the larger of input and output, `where` is "on devices" or "on the host" where that counts,
+    `header` the call whose shapes this one tells. `op` and `refusal` are empty where nothing is reduced, or refused.
+
+    >>> call = Signature("all_reduce", 8, "float32", shape=(2,), algorithm="ring", op="sum")
+    >>> call.describe()
+    'all_reduce by ring, 8 bytes of float32 in (2,), op sum, root 0'
+    >>> Signature.decode(call.encode()) == call
+    True
+    """
+
+    collective: str
+    nbytes: int = 0
+    dtype: str = ""
+    root: int = 0
+    where: str = ""
+    header: str = ""
+    shape: tuple[int, ...] = ()
+    algorithm: str = ""
+    op: str = ""
+    refusal: str = ""
+
+    def encode(self) -> str:
+        """Return the form that ranks show each other and compare: one line, which other ranks decode."""
+        fields = self._replace(shape=_LENGTHS.join(map(str, self.shape)))  # type: ignore[arg-type] # all become texts
+        return _SEPARATOR.join(map(str, fields))
+
+    @classmethod
+    def decode(cls, text: str) -> Signature:
+        """Return the call of an encoded form, which may have been cut; any other text is taken for a collective.
+
+        A second line is the place in the program, and no part of the call.
+        """
+        fields = text.partition("\n")[0].split(_SEPARATOR, len(cls._fields) - 1)
+        given = dict(zip(cls._fields, fields, strict=False))
+        lengths = given.pop("shape", "").split(_LENGTHS)
+        numbers = {name: int(given.pop(name, "0") or 0) for name in ("nbytes", "root")}
+        shape = tuple(int(length) for length in lengths if length.isdecimal())
+        return cls(**{"collective": "", **given, **numbers, "shape": shape})  # type: ignore[arg-type] # by name
+
+    def describe(self) -> str:
+        """Return the call in words."""
+        if self.refusal:
+            return f"refused: {self.refusal}"
+        where = f" {self.where}" if self.where else ""
+        if not self.algorithm:
+            return f"{self.collective}{where}"
+        op = f", op {self.op}" if self.op else ""
+        header = f", header of {self.header}" if self.header else ""
+        return (f"{self.collective} by {self.algorithm}, {self.nbytes} bytes of {self.dtype} in {self.shape}{op}, "
+                f"root {self.root}{where}{header}")
+
+
+def described(text: str) -> str:
+    """Return in words a call of which a rank shows `text`.
+
+    >>> described(Signature("barrier", where="on the host").encode())
+    'barrier on the host'
+    """
+    return Signature.decode(text).describe()
+
+
+def is_refusal(text: str) -> bool:
+    """Return whether a rank that shows `text` refuses its arguments."""
+    return Signature.decode(text).refusal != ""
+
+
+def code_of_difference(calls: Sequence[Signature]) -> str:
+    """Return the code of the error that is raised where ranks make these calls, by the first field that is unlike.
+
+    >>> code_of_difference([Signature("reduce", root=0), Signature("reduce", root=1)])
+    'GC-ROOT'
+    """
+    return next((code for name, code in _CODES.items() if len({getattr(call, name) for call in calls}) > 1), "GC-CALL")

@@ -1,0 +1,62 @@
+"""What tells calls apart: encoded and decoded, cut, described; and a description that nothing reads."""
+
+import numpy
+import pytest
+
+import gpucoll as gc
+from gpucoll.executors import shortened
+from gpucoll.signature import Signature, code_of_difference, described, is_refusal
+from thread_ranks import on_threads
+
+CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", (2, 3), "torus(4x2)", "sum"),
+         Signature("broadcast", 1120, "uint8", 1, "", "scatter", (1120,), "linear"), Signature("barrier"),
+         Signature("gather", 0, "bool", 2, "on devices", "", (), "native"),
+         Signature("scatter", dtype="int8", shape=(0,), refusal="x has shape (3,): no\x1fblocks")]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_is_encoded_is_decoded(call):
+    assert Signature.decode(call.encode()) == call
+    shown = f"{call.encode()}\nprogram.py:3"
+    assert (is_refusal(shown), described(shown)) == (bool(call.refusal), call.describe())
+    for cut in range(len(call.encode())):  # as one that did not fit
+        assert isinstance(described(call.encode()[:cut]), str)
+
+
+def test_long_ones_are_cut_and_still_differ():
+    calls = [CALLS[0]._replace(op=f"a * {'b + ' * 100}{number}") for number in range(2)]
+    first, second = (Signature.decode(shortened(call.encode(), 200)) for call in calls)
+    assert first[:-2] == second[:-2] == calls[0][:-2]
+    assert code_of_difference([first, second]) == "GC-OP"
+
+
+def test_words_that_are_no_signature_stand_for_themselves():
+    assert described("recv") == "recv"
+    assert not is_refusal("recv")
+
+
+@pytest.mark.parametrize(("unlike", "code"), [
+    ({"collective": "reduce"}, "GC-COLLECTIVE"), ({"dtype": "int8"}, "GC-DTYPE"), ({"shape": (6,)}, "GC-SHAPE"),
+    ({"op": "max"}, "GC-OP"), ({"root": 1}, "GC-ROOT"), ({"nbytes": 25}, "GC-COUNTS"),
+    ({"algorithm": "ring"}, "GC-ALGO"), ({"header": "split"}, "GC-CALL"),
+    ({"root": 1, "algorithm": "ring"}, "GC-ROOT")])
+def test_the_first_unlike_field_has_the_code(unlike, code):
+    assert code_of_difference([CALLS[0], CALLS[0]._replace(**unlike)]) == code
+
+
+def calls_that_differ(comm):
+    """The codes of errors where ranks make unlike calls, and what the others get of a scatter."""
+    found = []
+    for call in (lambda: comm.all_reduce(numpy.ones(3 + comm.rank)), lambda: comm.broadcast(numpy.ones(3), comm.rank),
+                 lambda: comm.reduce(numpy.ones(3), op=("sum", "max")[comm.rank])):
+        with pytest.raises(gc.MismatchError) as differ:
+            call()
+        found.append(differ.value.code)
+    return found, comm.scatter(numpy.arange(4).reshape(2, 2) if comm.rank == 0 else None).tolist()
+
+
+@pytest.mark.parametrize("executor", ["shared", "mpi"])
+def test_a_description_may_change(executor, monkeypatch):
+    monkeypatch.setattr(Signature, "describe", lambda self: "something else for everyone")
+    codes = ["GC-SHAPE", "GC-ROOT", "GC-OP"]
+    assert on_threads(2, calls_that_differ, executor=executor, check="full") == [(codes, [0, 1]), (codes, [2, 3])]
