@@ -1,6 +1,10 @@
 """Faults in the work with GPUs, as those of `planted`: programs on the stand-in for CuPy catch them."""
 
 PLANTED_GPU = [
+    ("gpu", "a graph keeps no array of a call that comes again", "gpucoll/communicator/calls.py",
+     "            kept = NOTHING._replace(given=x, result=result)  # as", "            kept = NOTHING  # as"),
+    ("gpu", "a call that needs a stream which does not block is repeated on any", "gpucoll/communicator/calls.py",
+     "known.minds_blocking and ", "False and "),
     ("gpu", "a captured all_to_all in place lets its copy go", "gpucoll/executors/nccl/native.py",
      "        self._order.keep_captured(task.stream, aside)\n", ""),
     ("gpu", "a plan lets its input go", "gpucoll/communicator/persistent.py", ", keep=x)", ")"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from gpucoll.arrays import HOST, Array, Prepared, same_memory
+from gpucoll.arrays import HOST, NOTHING, Array, Prepared, same_memory
 from gpucoll.communicator.backends import DeviceRow, Key, is_on_engine, output_of, plan_of
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.device.streams import Output
@@ -189,7 +189,8 @@ class CallTable:
             result = gpu.device.empty(*call.allocates, on) if call.allocates else None
             task = call.on(x, result, on)
             space = DeviceSpace(gpu, on, output=output_of(task, result, task.output))
-            self._comm._waits.run(self._comm._operation(executor, task, space), task.collective)
+            kept = NOTHING._replace(given=x, result=result)  # as long as a graph of the user's that has the call
+            self._comm._waits.run(self._comm._operation(executor, task, space, kept), task.collective)
             return result
         task.stream, result = on, x if out is None and call.writes else out
         if call.output is not None and call.output.owner() is None:  # of another array on the same memory
@@ -197,8 +198,8 @@ class CallTable:
         if call.launch is not None and gpu.device.is_open(on) \
                 and self._comm._waits.at_once(gpu.order.enqueue, task.collective, call.launch, on, call.output):
             return result
-        space = DeviceSpace(gpu, on, output=call.output)
-        self._comm._waits.run(self._comm._operation(executor, task, space), task.collective)
+        space, kept = DeviceSpace(gpu, on, output=call.output), NOTHING._replace(given=x, result=result)
+        self._comm._waits.run(self._comm._operation(executor, task, space, kept), task.collective)
         if call.launch is None and call.is_whole and hasattr(executor, "launcher"):
             call.launch = executor.launcher(task)
         return result
