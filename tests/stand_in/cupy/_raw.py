@@ -34,8 +34,7 @@ class _Module:
         self.path, self._device = path, device
 
     def __del__(self, is_shutting_down=sys.is_finalizing):
-        is_in_use = _loaded.get((self._device, self.path)) is self
-        if not (is_shutting_down() or is_in_use or MACHINE.runs_here()):
+        if not is_shutting_down() and not MACHINE.runs_here() and _loaded.get((self._device, self.path)) is not self:
             synchronising("cuModuleUnload", self._device)
 
 
