@@ -46,14 +46,15 @@ class Signature(NamedTuple):
 
     @classmethod
     def decode(cls, text: str) -> Signature:
-        """Return the call of an encoded form, which may have been cut; any other text is taken for a collective.
+        """Return the call of an encoded form, which may be cut or damaged; any other text is taken for a collective.
 
         A second line is the place in the program, and no part of the call.
         """
         fields = text.partition("\n")[0].split(_SEPARATOR, len(cls._fields) - 1)
         given = dict(zip(cls._fields, fields, strict=False))
         lengths = given.pop("shape", "").split(_LENGTHS)
-        numbers = {name: int(given.pop(name, "0") or 0) for name in ("nbytes", "root")}
+        digits = {name: given.pop(name, "") for name in ("nbytes", "root")}
+        numbers = {name: int(text) if text.isdecimal() else 0 for name, text in digits.items()}
         shape = tuple(int(length) for length in lengths if length.isdecimal())
         return cls(**{"collective": "", **given, **numbers, "shape": shape})  # type: ignore[arg-type] # by name
 

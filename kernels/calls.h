@@ -37,7 +37,8 @@ struct Entry {
 };
 
 static const npy_intp APART = -1, ANY = -2;
-static const size_t MOST_DROPPED = 64;  // requests that are dropped while another thread is at the messages
+// Requests that are dropped while another thread is at the messages and that it calls back; memory of more stays for ever.
+static const size_t MOST_DROPPED = 64;
 static const uint64_t ASKED = 20000;  // nanoseconds for which a rank with a core of its own asks Python without yielding
 
 struct Engine {

@@ -188,7 +188,7 @@ static PyObject* make(PyTypeObject* type, PyObject* given, PyObject*) {
     new (&self->walker) Walker();
     new (&self->mail) Mail();
     new (&self->dropped) decltype(self->dropped)();
-    Node& node = *new (&self->node) Node();  // the only one that may throw
+    Node& node = *new (&self->node) Node();  // last: the others own nothing yet where this one throws
     self->is_made = true;
     self->dropped.reserve(MOST_DROPPED);
     node.rank = static_cast<uint32_t>(rank);
@@ -291,7 +291,7 @@ static PyMethodDef methods[] = {{"attach", bordered<attach_method>, METH_VARARGS
                                 {"calling", bordered<calling>, METH_NOARGS, nullptr},
                                 {"close", bordered<close_method>, METH_NOARGS, nullptr},
                                 {"ends", bordered<ends_method>, METH_NOARGS, nullptr},
-                                {"exchange", reinterpret_cast<PyCFunction>(static_cast<_PyCFunctionFast>(bordered<exchange>)), METH_FASTCALL, nullptr},
+                                {"exchange", reinterpret_cast<PyCFunction>(bordered<exchange, PyObject*, PyObject* const*, Py_ssize_t>), METH_FASTCALL, nullptr},
                                 {"follow", bordered<follow>, METH_VARARGS, nullptr},
                                 {"go_on", bordered<go_on_method>, METH_NOARGS, nullptr},
                                 {"is_busy", bordered<is_busy>, METH_NOARGS, nullptr},

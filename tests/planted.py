@@ -161,7 +161,7 @@ PLANTED = [
     ("product", "XML: document types are read", "gpucoll/msccl/program.py",
      "    def doctype(self", "    def ignored(self"),
     ("product", "segments are never cut", "gpucoll/tuner/model.py",
-     "return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(collective, algorithm, size))))", "return 1"),
+     "return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(entry.traits.segment, size))))", "return 1"),
     ("product", "a gathering in place has its block at the start of the result", "gpucoll/plan.py",
      "first = schedule.rank * (schedule.chunks // schedule.size) if is_block else 0", "first = 0"),
     ("product", "one's own block is taken to be in a result that is formed elsewhere",

@@ -1,6 +1,6 @@
-"""The table of compiled calls: what is resolved once is made again without a question asked twice.
+"""The table of compiled calls: a call that comes again is neither checked nor resolved again.
 
-The engine keeps those that it does from beginning to end in a table of its own, so that they take no step in Python.
+The engine has a table of its own, of the calls that it does from beginning to end: they take no step in Python.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from gpucoll.ops import LOGICAL
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core
 
-CACHED = 256  # calls
+MOST_CALLS = 256  # calls
 
 
 @dataclass(slots=True)
 class CompiledCall:
     """A call that is resolved, to be made again on arrays like its own.
 
-    `task` keeps no array alive. On the host, and where `allocates` is the shape and dtype of a result that is made
-    anew, it has no rows; else, on a device, it has the addresses of the caller's arrays.
+    `task` keeps no array alive. A bound call on a device has the addresses of the caller's arrays; any other call gets
+    its rows each time. `allocates` is the shape and dtype of a result that is made anew.
     """
 
     executor: Executor
@@ -68,7 +68,7 @@ def _row(x: Any, stream: Any) -> Any:
     return x.reshape(-1) if stream is None else DeviceRow(x)
 
 
-def cached_call(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None, *,
+def compiled(x: Any, out: Any, executor: Executor, task: Task, seconds: Array | None, *,
                 allocates: bool = False) -> CompiledCall | None:
     """Return how to make a call again that works on the memory of `x` and `out` itself; None for any other.
 
@@ -97,10 +97,10 @@ def _is_plain(x: Any, row: Any) -> bool:
     return flags is not None and flags.c_contiguous and row.dtype == x.dtype and same_memory(x, row)
 
 
-def signature_of(same: Key, x: Any, out: Any) -> Key:
-    """Return what tells a call on arrays from another one, () for a call that is not cached; `same` is all the rest.
+def key_of(same: Key, x: Any, out: Any) -> Key:
+    """Return the key of a call on these arrays, () for a call that is not kept; `same` is all the rest.
 
-    Where a result is allocated, the address of the input is not part of it.
+    Where a result is allocated, the key has what the input looks like, and not its address.
     """
     is_apart = out is None and same[0] != "broadcast"
     here = _place(x, is_apart)
@@ -124,7 +124,7 @@ def _place(x: Any, is_anywhere: bool = False) -> Key:
 
 
 class CallTable:
-    """The compiled calls of a communicator, by `signature_of`."""
+    """The compiled calls of a communicator, by `key_of`."""
 
     def __init__(self, comm: Core) -> None:
         self._comm = comm
@@ -132,7 +132,7 @@ class CallTable:
 
     def find(self, same: Key, x: Any, out: Any, stream: Any) -> CompiledCall | None:
         """Return the call on arrays like these, None where there is none that this stream allows."""
-        known = self._known.get(signature_of(same, x, out))
+        known = self._known.get(key_of(same, x, out))
         return None if known is None or (known.minds_blocking and self._is_blocking(known, stream)) else known
 
     def bound(self) -> list[CompiledCall]:
@@ -145,21 +145,21 @@ class CallTable:
 
         `same` is all but the arrays. For the engine one that is like it is the same.
         """
-        known = cached_call(x, call.result, executor, task, seconds, allocates=out is None)
+        known = compiled(x, call.result, executor, task, seconds, allocates=out is None)
         try:
             plan = known and plan_of(executor, task)
         except OSError:  # which the call itself will meet, and tell the others of
             return
         if known is None:
             return
-        signature = signature_of(same, x, out) if same[0] == task.collective else ()  # not of a part of another call
+        key = key_of(same, x, out) if same[0] == task.collective else ()  # not of a part of another call
         # Where no call may be captured each one asks its stream; the first rank of an exscan fills an array of CuPy's
         is_asked = not known.is_bound and not getattr(executor, "captures", True)
         is_filled = task.collective == "exscan" and task.device != "cpu"
-        if plan is None and signature and not (task.header or task.collective == "scatter" or is_asked or is_filled):
-            if len(self._known) == CACHED:
+        if plan is None and key and not (task.header or task.collective == "scatter" or is_asked or is_filled):
+            if len(self._known) == MOST_CALLS:
                 self._known.clear()
-            self._known[signature] = known
+            self._known[key] = known
         elif plan is not None and (call.result is not x or out is x or task.collective == "broadcast") \
                 and self._comm._host_engine() is not None:
             self._comm._engine.learn(*same, x, call.result, out, plan, seconds)

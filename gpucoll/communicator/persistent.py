@@ -10,7 +10,7 @@ from gpucoll.arrays import prepare
 from gpucoll.collectives import Collective
 from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import not_known, plan_of
-from gpucoll.communicator.calls import cached_call
+from gpucoll.communicator.calls import compiled
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import CallOptions, counted
 from gpucoll.communicator.points import POINTS, Points
@@ -91,7 +91,7 @@ class Persistent(Collectives, Points):
             planned = plan_of(executor, task)
         except OSError as error:
             raise BackendError(f"plan: the system gives this rank no memory: {error}", code="GC-MEMORY") from error
-        cached = cached_call(x, call.result, executor, task, self._seconds(executor, task))
+        cached = compiled(x, call.result, executor, task, self._seconds(executor, task))
         if cached is None or row.name == "exscan":
             more = {"root": root} if row.rooted else {}
             more |= {"op": op, "dtype": dtype} if row.reduces else {}

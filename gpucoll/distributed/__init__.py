@@ -51,7 +51,7 @@ from gpucoll.distributed.groups import (
 )
 from gpucoll.distributed.points import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from gpucoll.distributed.start import destroy_process_group, init_process_group, monitored_barrier, new_group
-from gpucoll.distributed.work import Work
+from gpucoll.distributed.work import DistributedWork as Work
 from gpucoll.ops import ReduceOp
 
 __all__ = [

@@ -10,13 +10,13 @@ from gpucoll.arrays import on_gpu
 from gpucoll.communicator import internal
 from gpucoll.communicator.points import NO_WILDCARD, check_tag
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
-from gpucoll.distributed.work import Work
+from gpucoll.distributed.work import DistributedWork
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.links import LocalLink
 
 
 def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
-          group_dst: int | None = None) -> Work | None:
+          group_dst: int | None = None) -> DistributedWork | None:
     """Begin to send `tensor` (shape s) to rank `dst`; it must not change until `wait` has returned.
 
     `tag`, 0 .. 32767, tells messages apart. Returns None on a rank that is not in `group`.
@@ -24,11 +24,11 @@ def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,
     if (pg := member("isend", group, tensor)) is None:
         return None
     number = pg.number_of("isend", "dst", dst, group_dst)
-    return Work(pg.communicator.send(tensor, number, tag, async_op=True), [tensor])
+    return DistributedWork(pg.communicator.send(tensor, number, tag, async_op=True), [tensor])
 
 
 def irecv(tensor: Any, src: int | None = None, group: Any = None, tag: int = 0,
-          group_src: int | None = None) -> Work | None:
+          group_src: int | None = None) -> DistributedWork | None:
     """Begin to receive into `tensor` (shape s) from rank `src`, from whoever sends first where it is None.
 
     Returns None on a rank that is not in `group`.
@@ -49,7 +49,7 @@ def _receive(pg: ProcessGroup, tensor: Any, src: int | None, tag: int, group_src
     return _Receive(pg, tensor, pg.communicator.recv(tensor, number, check_tag("recv", tag), async_op=True), number)
 
 
-class _Receive(Work):
+class _Receive(DistributedWork):
     """A message from `source`, a rank of the group; from whichever sends first (None) it begins once one is seen."""
 
     def __init__(self, pg: ProcessGroup, tensor: Any, work: Any, source: int | None, tag: int = 0) -> None:
@@ -113,7 +113,7 @@ class P2POp:
         return f"P2POp({self.op.__name__}, peer={self.peer}, tag={self.tag})"
 
 
-def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
+def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[DistributedWork]:
     """Begin all messages of the list, in whatever order, and return their handles; none waits for another.
 
     Several between the same two ranks meet in the order of the list. Raises ArgumentError for anything but `P2POp`
@@ -130,7 +130,8 @@ def batch_isend_irecv(p2p_op_list: Sequence[P2POp]) -> list[Work]:
     messages = [internal.checked_message(communicator, name, one.tag, **{what: one.tensor, other: one.group_peer})
                 for one in mine for name, what, other in [_SIDES[one.op]]]
     works = internal.start_together(communicator, messages)
-    return [_Receive(mine[0].group, one.tensor, work, one.group_peer) if one.op is irecv else Work(work, [one.tensor])
+    return [_Receive(mine[0].group, one.tensor, work, one.group_peer) if one.op is irecv
+            else DistributedWork(work, [one.tensor])
             for work, one in zip(works, mine, strict=True)]
 
 

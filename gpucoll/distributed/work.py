@@ -12,7 +12,7 @@ from gpucoll.rendezvous import becomes
 from gpucoll.waits import NAP
 
 
-class Work:
+class DistributedWork:
     """What ``async_op=True``, `isend` and `irecv` return: torch's handle of a call under way.
 
     Results may be read once `wait` has returned or `is_completed` was true.
@@ -80,7 +80,7 @@ class Work:
 def conclude(done: Any, outputs: Sequence[Any], async_op: bool, deliver: Callable[[Any], None] | None = None) -> Any:
     """Return the handle of a call under way; of one that has ended, `deliver` its result and return None."""
     if async_op:
-        return Work(done, outputs, deliver)
+        return DistributedWork(done, outputs, deliver)
     if deliver is not None:
         deliver(done)
     return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,17 +16,17 @@ MOST_SEGMENTS = 32
 
 
 def segments(collective: str, algorithm: str, nbytes: int, size: int) -> int:
-    """Return the pipelining of a call on `nbytes`: the number of segments, of the algorithm's own length."""
-    return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(collective, algorithm, size))))
+    """Return the number of segments of a call on `nbytes`: 1 for an algorithm that is not pipelined."""
+    entry = None if algorithm == "native" else find(collective, algorithm)
+    if entry is None or "segments" not in entry.options:
+        return 1
+    return max(1, min(MOST_SEGMENTS, -(-nbytes // _segment(entry.traits.segment, size))))
 
 
 @functools.lru_cache(maxsize=1024)
-def _segment(collective: str, algorithm: str, size: int) -> int:
-    """Return the bytes of a call for each of its segments: all of them where nothing is pipelined."""
-    if algorithm == "native":
-        return sys.maxsize
-    entry = find(collective, algorithm)
-    return int(evaluate(entry.traits.segment, P=size)) if entry.pieces(2) == 2 else sys.maxsize
+def _segment(formula: str, size: int) -> int:
+    """Return the bytes of a call for each of its segments, by the formula of an algorithm's row."""
+    return int(evaluate(formula, P=size))
 
 
 STANDS_FOR = {"nccl": "mpi", "peer": "shared"}  # on the emulated device

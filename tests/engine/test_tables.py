@@ -19,7 +19,7 @@ HEADER = "tables.h"
 
 def test_the_header_is_what_python_prints():
     printed = subprocess.run([sys.executable, tables.__file__], capture_output=True, text=True, check=True).stdout
-    assert (printed, printed) == (tables.header(), folder().joinpath(HEADER).read_text())
+    assert printed == tables.header() == folder().joinpath(HEADER).read_text()
 
 
 def every_pair(comm):

@@ -19,8 +19,9 @@ def test_what_is_encoded_is_decoded(call):
     assert Signature.decode(call.encode()) == call
     shown = f"{call.encode()}\nprogram.py:3"
     assert (is_refusal(shown), described(shown)) == (bool(call.refusal), call.describe())
-    for cut in range(len(call.encode())):  # as one that did not fit
-        assert isinstance(described(call.encode()[:cut]), str)
+    for cut in range(len(call.encode())):  # as one that did not fit, or stands in a damaged file
+        assert described(call.encode()[:cut]) == Signature.decode(call.encode()[:cut]).describe()
+        assert isinstance(described(call.encode()[:cut] + "?" + call.encode()[cut + 1:]), str)
 
 
 def test_long_ones_are_cut_and_still_differ():
