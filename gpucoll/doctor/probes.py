@@ -1,7 +1,8 @@
-"""What is tried: messages between all pairs of ranks, and every collective on small exact data.
+"""The doctor's tests: messages between all pairs of ranks, and every collective on small exact data.
 
-A pair is measured while no other pair uses its hosts: who is not at work sleeps. Pairs that look slow are measured
-again, and the better figures count, so that what disturbed a host for a moment is no verdict on a link.
+A pair is measured while no other pair uses its hosts; the ranks of other pairs sleep. Pairs that look slow are measured
+again with more messages, and the better figures count: a process that computes beside the ranks delays most messages of
+a host, but not all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from gpucoll.doctor.facts import reason
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
 from gpucoll.rendezvous import becomes, wait_for_all
 
-SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back
+SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back at first
+AGAIN = 16, 0.1  # for a pair that looks slow: at most so many times as often, in at most so many seconds
 RESTS = (0.0, 0.05, 0.2, 0.4)  # seconds to let pass before pairs are measured: all at first, then those that look slow
 FACTOR = 3.0  # so many times worse than the better links of its kind: slow
 SLACK = 50.0  # microseconds of latency that are never held against a link: a scheduler's doing
@@ -39,7 +41,7 @@ def measure(mpi: Any, hosts: Sequence[str], timeout: float) -> dict[str, Any]:
     pairs: list[Pair] = list(itertools.combinations(range(mpi.size), 2))
     for rest in RESTS:
         time.sleep(rest if pairs else 0.0)
-        for pair, (latency, bandwidth) in _measure_all(mpi, hosts, pairs, timeout):
+        for pair, (latency, bandwidth) in _measure_all(mpi, hosts, pairs, timeout, links):
             before = links.get(pair, (latency, bandwidth))
             links[pair] = min(latency, before[0]), max(bandwidth, before[1])
         pairs = [(one, two) for one, two in (link["ranks"] for link in verdict(links, hosts)["pairs"] if link["slow"])]
@@ -91,14 +93,28 @@ def rounds(pairs: Sequence[Pair], hosts: Sequence[str]) -> Iterator[list[Pair]]:
         left = later
 
 
-def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float) -> list[tuple[Pair, Figures]]:
+def repeats(before: Figures | None) -> tuple[int, int]:
+    """Return how often a pair exchanges the short and the long message: more often where `before` looked slow."""
+    counts, (most, seconds) = (SHORT[1], LONG[1]), AGAIN
+    if before is None:
+        return counts
+    ways = before[0] / 1e6, LONG[0] / before[1] / 1e6
+    short, long = (max(count, min(most * count, int(seconds / (2 * way)))) for count, way
+                   in zip(counts, ways, strict=True))
+    return short, long
+
+
+def _measure_all(mpi: Any, hosts: Sequence[str], pairs: Sequence[Pair], timeout: float,
+                 links: Mapping[Pair, Figures]) -> list[tuple[Pair, Figures]]:
     mine = []
     for together in [*rounds(pairs, hosts), []]:
         if not wait_for_all(mpi, 2 * timeout, nap=1e-3):
             raise CollectiveTimeout(f"link test: waited {2 * timeout:g} s for the pairs that measure")
         for pair in together:
             if mpi.rank in pair:
-                latency, seconds = (_quarter(_bounce(mpi, pair, *message, timeout)) for message in (SHORT, LONG))
+                counts = repeats(links.get(pair))  # both ranks have the same figures, and so the same counts
+                latency, seconds = (min(_bounce(mpi, pair, nbytes, count, timeout)) for nbytes, count
+                                    in zip((SHORT[0], LONG[0]), counts, strict=True))
                 mine.append((pair, (float(f"{latency * 1e6:.3g}"), float(f"{LONG[0] / seconds / 1e6:.3g}"))))
     return [link for links in mpi.allgather(mine) for link in links]
 

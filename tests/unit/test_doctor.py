@@ -108,6 +108,12 @@ def test_what_looks_slow_is_measured_again_and_the_better_figures_count(monkeypa
     assert (found["pairs"][0]["latency_us"], found["pairs"][0]["bandwidth_mb_s"]) == (30.0, 7e3)
 
 
+@pytest.mark.parametrize(("before", "counts"), [
+    (None, (20, 3)), ((34.0, 2000.0), (320, 48)), ((500.0, 40.0), (100, 3)), ((1e6, 1.0), (20, 3))])
+def test_a_pair_that_looks_slow_exchanges_more_messages_in_a_tenth_of_a_second(before, counts):
+    assert probes.repeats(before) == counts
+
+
 GPU = {"name": "H200", "pci": "01:00.0", "free_bytes": GIB, "nvlinks": {"up": 18, "down": 0}, "reaches": ["itself"]}
 CUDA = {"versions.cupy": "14.2.0", "versions.cuda_driver": "13.0", "versions.cuda_runtime": "13.4",
         "versions.nccl": "2.32.3"}
