@@ -138,6 +138,7 @@ class Plan:
         if near and self.schedules:
             peers = {step.peer for steps in rounds for step in steps if not isinstance(step, Copy | Reduce)}
             ends = {peer: _ends(peer, schedule.rank, self.schedules(peer)) for peer in sorted(peers.intersection(near))}
+            ends = ends or None
         resolver = _Resolver(self.layouts, alias, ends)
         return (*map(resolver.round, itertools.cycle(HALVES), rounds),), resolver.workspace
 

@@ -366,6 +366,7 @@ struct Plan {
     bool overwrites;                        // a call of it has no `out`
     bool refuses;                           // no call: says that this rank refuses one
     bool announced;                         // by the root alone: the others find out from it what is called
+    bool only_compares;                     // another executor makes the call, and records it
     bool read[SHOWN];                       // whether others read these buffers
     bool writes = false;                    // whether it writes to other ranks' buffers
     uint32_t root;
@@ -444,7 +445,8 @@ struct Walker {
         eager = plan->in_row && plan->may_be_eager(node.near.size());
         may_wait = listens;
         awaited = node.rank;
-        node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
+        if (!walked->only_compares)
+            node.flight.began(walked->text, strnlen(walked->text, TEXT), std::max(walked->given, walked->taken));
         stage = listens && walked->announced && walked->root != node.rank ? LISTENING : BEFORE;
         at = 0;
     }
@@ -507,8 +509,7 @@ struct Walker {
         }
         if (result != nullptr) (plan->taken >= STREAMED ? stream : copy)(to, result, plan->taken);
         if (plan->finish != nullptr) plan->finish(to, plan->taken, plan->contributions);
-        plan = nullptr;
-        node.flight.ended();
+        end(node);
         return DONE;
     }
 
@@ -541,8 +542,7 @@ struct Walker {
         for (int64_t& mark : node.unread[1 - half]) mark = std::max(mark, base);
         node.history = history;
         node.alike = 0;
-        plan = nullptr;
-        node.flight.ended();
+        end(node);
         show(node.heads[node.rank], base + SETTLED);
     }
 
@@ -557,6 +557,12 @@ struct Walker {
     }
 
   private:
+    // Leaves the call.
+    void end(Node& node) {
+        if (!plan->only_compares) node.flight.ended();
+        plan = nullptr;
+    }
+
     // Those with whom this rank meets before data move.
     bool meets_all(const Node& node) const { return node.check == ALL && !eager; }
     size_t met(const Node& node) const { return meets_all(node) ? node.near.size() : plan->peers.size(); }

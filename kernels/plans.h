@@ -225,11 +225,11 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     unsigned long long root, sizes[4], itemsize, contributions;
     long long signature;
     long dtype, op;
-    int in_control, small, copies_input, keeps_output, overwrites, refuses, announced;
+    int in_control, small, copies_input, keeps_output, overwrites, refuses, announced, only_compares;
     PyObject *peers, *readers, *starts, *instructions;
-    if (!PyArg_ParseTuple(given, "sL(KKKKK)(llK)(ppppppp)KO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
+    if (!PyArg_ParseTuple(given, "sL(KKKKK)(llK)(pppppppp)KO!O!O!O!O!", &text, &signature, sizes, sizes + 1, sizes + 2,
                           sizes + 3, &itemsize, &dtype, &op, &contributions, &in_control, &small, &copies_input,
-                          &keeps_output, &overwrites, &refuses, &announced, &root, &PyTuple_Type, &peers, &PyTuple_Type,
+                          &keeps_output, &overwrites, &refuses, &announced, &only_compares, &root, &PyTuple_Type, &peers, &PyTuple_Type,
                           &readers, &PyTuple_Type, &starts, &PyTuple_Type, &instructions, &PyTuple_Type, called))
         return false;
     std::strncpy(plan->text, text, TEXT - 1);
@@ -249,6 +249,7 @@ static bool take_plan(Plan* plan, const Node& node, PyObject* given, PyObject** 
     plan->overwrites = overwrites != 0;
     plan->refuses = refuses != 0;
     plan->announced = announced != 0;
+    plan->only_compares = only_compares != 0;
     plan->root = static_cast<uint32_t>(root);
     const uint64_t most = std::max({plan->given, plan->taken, plan->scratch});
     const bool is_like = itemsize > 0 && root < node.ranks && (!announced || node.heads[root] != nullptr) && (contributions == 0 || plan->finish != nullptr)

@@ -4,10 +4,10 @@
 
 Each fault is planted into a copy of the tree, in which tests run up to the first failure: of one that a row of the
 catalogue (tests/catalogue.py) names that row's own, of any other the test that caught it before, then those of what its
-file does, those likely to notice, with their slow tests, then the rest of the default tier. Lint, types and the tests
-that plant faults themselves do not count. Prints which test caught which fault; the exit code is 1 below 90 %, or where
-a row's or a schedule's is missed, or its text is gone. `--record` notes the tests that caught faults in
-tests/catchers.json.
+file does, those likely to notice, with their slow tests, then the rest of the default tier, for `SEARCH` seconds in
+all. Lint, types and the tests that plant faults themselves do not count. Prints which test caught which fault; the exit
+code is 1 below 90 %, or where a row's or a schedule's is missed, or its text is gone. `--record` notes the tests that
+caught faults in tests/catchers.json.
 """
 
 import argparse
@@ -32,6 +32,7 @@ from faults import BY_NIGHTLY_TESTS, ROOT, Fault, faults, place_of
 from gpucoll.device import CompileError
 
 SHARE = 0.9
+SEARCH = 600  # seconds: of a fault that no test notices by then, nothing is known
 CATCHERS = ROOT / "tests" / "catchers.json"  # by the fault: the test that caught it when that was recorded last
 NO_FAILURE = (0, 5)  # pytest's exit codes where all pass, and where none is selected
 TIER = "not slow and not nightly and not mutant"
@@ -51,6 +52,7 @@ NEAR = {  # by the file of a fault, or the beginning of its name: tests of what 
     "gpucoll/device/messages.py": ["unit/test_receives.py"], "gpucoll/errors.py": ["unit/test_api.py"],
     "gpucoll/executors/shared/__init__.py": ["multirank/test_culprits.py", "multirank/test_disagreements.py",
                                              "multirank/test_eager.py"],
+    "gpucoll/executors/shared/instructions.py": ["contract/test_contract.py", "unit/test_plan.py"],
     "gpucoll/executors/shared/plans.py": ["contract/test_shared.py", "engine/test_plans.py"],
     "gpucoll/guard/preflight.py": ["multirank/test_deferred.py", "multirank/test_disagreements.py"],
     "gpucoll/guard/processes.py": ["multirank/test_culprits.py"], "gpucoll/links.py": ["multirank/test_culprits.py"],
@@ -134,8 +136,9 @@ def caught_before():
 def record(verdicts):
     """Note which tests caught the faults; faults that are gone are left out."""
     known = caught_before()
-    known.update((name_of(one.fault), one.caught) for one in verdicts if one.planted and not own_tests(one.fault)
-                 and "::" in one.caught and ": exit code" not in one.caught)
+    caught = ((one.fault, one.caught.partition(": exit code")[0]) for one in verdicts if one.planted)
+    known.update((name_of(fault), test) for fault, test in caught
+                 if not own_tests(fault) and "::" in test and " tests/" not in test)
     names = {name_of(fault) for fault in faults() if fault.kind not in BY_NIGHTLY_TESTS}
     kept = {name: test for name, test in sorted(known.items()) if name in names}
     CATCHERS.write_text(json.dumps(kept, indent=0) + "\n")
@@ -144,6 +147,7 @@ def record(verdicts):
 def judge(fault, tests=(), before=""):
     """Whether a test notices, one of `tests` where there are any; without a fault, whether all pass."""
     began = time.monotonic()
+    ends = began + SEARCH if fault.changes else float("inf")
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = Path(folder)
         copy_tree(tree)
@@ -158,7 +162,9 @@ def judge(fault, tests=(), before=""):
         first = [*tests] or likely
         selections = [(TIER, first), (SLOW, first), *([] if tests else [(TIER, rest)])]
         for marks, selection in [("", [before] if before else []), (TIER, [] if tests else near), *selections]:
-            caught = first_failure(tree, marks, selection) if selection else ""
+            if time.monotonic() > ends:
+                break
+            caught = first_failure(tree, marks, selection, ends) if selection else ""
             if caught:
                 break
         shutil.rmtree(f"{sys.pycache_prefix}{tree}", ignore_errors=True)  # what the tree's own modules compiled to
@@ -172,14 +178,18 @@ def near_tests(fault, tree):
     return [f"tests/{test}" for start in filter(None, chosen) for test in NEAR[start]]
 
 
-def first_failure(tree, marks, selection):
-    """The first test that fails in the tree, or that the process does not survive; empty where all pass."""
+def first_failure(tree, marks, selection, ends):
+    """The first test that fails in the tree, or that the process does not survive; empty where all pass until then."""
     record = tree / "record"
     record.write_text("")
     variables = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'scripts'}", reporting.RECORD: str(record)}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", marks, *selection]
-    job = subprocess.run([*command, *(f"--ignore={path}" for path in LEFT_OUT)], cwd=tree, env=variables, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
+    left = None if ends == float("inf") else max(1.0, ends - time.monotonic())
+    try:
+        job = subprocess.run([*command, *(f"--ignore={path}" for path in LEFT_OUT)], cwd=tree, env=variables, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace", timeout=left)
+    except subprocess.TimeoutExpired:
+        return ""
     if job.returncode in NO_FAILURE or "ERROR: not found:" in job.stdout:  # a test has gone since it caught the fault
         return ""
     _, failed, running = reporting.read(record)

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 NATIVE = "native"
 PLANS = 1024  # resolved schedules kept
 HYBRID = "hybrid"
-WITH_ENGINE = ("shared", HYBRID)
 Key = tuple[Any, ...]
 
 
@@ -48,7 +47,7 @@ class Backend(Protocol):
 
 def is_on_engine(executor: Executor) -> bool:
     """Return whether the engine does an executor's calls: it compares, records and completes them."""
-    return executor.name in WITH_ENGINE or getattr(executor, "on_engine", False)
+    return getattr(executor, "on_engine", False)
 
 
 def able(backend: Backend, task: Task, allowed: str | None) -> tuple[str, ...]:
@@ -113,22 +112,27 @@ class HostBackend:
         self.heap = Heap(link.place.size)
         self.executors: tuple[Executor, ...] = tuple(_made(link, self.heap, timeout, asked, check))
         first = self.executors[0]
-        self._shared = cast("SharedExecutor", first) if first.name in WITH_ENGINE else None
-        self._messages = cast("MpiExecutor", next(one for one in self.executors if one.name == "mpi"))
+        self._shared = cast("SharedExecutor", first) if is_on_engine(first) else None
+        self._messages = [one for one in self.executors if isinstance(one, MpiExecutor)]
+        self._waiting: list[Any] = [one for one in self.executors if hasattr(one, "awaited")]
         self._native = cast("NativeExecutor | None", next((one for one in self.executors if one.name == NATIVE), None))
         self._is_observed = False
-        self._preflight: Comparison | None = None
-        self.fallback: Comparison | None = None  # where there is no engine, which is known once ranks have met
+        self._comparison: Comparison | None = None
 
-    def observe(self, flight: Flight | None, observers: Sequence[CallObserver], preflight: Comparison | None) -> None:
-        """Let every call be compared, recorded, and told of; but for records, none is the engine's alone then."""
+    def observe(self, flight: Flight | None, observers: Sequence[CallObserver], comparison: Comparison | None) -> None:
+        """Let every call be compared, recorded, and told of; with observers none is the engine's alone.
+
+        `comparison` compares by messages. The engine of `shared` does without: it reads what the other ranks show.
+        """
         recorded: list[CallObserver] = [] if flight is None else [Recorded(flight)]
-        self._is_observed = bool(observers) or preflight is not None
-        self._preflight = preflight
-        if self._shared is not None and flight is not None:
-            self._shared.record(flight.memory, LAST, HEAD, CALLS)
+        self._is_observed, self._comparison = bool(observers), comparison
+        if self._shared is not None:
+            if self._shared.name != "shared":
+                self._shared.comparison = comparison
+            if flight is not None:
+                self._shared.record(flight.memory, LAST, HEAD, CALLS)
         self.executors = tuple(
-            observed(one, observers, preflight) if is_on_engine(one) else
+            observed(one, observers) if is_on_engine(one) else
             observed(one, [*recorded, *observers], self) for one in self.executors)
 
     def meeting(self) -> Operation:
@@ -163,9 +167,7 @@ class HostBackend:
 
     def awaited(self) -> set[int] | None:
         """Return the ranks that the call under way waits for, None where nobody knows."""
-        known = [self._messages.awaited()]
-        if self._shared is not None:
-            known.append(self._shared.awaited())
+        known = (one.awaited() for one in self._waiting)
         return next((ranks for ranks in known if ranks is not None), None)
 
     def progress(self) -> dict[int, tuple[int, str]]:
@@ -187,15 +189,12 @@ class HostBackend:
 
     def compare(self, words: str) -> Operation:
         """Compare a call with the other ranks', before data move."""
-        if self._preflight is not None:
-            return self._preflight.compare(words)
-        if self.shows_calls is not None:
-            return self.shows_calls.compare(words)
-        if self.fallback is not None:
-            return self.fallback.compare(words)
-        if is_refusal(words):
-            self._messages.skip_call()
-        return iter(())
+        if self._shared is not None and self._shared.engine is not None:
+            return self._shared.compare(words)
+        if self._comparison is not None or is_refusal(words):
+            for one in self._messages:
+                one.count_call()
+        return iter(()) if self._comparison is None else self._comparison.compare(words)
 
     def explain_by(self, cause: Callable[[], GpucollError | None]) -> None:
         """Let `cause` return why another rank's memory is out of reach."""
@@ -268,7 +267,7 @@ def make_plan(collective: str, choice: Choice, place: RankTopology, root: int, c
 
 def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str | None) -> Iterator[Executor]:
     """Yield the executors; a collective call between processes."""
-    from gpucoll.executors.shared import SharedExecutor
+    from gpucoll.executors.shared import SharedExecutor, library
 
     name = "shared" if max(link.place.nodes) == 0 else HYBRID
     shared = None
@@ -278,7 +277,13 @@ def _made(link: Link, heap: Heap, timeout: float, asked: str | None, check: str 
             others, began = frozenset(range(link.place.size)) - {link.place.rank}, time.monotonic()
             shared.meet(Guard(link.place.rank, link.processes, lambda: others, dict, link.aborted, lambda: began).check)
         yield shared
-    yield MpiExecutor(link.wire, compared=check in (None, "full"))
+    if library() is None:
+        yield MpiExecutor(link.wire, check)
+    else:
+        messages = SharedExecutor(link, heap, timeout, check, "mpi", on_engine=asked == "mpi")
+        if messages.on_engine:
+            messages.meet()  # nobody: each rank is a node of its own
+        yield messages
     if link.has_collectives:
         from gpucoll.executors.native import NativeExecutor
 

@@ -62,10 +62,9 @@ class Lifecycle(Core):
         self._observers = observers_of(self.rank, os.environ)
         preflight = Preflight(link, self._waits, self._elsewhere) if self.size > 1 and self.check != "off" else None
         self._preflight = preflight if link.has_collectives else None
-        by_messages = None if self._host.compares_calls else self._preflight
-        self._host.observe(self._flight, self._observers, by_messages and self._by_messages("full"))
-        if preflight is not None and not link.has_collectives:
-            self._host.fallback = Deferred(preflight) if self.check == "deferred" else preflight
+        comparison = None if self._host.compares_calls or preflight is None else \
+            Deferred(preflight) if self.check == "deferred" else preflight
+        self._host.observe(self._flight, self._observers, comparison)
         _alive.add(self)
 
     def _awaited(self) -> set[int] | None:

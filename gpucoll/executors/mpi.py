@@ -1,10 +1,11 @@
-"""The `mpi` executor: messages and NumPy; any number of hosts.
+"""The `mpi` executor of a rank without the engine: messages and NumPy; any number of hosts.
 
-It needs of its communicator only what mpi4py's has: `Isend` and `Irecv` of a buffer, and requests with `Test`. Where
-calls are not `compared` before data move, a message may be longer than the room for it, and none of it is written.
+Its messages, and their tags, are those of the engine's `mpi`, so that ranks with and without the engine work together.
+The communicator below needs mpi4py's `Isend` and `Irecv` of a buffer, and requests with `Test`. Where calls are not
+compared before data move, a message may be longer than the room for it, and none of it is written.
 
-A round posts its receives and sends, and forms each result as soon as its operands have come,
-so that one segment is combined while the next is on its way.
+A round posts its receives and sends, and forms each result as soon as its operands have come, so that one segment is
+combined while the next is on its way.
 """
 
 from __future__ import annotations
@@ -26,13 +27,17 @@ from gpucoll.work import Operation
 
 
 class MpiExecutor:
-    """Runs schedules by messages over `comm`, on which nobody else sends."""
+    """Runs schedules by messages over `comm`, on which nobody else sends; `check` is the communicator's.
+
+    Calls are numbered by their comparisons, as those of the engine are, or where there are none as they run.
+    """
 
     name = "mpi"
 
-    def __init__(self, comm: Any, *, compared: bool = True) -> None:
-        self._comm = SimpleNamespace(Isend=comm.Isend, Irecv=(comm if compared else receiver(comm)).Irecv)
-        self._calls = 0
+    def __init__(self, comm: Any, check: str | None = None) -> None:
+        receives = comm if check in (None, "full") else receiver(comm)
+        self._comm = SimpleNamespace(Isend=comm.Isend, Irecv=receives.Irecv)
+        self._calls, self._is_compared = 0, check != "off"
         self._workspace: dict[str, Array] = {}
         self._run: _Run | None = None
 
@@ -42,7 +47,8 @@ class MpiExecutor:
 
     def run(self, task: Task) -> Operation:
         """Carry out `task` round by round."""
-        self._calls += 1
+        if not self._is_compared:
+            self._calls += 1
         assert task.plan is not None
         run = _Run(self._comm, tag_of_call(self._calls), task, task.plan, self._allocate)
         self._run = run
@@ -60,8 +66,8 @@ class MpiExecutor:
         """Return the ranks to or from which messages of the call under way have not ended; None where there is none."""
         return None if self._run is None else self._run.awaited()
 
-    def skip_call(self) -> None:
-        """Note that this rank has refused a call: its next messages shall meet none of the others'."""
+    def count_call(self) -> None:
+        """Note that calls are compared, or that this rank refuses one: its next messages meet no others'."""
         self._calls += 1
 
     def _allocate(self, name: str, nbytes: int) -> Array:

@@ -37,7 +37,7 @@ def plan(**changes):
                               tuple(head.ctypes.data for head in heads), (1, 2), (os.getpid(), os.getpid() + 1))
     mine, theirs = (0, 1, 0), (1, 0, 0)
     given = {"text": "a copy", "signature": 5, "sizes": (8, 8, 0, 0, 8), "kinds": (4, -1, 0),
-             "flags": (True, True, *[False] * 5), "root": 0, "peers": (1,), "readers": ((0, 1, 2),),
+             "flags": (True, True, *[False] * 6), "root": 0, "peers": (1,), "readers": ((0, 1, 2),),
              "starts": (), "steps": ((AWAIT, 1, 2, None, 0, (), ()), (FORM, 0, 0, mine, 8, (theirs,), ()),
                                      (SIGNAL, 0, 2, None, 0, (), ())), "calls": ()}
     assert set(changes) <= set(given)
@@ -68,7 +68,7 @@ def test_plans_that_are_not_whole_are_refused():
                     step(FORM, 0, 0, mine, 8, (mine,) * (1 << 14)), {"starts": (0, 1, 2, 0, 1, 1)},
                     {"starts": (0, 1, 1, 0, 1, 2)}, {"starts": (0, -1, 1, 0, 1, 1)},
                     {"sizes": (8, 8, 0, 0, 0)}, {"sizes": (8, 1 << 20, 0, 0, 8)},
-                    *({"sizes": (*sizes, 0, 8), "flags": (False, small, *[False] * 5)}  # there is no memory
+                    *({"sizes": (*sizes, 0, 8), "flags": (False, small, *[False] * 6)}  # there is no memory
                       for sizes in ((8, 5000, 0), (5000, 8, 0), (8, 8, 5000)) for small in (False, True))):
         with pytest.raises((ValueError, TypeError, SystemError)) as refusal:
             plan(**changes)

@@ -54,6 +54,20 @@ def deadline_of_another(mpi, executor):
         mpi.Barrier()
 
 
+def never_compared(mpi):
+    """The root does not come: the ranks that wait for its messages name it, although calls are not compared."""
+    with gc.Communicator.from_mpi(mpi, executor="mpi", check="off", timeout=0.5) as comm:
+        if comm.rank != 1:
+            with pytest.raises(gc.CollectiveTimeout) as late:
+                comm.broadcast(numpy.ones(5), root=1, algorithm="linear")
+            assert late.value.ranks == (1,)
+        mpi.Barrier()
+
+
+def test_a_rank_whose_message_does_not_come_is_named(ranks):  # noqa: F811
+    ranks(never_compared, 3)
+
+
 @pytest.mark.parametrize("executor", ["shared", "mpi"])
 def test_the_deadline_of_another_rank_names_its_culprit(ranks, executor):  # noqa: F811
     ranks(deadline_of_another, 3, executor)

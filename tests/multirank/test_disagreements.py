@@ -104,6 +104,20 @@ def test_ranks_with_devices_that_differ_are_told(ranks, executor):  # noqa: F811
     ranks(every_way, 2, executor, names, 0.3, "full", env={"GPUCOLL_DEVICE": "emulated"})
 
 
+def left(mpi):
+    """A call by messages that ranks do not agree in is over: no call is under way, and the next one is like any."""
+    with gc.Communicator.from_mpi(mpi, executor="mpi", timeout=seconds(60)) as comm:
+        for _ in range(2):
+            with pytest.raises(gc.MismatchError):
+                comm.all_reduce(numpy.ones(3 + comm.rank))
+            assert comm._host.under_way() == ""
+        assert (comm.all_reduce(numpy.ones(3)) == 2).all()
+
+
+def test_a_call_by_messages_that_differs_is_over(ranks):  # noqa: F811
+    ranks(left, 2)
+
+
 @pytest.mark.parametrize("executor", [None, "mpi"])
 def test_threads_that_differ_are_told_without_the_engine_too(executor, monkeypatch):
     monkeypatch.setattr("gpucoll.executors.shared.library", lambda: None)

@@ -1,6 +1,7 @@
 """MPI's own collectives, made again and again: as the ranks' engine compares them, which then lets MPI do them."""
 
 import json
+import os
 import subprocess
 import sys
 from unittest import mock
@@ -131,16 +132,20 @@ def test_ranks_that_differ_in_calls_made_before_are_told(ranks):
 
 RECORDED = """
 import numpy, gpucoll as gc
+from gpucoll import bootstrap
+from multirank.test_executors import on_two_nodes
 
-with gc.init() as comm:
+with {made} as comm:
     for x in (numpy.ones(3), numpy.ones(3), numpy.ones(6)[::2 if comm.rank else 1][:3]):
         comm.all_reduce(x, algorithm="native")
 """
 
 
-def test_each_call_is_recorded_once(mpiexec, tmp_path):
-    """On ranks that plan it, as a strided array's, and on those that do not."""
-    job = mpiexec(2, sys.executable, "-c", RECORDED, env={"GPUCOLL_DUMP_DIR": str(tmp_path)})
+@pytest.mark.parametrize("made", ["gc.init()", "on_two_nodes(bootstrap.world(), None)"], ids=["one node", "two nodes"])
+def test_each_call_is_recorded_once(mpiexec, tmp_path, made):
+    """On ranks that plan it, as a strided array's, on those that do not, and where the engine only compares it."""
+    job = mpiexec(2, sys.executable, "-c", RECORDED.format(made=made),
+                  env={"GPUCOLL_DUMP_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)})
     assert job.returncode == 0, job.stderr
     shown = subprocess.run([sys.executable, "-m", "gpucoll", "report", "--trace", tmp_path / "trace.json", tmp_path],
                            capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from gpucoll.chunks import Layout
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.dtypes import DTYPES
 from gpucoll.executors.nccl import Node, nodes_of
-from gpucoll.executors.shared.plans import Writer
+from gpucoll.executors.shared.instructions import Writer
 from gpucoll.executors.shared.tables import AWAIT, CALL, SIGNAL
 from gpucoll.plan import Form, Layouts, Plan
 from gpucoll.proof import replay

@@ -2,11 +2,12 @@
 
 It runs every schedule: a receive reads the sender's part where it is, once that rank shows that it has come so far;
 no rank waits for others than those that it reads from, or that read from it. Inside a node nothing is sent. Across
-nodes the same executor, then named `hybrid`, sends messages.
+nodes the same executor, then named `hybrid`, sends messages. Under the name `mpi` each rank is a node of its own.
 
-    plans        a plan in bytes of the ranks' buffers, for the engine: what waits for what, by their marks
-    engine       C++ that carries it out, and sources, what that is built from
-    neighbours   the ranks of the node, and ways into their memory
+    plans         the plans of the engine, by call
+    instructions  a plan in bytes of the ranks' buffers: what waits for what, by their marks
+    engine        C++ that carries it out, and sources, what that is built from
+    neighbours    the ranks of the node, and ways into their memory
 
 Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
 arrays are copied, block by block, by the system (process_vm_readv), or where it forbids that, or several ranks read
@@ -16,9 +17,10 @@ the same block, to mapped memory as a whole.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab, at
@@ -34,13 +36,15 @@ from gpucoll.errors import (
 )
 from gpucoll.executors import Called, Task, call_site, disagreement, shortened
 from gpucoll.executors.shared.engine import library
+from gpucoll.executors.shared.instructions import Messages
 from gpucoll.executors.shared.neighbours import SMALL, Neighbours
-from gpucoll.executors.shared.plans import Messages, Plans
+from gpucoll.executors.shared.plans import Plans
 from gpucoll.executors.shared.tables import ALL, FAILURE, MARK, OFF, PEERS, ROUNDS, TEXT
 from gpucoll.signature import is_refusal
+from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
 from gpucoll.waits import Waits
-from gpucoll.work import Operation, Seen, keep_for_ever
+from gpucoll.work import Operation, Pending, Seen, keep_for_ever
 
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
 # rank, by that one's error, or LATE_FOR less a rank, in vain for that one. What it had shown before stays.
@@ -48,7 +52,45 @@ LATE, ASTRAY, FAILED, LATE_FOR = -1, -2, -3, -1 << 32
 # Seconds that ranks which differ wait for the others to tell what they call; the same where not all of them come to it
 PATIENCE, SHORT, NAP = 5.0, 0.25, 1e-4
 TOLD = (1 << ROUNDS) - 2  # the mark of one that has
+MESSAGES = "mpi"  # the name of the executor that sends messages to all ranks
 LEVELS = {"off": OFF, "deferred": PEERS, "full": ALL, None: ALL}
+
+
+class _Message(NamedTuple):
+    """A message to or from another node: the other rank, and the requests of its pieces."""
+
+    peer: int
+    sends: bool
+    requests: list[Any]
+
+    def has_ended(self) -> bool:
+        return all([request.Test() for request in self.requests])
+
+
+class _Comparing:
+    """The comparison of one kind of call by messages, as an instruction of its plan."""
+
+    def __init__(self, executor: SharedExecutor, words: str) -> None:
+        self._executor, self._words = executor, words
+        self._operation: Operation | None = None  # of the call under way
+        self._pending: Pending | None = None
+
+    def go_on(self) -> bool:
+        """Return whether all ranks are known to make this call; raise where they do not: the call settles then."""
+        if self._operation is None:
+            self._operation = self._executor.comparison.compare(self._words)
+        try:
+            while self._pending is None or self._pending():
+                self._pending = next(self._operation, None)
+                if self._pending is None:
+                    self._operation = None
+                    return True
+        except BaseException as error:
+            self._operation = self._pending = None
+            if is_settled(error):
+                self._executor.engine.settle()
+            raise
+        return False
 
 
 class SharedExecutor:
@@ -56,26 +98,32 @@ class SharedExecutor:
 
     The ranks `meet` before their first call, or in it, all of them in the same one, for at most `timeout` seconds.
     `check` says with whom they compare each call: "full" with all of the node before data move, "deferred" with those
-    that they read from, "off" with nobody. Under the name "hybrid" it serves several nodes: messages go between them,
-    by which calls are compared, too.
+    that they read from, "off" with nobody. Under the name "hybrid" it serves several nodes, and under the name "mpi"
+    any: messages go between them, by which calls are compared, too. `on_engine` says whether its engine is the
+    communicator's, which records the calls and has the table of those that come again.
     """
 
-    def __init__(self, link: Any, heap: Heap, timeout: float, check: str | None,
-                 name: str = "shared") -> None:
-        self.name = name
+    def __init__(self, link: Any, heap: Heap, timeout: float, check: str | None, name: str = "shared", *,
+                 on_engine: bool = True) -> None:
+        self.name, self.on_engine = name, on_engine
         self._check = LEVELS[check] if name == "shared" else OFF
         self._link, self._heap, self._timeout = link, heap, timeout
         self._size, self._wire = link.place.size, link.wire
         self._receive = (link.wire if check in (None, "full") else receiver(link.wire)).Irecv
-        found = library()
-        self._near = Neighbours(link.place, found is not None, 0 if found is None else found.BOX)
+        found, place = library(), link.place
+        if name == MESSAGES:
+            place = place._replace(nodes=tuple(range(self._size)))
+        self._near = Neighbours(place, found is not None, 0 if found is None else found.BOX)
         self._has_met = False
         self.engine: Any = None
         self._plans: Any = None
         self._flight: Any = None
         self.cause: Callable[[], GpucollError | None] = lambda: None  # of memory that is out of reach
+        self.comparison: Any = None  # what compares calls by messages, where the engine does not
         self._asked: int | None = None  # the rank whose next call this one waits for
-        self._requests: dict[int, list[Any]] = {}  # of the call under way: for the pieces of each message
+        self._under_way: dict[int, _Message] = {}
+        self._testing = threading.Lock()  # MPI forbids that two threads test one request
+        self._awaited = set[int]()
 
     def serves(self, task: Task) -> str | None:
         """Every schedule on host arrays, where the ranks of a node can map each other's memory."""
@@ -101,7 +149,7 @@ class SharedExecutor:
         yield from near.meet(self._wire)
         self._has_met = True
         if near.maps and near.all_able:
-            has_core = len(near.all) <= len(os.sched_getaffinity(0))
+            has_core = self._link.place.local_size <= len(os.sched_getaffinity(0))
             heads, keys, processes = (
                 tuple(of(rank) if rank in near.all else 0 for rank in range(self._size))
                 for of in (lambda rank: address(near.controls[rank]), near.keys.get, near.processes.get))
@@ -109,7 +157,8 @@ class SharedExecutor:
                                            has_core, near.copies, near.first,
                                            SMALL, near.boxes, heads, keys, processes)
             self._record()
-            self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on))
+            self._plans = Plans(near, self._heap, self.engine, Messages(self._begin, self._has_come, self._go_on),
+                                self._comparing)
 
     def record(self, memory: Any, last: int, records: int, capacity: int) -> None:
         """Note every call in the flight recorder's memory: the last number and the records are at these places."""
@@ -182,16 +231,32 @@ class SharedExecutor:
 
     def compare(self, words: str) -> Operation:
         """Meet the others in a call of which nothing else is done here; where it is refused, wait for nobody."""
-        if self._check == OFF and not is_refusal(words):
+        if self._check == OFF and self.comparison is None and not is_refusal(words):
             return iter(())
-        if is_refusal(words):
+        if is_refusal(words) and self.comparison is None:
             words = shortened(f"{words}\n{call_site()}", TEXT - 1)
         return self.walk(lambda: self._plans.without_data(words), None, None)
 
+    def _comparing(self, words: str) -> Callable[[], bool] | None:
+        """Return an instruction of a plan that compares such calls by messages; None where the engine does so."""
+        return None if self.comparison is None else _Comparing(self, words).go_on
+
     def awaited(self) -> set[int] | None:
-        """Return the rank that the call under way waits for; None where there is none, or messages are waited for."""
-        rank = self._asked if self.engine is None or not self.engine.is_walking() else self.engine.awaited()
-        return None if rank in (None, self._near.rank) else {rank}
+        """Return the ranks that the call under way waits for, None where there is none."""
+        is_walking = self.engine is not None and self.engine.is_walking()
+        rank = self.engine.awaited() if is_walking else self._asked
+        if rank not in (None, self._near.rank):
+            return {rank}
+        return self._senders() or None if is_walking else None
+
+    def _senders(self) -> set[int]:
+        """Return the ranks to or from which messages have not ended, as far as another thread looks."""
+        if self._testing.acquire(blocking=False):
+            try:
+                self._awaited = {one.peer for one in list(self._under_way.values()) if not one.has_ended()}
+            finally:
+                self._testing.release()
+        return self._awaited
 
     def under_way(self) -> str:
         """Return the call under way in words, "" where there is none."""
@@ -242,7 +307,7 @@ class SharedExecutor:
     @property
     def carries(self) -> bool:
         """Whether messages between ranks of this node go by the engine; the same on all ranks, once they have met."""
-        return self.engine is not None and self._near.copies
+        return self.engine is not None and self._near.copies and self.name != MESSAGES
 
     def Isend(self, buffer: list[Any], dest: int, tag: int = 0, dtype: int = 0) -> Any:
         """Begin to send ``[bytes, "B"]`` of a dtype of that code, as mpi4py does."""
@@ -305,23 +370,31 @@ class SharedExecutor:
         """Tell the others of an error, and let them, and MPI, go on with what they have begun on these arrays."""
         if not is_settled(error):
             self.watch(error)
-            keep_for_ever((x, out, self._requests, self._plans, self.engine))
+            keep_for_ever((x, out, self._plans, self.engine))
+            cancel([request for one in self._under_way.values() if not one.sends for request in one.requests],
+                      [*self._under_way.values()])
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin a message to or from memory at `place`, in pieces that MPI can count."""
         row, tag = at(place, nbytes), tag_of_call(self.engine.walks)
         begin = self._wire.Isend if sends else self._receive
-        self._requests[number] = [begin([row[start:start + PIECE], BYTES], peer, tag)
-                                  for start in range(0, nbytes, PIECE) or [0]]
+        self._under_way[number] = _Message(peer, sends, [begin([row[start:start + PIECE], BYTES], peer, tag)
+                                                         for start in range(0, nbytes, PIECE) or [0]])
 
     def _has_come(self, number: int) -> bool:
-        return all(request.Test() for request in self._requests[number])
+        if not self._testing.acquire(blocking=False):
+            return False
+        try:
+            has_ended = self._under_way[number].has_ended()
+        finally:
+            self._testing.release()
+        if has_ended:
+            del self._under_way[number]
+        return has_ended
 
     def _go_on(self) -> None:
         """Let messages go on: MPI moves them only when it is asked for them."""
-        for requests in self._requests.values():
-            for request in requests:
-                request.Test()
+        self._senders()
 
     def close(self) -> None:
         """Let go of all memory."""

@@ -47,7 +47,7 @@ class Neighbours:
         self.boxes = self.first + 2 * len(BUFFERS) * (SMALL + PAGE)  # and those for messages to each rank
         self._refused = 0  # why the system gives this rank no memory, as an error number
         try:
-            self._segment = Segment(self.boxes + self.size * box)
+            self._segment = Segment(self.boxes + self.size * box, shared=bool(self._others))
         except OSError as error:  # which the others learn when they meet
             self._segment, self._refused = Segment(self.first, shared=False), error.errno or errno.ENOMEM
         self.keys = {self.rank: self._segment.key}
