@@ -242,9 +242,8 @@ def output_of(task: Task, result: Any, row: Any) -> Output | None:
 
 def plan_of(executor: Executor, task: Task) -> Any:
     """Return the engine's plan for calls like `task`, None where another executor does them, or takes a step more."""
-    if not is_on_engine(executor) or task.collective == "exscan":
-        return None
-    return cast("SharedExecutor | NativeExecutor", executor).plan(task)
+    on_engine = cast("SharedExecutor | NativeExecutor", executor)
+    return on_engine.plan(task) if is_on_engine(executor) and on_engine.finishes(task) else None
 
 
 def not_known(*_: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from gpucoll.arrays import HOST, NOTHING, Array, Prepared, same_memory
-from gpucoll.communicator.backends import DeviceRow, Key, is_on_engine, output_of, plan_of
+from gpucoll.communicator.backends import DeviceRow, Key, output_of, plan_of
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.device.streams import Output
 from gpucoll.executors import Executor, Launcher, Task
@@ -60,7 +60,9 @@ def is_finished_by(executor: Executor, task: Task) -> bool:
         return True
     if task.op.name == "avg" and task.op.factor is not None:
         return False
-    return task.collective != "exscan" and (is_on_engine(executor) or task.op.name not in ("avg", *LOGICAL))
+    finishes = getattr(executor, "finishes", None)
+    return (finishes is not None and finishes(task)) \
+        or (task.collective != "exscan" and task.op.name not in ("avg", *LOGICAL))
 
 
 def _row(x: Any, stream: Any) -> Any:

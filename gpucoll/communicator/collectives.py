@@ -215,6 +215,10 @@ class Collectives(MetadataExchange):
 
         MPI-5.0, 6.11.2, where rank 0's result is undefined.
         """
+        if dtype is None and stream is None and not async_op and self._group is None:
+            result = self._express("exscan", op, 0, algorithm, x, out)
+            if result is not NotImplemented:
+                return result
         return self._collective("exscan", x, out, op, dtype, 0, algorithm, async_op, stream)
 
     def maxloc(self, x: Any, index: Any = None) -> tuple[Any, Any]:

@@ -77,6 +77,10 @@ class NativeExecutor:
             return "MPI has no op for an expression"
         return None
 
+    def finishes(self, task: Task) -> bool:
+        """Return whether the engine does what is left of a call; MPI leaves the first rank of an exscan nothing."""
+        return self.on_engine and task.collective != "exscan"
+
     def plan(self, task: Task) -> Any:
         """Return what the engine does for calls like `task`; None where there is none."""
         if self._node is None:

@@ -14,7 +14,8 @@ from gpucoll.bootstrap import RankTopology
 from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import make_plan
 from gpucoll.executors import Task
-from gpucoll.executors.shared import plans
+from gpucoll.executors.shared import plans, tables
+from gpucoll.executors.shared.instructions import Messages
 from gpucoll.executors.shared.neighbours import head_bytes
 from gpucoll.ops import OPS
 from gpucoll.tuner.choice import Choice
@@ -48,7 +49,7 @@ class Rank:
     def __init__(self, rank, size, copies):
         self.rank, self.size, self.copies, self.all = rank, size, copies, frozenset(range(size))
         self.symmetric, self.engine = False, Engine()
-        self.plans = plans.Plans(self, self, self.engine, None)
+        self.plans = plans.Plans(self, self, self.engine, Messages(None, None, None))
 
     def find(self, start, nbytes):
         return self.symmetric or None
@@ -146,8 +147,9 @@ def sides_of(row, rank, size, root, count, table):
 
 
 def numbers_of(plan):
-    """A plan as the driver reads it."""
+    """A plan as the driver reads it; without Python's part, which fills what the first rank of an exscan has."""
     _, signature, sizes, kinds, flags, root, peers, readers, starts, steps, _ = plan
+    steps = [step for step in steps if step[0] != tables.CALL]
     yield from (signature, *sizes, *kinds, *flags, root)
     for some in (peers, readers, starts):
         yield len(some)

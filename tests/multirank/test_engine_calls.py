@@ -130,29 +130,40 @@ def calls_that_come_again_pass_few_lines(comm):
     calls = {"all_reduce": lambda: comm.all_reduce(x, out), "ring": lambda: comm.all_reduce(x, out, algorithm="ring"),
              "long": lambda: comm.all_reduce(long, long), "broadcast": lambda: comm.broadcast(x),
              "scatter": lambda: comm.scatter(numpy.ones((comm.size, 3)) if comm.rank == 0 else None),
-             "scan": lambda: comm.scan(x), "barrier": comm.barrier, "plan": comm.plan("all_gather", x),
+             "scan": lambda: comm.scan(x), "exscan": lambda: comm.exscan(x),
+             "barrier": comm.barrier, "plan": comm.plan("all_gather", x),
              "sendrecv": lambda: comm.sendrecv(x, out, other, (comm.rank - 1) % comm.size)}
     for name, call in calls.items():
         call()
         call()
         files, lines = min(passed(call) for _ in range(20))  # who waits long for another rank does so in Python
-        assert files <= 3, name
+        assert files <= (5 if name == "exscan" else 3), name  # the first rank's result is filled in Python
         assert lines <= 120, (name, lines)
 
 
-def calls_without_the_engine_pass_few_files(mpi):
-    """The method, the compiled call, waits, the executor, what calls are compared by, and for `mpi` NumPy's part."""
-    for executor, most in (("mpi", 12), ("native", 11)):
-        with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
-            x, out = numpy.ones(9), numpy.empty(9)
-            call = functools.partial(comm.all_reduce, x, out)
+def calls_by_messages_pass_few_files(mpi):
+    """The method, the instruction, the message, its memory and tag, and the comparison with the place of the call."""
+    with gc.Communicator.from_mpi(mpi, executor="mpi", timeout=seconds(60)) as comm:
+        x, out = numpy.ones(9), numpy.empty(9)
+        for name, call in {"all_reduce": lambda: comm.all_reduce(x, out), "new": lambda: comm.all_reduce(x),
+                           "broadcast": lambda: comm.broadcast(x), "exscan": lambda: comm.exscan(x),
+                           "barrier": comm.barrier}.items():
             call()
-            files = min(passed(call)[0] for _ in range(3))
-            assert files <= most, executor
+            call()
+            files, _ = min(passed(call) for _ in range(20))  # each look at a message that has not come passes lines
+            assert files <= 10, (name, files)
+
+
+def calls_by_mpi_pass_few_files(mpi):
+    """The method, the compiled call, waits, the executor, and what calls are compared by."""
+    with gc.Communicator.from_mpi(mpi, executor="native", timeout=seconds(60)) as comm:
+        call = functools.partial(comm.all_reduce, numpy.ones(9), numpy.empty(9))
+        call()
+        assert min(passed(call)[0] for _ in range(3)) <= 11
 
 
 @pytest.mark.parametrize("body", [
-    calls_that_come_again_pass_few_lines, calls_without_the_engine_pass_few_files,
+    calls_that_come_again_pass_few_lines, calls_by_messages_pass_few_files, calls_by_mpi_pass_few_files,
     ops_of_the_users_own, a_root_only_reads, words_that_begin_alike,
     calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_are_not_staged])
 def test_engine_calls(ranks, body):  # noqa: F811 (the fixture)

@@ -22,7 +22,7 @@ ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None 
 CASES = [(*case, size, segments, elements) for case in ALIKE for size, segments, elements in
          ((1, 1, 7), (2, 1, 64), (2, 3, 64), (3, 2, 50), (4, 4, 640), (5, 3, 11), (8, 2, 0))]
 
-TASK = SimpleNamespace(dtype=DTYPES["float32"], op=None, lengths=None, in_place=False)
+TASK = SimpleNamespace(collective="", dtype=DTYPES["float32"], op=None, lengths=None, in_place=False)
 
 
 def plans(collective, algorithm, size, segments, elements, in_place=False, nodes=0):

@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gpucoll.arrays import combiner
+from gpucoll.arrays import HOST, combiner
 from gpucoll.arrays.symmetric import at
 from gpucoll.dtypes import Dtype
 from gpucoll.executors import Task
@@ -82,6 +82,20 @@ class Writer:
         yield from self._end(list(self._under_way))
         if self._places:
             yield from self._moved(RESULT, OUTPUT, self._used)
+        if self._task.collective == "exscan" and self._rank == 0:
+            yield from self._filled()
+
+    def _filled(self) -> Iterator[Row]:
+        """Fill the result of an exscan's first rank in Python. Its input may be there, which the others have read then.
+        """
+        task = self._task
+        for (_, peer), mark in self.readers.items():
+            yield _marked(AWAIT, mark, peer)
+        op, dtype, kind, nbytes = task.op, task.dtype, task.output.dtype, task.output.nbytes
+        assert op is not None
+        if nbytes:
+            yield self._called(lambda place: HOST.fill_identity(op, at(place, nbytes).view(kind), dtype),
+                               (self._rank, RESULT, 0), nbytes)
 
     def _moved(self, to: int, source: int, chunks: set[int]) -> Iterator[Row]:
         """Copy those chunks between a buffer and the caller's array, neighbours at once."""

@@ -40,15 +40,15 @@ class Plans:
 
     def of(self, task: Task) -> Any:
         """Return the engine's plan for calls like `task`."""
-        plan, symmetric = task.plan, self._is_symmetric(task)
+        plan, symmetric, near = task.plan, self._is_symmetric(task), self._near
         assert plan is not None
-        small = task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric)
+        is_read = len(near.all) > 1 or near.size == 1  # else all other ranks are on other nodes
+        small = is_read and (task.nbytes <= TINY or (task.nbytes <= SMALL and not symmetric))
         # What several ranks read is copied once to where they all map it: the system's copies take twice as long.
-        is_read = len(self._near.all) > 1
         copies = plan.copy_input or (is_read and plan.shares_input and not small and not symmetric)
         row = COLLECTIVES[task.collective]
         is_block = row.output.blocks and not row.input.blocks  # which is as good as a copy that others read
-        alias = task.in_place and not small and (is_block or not copies) and (self._near.copies or symmetric)
+        alias = task.in_place and not small and (is_block or not copies) and (near.copies or symmetric)
         # A plan of unlike blocks knows this rank's lengths only, and not how long the longest one's are.
         key = (id(plan), id(task.op), task.dtype.name, task.nbytes, alias, small, copies, task.in_place, task.shape,
                task.header)
@@ -145,9 +145,10 @@ class Plans:
 
     def _finish(self, task: Task) -> int:
         """Return of how many contributions the engine forms the mean, or the truth value; 0 where it does neither."""
-        if task.op is None or task.output is None or task.collective == "exscan":
+        if task.op is None or task.output is None:
             return 0
-        contributions = self._near.rank + 1 if task.collective == "scan" else self._near.size
+        rank, size = self._near.rank, self._near.size
+        contributions = {"scan": rank + 1, "exscan": rank}.get(task.collective, size)
         alone = task.op.name in LOGICAL and contributions == 1
         return contributions if alone or (task.op.name == "avg" and task.op.factor is None) else 0
 
