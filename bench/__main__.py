@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import gpucoll
-from gpucoll.arguments import refuse
+from gpucoll.launch.arguments import refuse
 
 from .arguments import PROGRAM, parse
 

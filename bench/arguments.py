@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 
 from gpucoll.algorithms import find, names_of
 from gpucoll.analysis.sizes import byte_size
-from gpucoll.arguments import Parser, refuse
 from gpucoll.arrays import check_op
-from gpucoll.bootstrap import options as communicator_options
-from gpucoll.dtypes import DTYPES, numpy_dtype
+from gpucoll.core.dtypes import DTYPES, numpy_dtype
+from gpucoll.core.ops import NOT_IN, OPS, op_of
 from gpucoll.errors import ArgumentError, GpucollError, nearest
-from gpucoll.loading import named
-from gpucoll.ops import NOT_IN, OPS, op_of
+from gpucoll.launch.arguments import Parser, refuse
+from gpucoll.launch.bootstrap import options as communicator_options
+from gpucoll.msccl.files import named
 
 from .cases import TESTS, UNDERSTOOD, sizes
 from .records import read

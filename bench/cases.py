@@ -11,8 +11,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gpucoll.collectives import COLLECTIVES, Collective
-from gpucoll.dtypes import DTYPES
+from gpucoll.core.collectives import COLLECTIVES, Collective
+from gpucoll.core.dtypes import DTYPES
 from gpucoll.errors import ArgumentError
 
 TESTS: dict[str, Collective] = {
@@ -36,7 +36,7 @@ TRAFFIC = {"all_reduce": "3 * P", "reduce": "P + 1", "broadcast": "P", "all_gath
 
 
 class Case(NamedTuple):
-    """One test as it is measured; `dtype` is a name of `gpucoll.dtypes`, op and root count where they apply."""
+    """One test as it is measured; `dtype` is a name of `gpucoll.core.dtypes`, op and root count where they apply."""
 
     test: str
     dtype: str

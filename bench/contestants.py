@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 from mpi4py import MPI
 
 from gpucoll import ArgumentError, Communicator, GpucollError, algorithms
+from gpucoll.core.dtypes import DTYPES, EXTENDED
+from gpucoll.core.ops import op_of
 from gpucoll.device.gpus import nccl_id
-from gpucoll.dtypes import DTYPES, EXTENDED
-from gpucoll.ops import op_of
 
 from .arguments import ANY, POINTS, Options
 from .cases import Case, Contestant

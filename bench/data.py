@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll.dtypes import numpy_dtype
+from gpucoll.core.dtypes import numpy_dtype
 
 from .cases import ONE_FORM, SAME_SHAPE, Case
 from .devices import Device, Host

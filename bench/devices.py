@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.dtypes import DTYPES, EXTENDED, numpy_dtype
+from gpucoll.core.dtypes import DTYPES, EXTENDED, numpy_dtype
 from gpucoll.errors import BackendError
 
 from .summary import Array

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy
 
-from gpucoll.dtypes import DTYPES, numpy_dtype
+from gpucoll.core.dtypes import DTYPES, numpy_dtype
 
 from .summary import Array
 

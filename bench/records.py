@@ -36,7 +36,7 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from gpucoll.errors import ArgumentError
-from gpucoll.rendezvous import by_first_rank
+from gpucoll.transport.rendezvous import by_first_rank
 
 PLACEMENTS = ("out_of_place", "in_place")
 COLUMNS = ("collective", "algorithm", "peer", "ranks", "device", "size", "count", "type", "redop", "root", "placement",

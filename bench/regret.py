@@ -19,10 +19,10 @@ from typing import Any
 
 import gpucoll
 from gpucoll import ArgumentError, BackendError, Communicator, UsageError
-from gpucoll.arguments import Parser, refuse
 from gpucoll.calibration.commands import executors
 from gpucoll.calibration.measure import Way, hopeful, samples, ways
-from gpucoll.collectives import collective as collective_row
+from gpucoll.core.collectives import collective as collective_row
+from gpucoll.launch.arguments import Parser, refuse
 
 from . import records
 from .arguments import at_least, size

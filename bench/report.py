@@ -11,8 +11,8 @@ from typing import Any
 
 from gpucoll.analysis.document import DARK, LIGHT, LINES, asset, page_file, palettes
 from gpucoll.analysis.sizes import byte_text
-from gpucoll.arguments import Parser, refuse
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
+from gpucoll.launch.arguments import Parser, refuse
 
 from . import records, tables
 from .curves import Panel, Record, devices, figure, numbers, panels, time_text

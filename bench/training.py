@@ -22,7 +22,7 @@ import numpy
 
 import gpucoll as gc
 from gpucoll.analysis.sizes import byte_size
-from gpucoll.arguments import Parser, refuse
+from gpucoll.launch.arguments import Parser, refuse
 from gpucoll.training import DataParallel
 
 from .contestants import LeftOut

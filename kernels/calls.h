@@ -48,7 +48,7 @@ struct Engine {
     Walker walker;
     Mail mail;
     PlanObject* current;                          // the plan of the call under way, or null
-    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.waits`
+    PyObject *acquire, *release, *queue, *waits;  // of `gpucoll.progress.waits`
     PyObject* alone;                              // messages under way, which none may overtake
     PyObject* executor;                           // whose engine it is
     PyObject* errors;                             // the class of what that raises
@@ -236,7 +236,7 @@ static bool is_soon(const Node& node, double* since) {
 }
 
 // Goes on with the call under way: 1 where it has ended, 0 where it waits, -1 with an error set. What Python waits for,
-// as a message, it may ask for again and again at first; in a long wait that is left to `gpucoll.waits`, which sleeps.
+// as a message, it may ask for again and again at first; in a long wait that is left to `gpucoll.progress.waits`, which sleeps.
 static int step(Engine* self, bool patient, bool asks_again = false) {
     Walker& walker = self->walker;
     double since = 0;  // when what Python calls was first asked whether it is done

@@ -7,7 +7,7 @@
 
 static const int SPOKEN = 224;  // bytes of a call in words
 
-// As gpucoll/guard/flight.py has it.
+// As gpucoll/health/flight.py has it.
 struct FlightRecord {
     std::atomic<uint64_t> number;  // of the call, counted from 1; 0 while the record is being written
     int64_t began, ended;          // nanoseconds of CLOCK_MONOTONIC; `ended` is 0 while it is under way

@@ -102,8 +102,8 @@ def _works(kernels: Any, arrays: list[Any], stream: Any) -> dict[str, tuple[int,
     """Return for each kernel how many bytes it reads and writes, and its launch on the memory of three arrays."""
     from cupy.cuda import runtime
 
-    from gpucoll.dtypes import DTYPES
-    from gpucoll.ops import OPS
+    from gpucoll.core.dtypes import DTYPES
+    from gpucoll.core.ops import OPS
 
     (a, b, c), nbytes = (array.data.ptr for array in arrays), arrays[0].nbytes
     float32, half = DTYPES["float32"], DTYPES["bfloat16"]

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import filelock
 
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import sources
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.store import user_store
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import OPS
 
 # The peer kernels of an op and a dtype are a unit to compile, so that by default it is not tried on every pair: on sums
 # that the programs take, and on every op and every dtype at least once. The nightly grid has all pairs.

@@ -7,8 +7,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from gpucoll.algorithms import schedule
-from gpucoll.proof import replay
-from gpucoll.proved import Ledger
+from gpucoll.verify.symbolic import replay
+from gpucoll.verify.user import Ledger
 
 
 class Counts(NamedTuple):

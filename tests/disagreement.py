@@ -20,7 +20,7 @@ from hypothesis import strategies
 import mixture
 import oracle
 import programs
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from grids import SEED
 from pace import seconds
 from programs import MOVEMENTS, REDUCTIONS, program

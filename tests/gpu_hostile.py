@@ -13,7 +13,7 @@ import numpy
 
 import gpucoll as gc
 from gpu_helpers import PATIENCE, held, ramp, ranges, refused, same
-from gpucoll.rendezvous import becomes
+from gpucoll.transport.rendezvous import becomes
 from pace import seconds
 
 SOON = seconds(3)

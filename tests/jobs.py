@@ -62,7 +62,7 @@ class Launcher(NamedTuple):
 @functools.cache
 def find_launcher():
     """The mpiexec beside this Python, else the one on the PATH, else None."""
-    from gpucoll.launchers import find_mpiexec
+    from gpucoll.launch.launchers import find_mpiexec
 
     path = find_mpiexec()
     if path is None:

@@ -24,16 +24,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from gpucoll.rendezvous import becomes
+from gpucoll.transport.rendezvous import becomes
 from pace import Patience
 
 GRACE = 2.0  # seconds for threads and children whose end has been asked for
 # Tables of the library that are for the life of a process: caches, and how long its end may take after a failure.
 CACHES = {
-    "gpucoll.communicator._world", "gpucoll.bootstrap.finalize_within", "gpucoll.store._patience",
+    "gpucoll.communicator._world", "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
     "gpucoll.communicator.lifecycle.finalize_within",
-    "gpucoll.algorithms._PHASES", "gpucoll.bootstrap._process", "gpucoll.device.cuda._functions",
-    "gpucoll.device.nvrtc._libraries", "gpucoll.guard.processes._descriptors",
+    "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
+    "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors",
 }
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import
@@ -72,7 +72,7 @@ def descriptors():
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the one of this very look
             found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-    guard = sys.modules.get("gpucoll.guard.processes")
+    guard = sys.modules.get("gpucoll.health.processes")
     watched = guard._descriptors.values() if guard else ()  # handles of other ranks, kept for all communicators
     return {number: target for number, target in found.items()
             if ("descriptor", number) not in lasting and number not in watched and not target.endswith(KEPT)}
@@ -116,7 +116,7 @@ INTERPRETER = {
 
 def foreign(hook, default):
     """The hook, or Python's default in place of the library's own, which lasts as long as the process on purpose."""
-    return default if getattr(hook, "__module__", "") == "gpucoll.bootstrap" else hook
+    return default if getattr(hook, "__module__", "") == "gpucoll.launch.bootstrap" else hook
 
 
 def put_filters(value):

@@ -11,7 +11,7 @@ import ctypes
 import cupy
 import numpy
 
-from gpucoll.dtypes import EXTENDED, row_of
+from gpucoll.core.dtypes import EXTENDED, row_of
 
 NATIVE = {"bfloat16"}
 REDUCTIONS = {"all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v"}

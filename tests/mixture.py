@@ -26,9 +26,9 @@ import gpucoll as gc
 import oracle
 import programs
 from compiled import PEER, make_peer_kernels, make_usual
-from gpucoll import bootstrap, launchers
 from gpucoll.algorithms import find, registry
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.launch import bootstrap, launchers
 from grids import SEED, naming
 from pace import seconds
 from programs import MOVED, MOVEMENTS, REDUCTIONS, check

@@ -9,7 +9,7 @@ import numpy
 import gpucoll as gc
 import oracle
 from gpucoll.algorithms import registry
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from pace import seconds
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter", "scan", "exscan", "reduce_scatter_v")

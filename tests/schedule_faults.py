@@ -1,6 +1,6 @@
 """Faults for schedules: each changes a random step of the plans of all ranks, lists of rounds of steps, if it can."""
 
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
 
 
 def pick(random_, plans, kind):

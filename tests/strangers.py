@@ -12,7 +12,7 @@ import socket
 import struct
 import time
 
-from gpucoll.connections import LENGTHS, MOST_JSON
+from gpucoll.transport.connections import LENGTHS, MOST_JSON
 from pace import seconds
 
 OPEN = 16  # connections that are kept open to go on slowly: fewer than a hub lets greet at a time

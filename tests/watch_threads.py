@@ -1,10 +1,10 @@
-"""Threads that watch each other as ranks of several hosts do, by `gpucoll.guard.network`."""
+"""Threads that watch each other as ranks of several hosts do, by `gpucoll.health.network`."""
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from gpucoll.guard.network import Watch
+from gpucoll.health.network import Watch
 from pace import seconds
 
 

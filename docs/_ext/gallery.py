@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from gpucoll.algorithms import Algorithm, registry
 from gpucoll.analysis.draw import draw
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 
 WIDEST = 1000  # of a picture on a page, in pixels: fewer ranks are drawn where 8 take more
 RANKS = (8, 6, 5, 4)

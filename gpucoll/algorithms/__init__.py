@@ -1,6 +1,6 @@
 """The registry of algorithms: one file each, found at run time, and users' own.
 
-An algorithm is a per-rank generator of rounds (`gpucoll.schedule`). A decorator registers it
+An algorithm is a per-rank generator of rounds (`gpucoll.core.schedule`). A decorator registers it
 under the name of its file, a user's under its own, with its cost as data: formulas in ``P`` (ranks), ``N`` (bytes
 of the larger of input and output), ``S`` (segments), ``M`` (nodes), ``G`` (ranks of the
 largest node) and a few functions (see `evaluate`).
@@ -21,15 +21,15 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
-from gpucoll import parsing
-from gpucoll.collectives import COLLECTIVES
-from gpucoll.collectives import collective as collective_row
-from gpucoll.dtypes import row_of
+from gpucoll.core import parsing
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.collectives import collective as collective_row
+from gpucoll.core.dtypes import row_of
+from gpucoll.core.ops import op_of
+from gpucoll.core.schedule import Copy, Rounds, Schedule, Slice, by_chunks, moved
+from gpucoll.core.topology import hops, node_shape
 from gpucoll.errors import ArgumentError, nearest
-from gpucoll.ops import op_of
-from gpucoll.proved import MOST_CHUNKS, Claim, as_proved, counted, proved
-from gpucoll.schedule import Copy, Rounds, Schedule, Slice, by_chunks, moved
-from gpucoll.topology import hops, node_shape
+from gpucoll.verify.user import MOST_CHUNKS, Claim, as_proved, counted, proved
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "min": min,
@@ -50,7 +50,7 @@ def evaluate(formula: str, **values: Any) -> Any:
     - ``lg(x)``, the floor of log2 x, so that ``lg(2 * P - 1)`` is log2 P rounded up;
     - ``two(x)``, the largest power of two not above x, and ``rest(x)``, what is left above it;
     - ``ones(x)``, the binary ones of all numbers below x;
-    - ``hops(x)``, the hops along all sides of the torus of x ranks that `gpucoll.topology` chooses.
+    - ``hops(x)``, the hops along all sides of the torus of x ranks that `gpucoll.core.topology` chooses.
 
     >>> evaluate("lg(2 * P - 1)", P=5), evaluate("(two(P), rest(P), ones(P), hops(P))", P=6)
     (3, (4, 2, 7, 3))

@@ -9,7 +9,7 @@ A link that carries both ways at full speed is used both ways: half the time of 
 """
 
 from gpucoll.algorithms import Traits, algorithm, find
-from gpucoll.schedule import Rounds, moved, together, within
+from gpucoll.core.schedule import Rounds, moved, together, within
 
 
 @algorithm("all_reduce", chunks="2 * P * S", alike="1", rounds="2 * (P - 1)", path="(1 + (P == 2)) * (P - 1) * N / P",

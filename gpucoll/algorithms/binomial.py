@@ -14,8 +14,8 @@ interval: (P - 1) / P N bytes on the longest path, the fewest that are possible,
 import itertools
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice
-from gpucoll.topology import splits
+from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice
+from gpucoll.core.topology import splits
 
 ROUNDS = "lg(2 * P - 1)"
 WHOLE = {"chunks": "1", "rounds": ROUNDS, "path": f"{ROUNDS} * N"}

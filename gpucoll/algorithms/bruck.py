@@ -13,7 +13,7 @@ for short blocks, whose rounds cost more than their bytes.
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, wrapped
+from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, wrapped
 
 
 @algorithm("all_gather", chunks="P", alike="1", rounds="lg(2 * P - 1)", path="(P - 1) * N / P")

@@ -10,8 +10,8 @@ The best S is sqrt((P - 2) beta N / alpha): long arrays in many segments, short 
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds
-from gpucoll.topology import chain, down, up
+from gpucoll.core.schedule import Rounds
+from gpucoll.core.topology import chain, down, up
 
 COST = {"chunks": "S", "rounds": "(P > 1) * (P + S - 2)", "path": "(P > 1) * (P + S - 2) * N / S",
         "sent": "(P > 1) * N"}

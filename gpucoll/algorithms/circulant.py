@@ -16,7 +16,7 @@ wraps is two slices. `rank` stands in arithmetic only, and may be an array of ra
 import itertools
 
 from gpucoll.algorithms import Traits, algorithm, phase
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, Step, moved, within, wrapped
+from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Rounds, Send, Slice, Step, moved, within, wrapped
 
 ONCE = {"chunks": "P", "alike": "1", "rounds": "lg(2 * P - 1)", "path": "(P - 1) * N / P"}
 TWICE = {"chunks": "P", "alike": "1", "rounds": "2 * lg(2 * P - 1)", "path": "2 * (P - 1) * N / P"}

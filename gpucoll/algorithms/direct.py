@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpucoll.algorithms import Traits, algorithm, find, phase
-from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
+from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, in_rank_order
 
 # One round of P - 1 messages of N / P bytes each way.
 EXCHANGE: dict[str, Any] = {

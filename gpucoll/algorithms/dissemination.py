@@ -7,7 +7,7 @@ every rank tells the rank 2^k further on; after it, a rank knows of 2^(k+1) arri
 """
 
 from gpucoll.algorithms import Traits, algorithm
-from gpucoll.schedule import Recv, Rounds, Send, Slice
+from gpucoll.core.schedule import Recv, Rounds, Send, Slice
 
 NOTHING = Slice("scratch", 0, 0)
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from gpucoll.algorithms import Traits, algorithm
-from gpucoll.schedule import Rounds, moved, together, within
-from gpucoll.topology import TreeNode, down, in_order_tree, up, up_and_down
+from gpucoll.core.schedule import Rounds, moved, together, within
+from gpucoll.core.topology import TreeNode, down, in_order_tree, up, up_and_down
 
 LAYOUT = Traits(layout="in_order")  # that of the first tree
 Traffic: TypeAlias = Callable[[TreeNode, int], Rounds]

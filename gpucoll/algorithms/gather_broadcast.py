@@ -7,7 +7,7 @@
 """
 
 from gpucoll.algorithms import algorithm, find
-from gpucoll.schedule import Rounds, moved, within
+from gpucoll.core.schedule import Rounds, moved, within
 
 
 @algorithm("all_gather", chunks="P", rounds="2 * lg(2 * P - 1)", path="((P - 1) + lg(2 * P - 1) * P) * N / P",

@@ -36,9 +36,9 @@ from gpucoll.algorithms import (
     own_names,
     phases,
 )
+from gpucoll.core.schedule import Buffer, Copy, Rounds, Slice, following, moved, spread, within
+from gpucoll.core.topology import Grid, grid, group, members_of, node_shape
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Buffer, Copy, Rounds, Slice, following, moved, spread, within
-from gpucoll.topology import Grid, grid, group, members_of, node_shape
 
 Move: TypeAlias = Callable[[Slice], Slice]
 

@@ -10,7 +10,7 @@ A scan is pipelined: a rank passes segment k on while it takes segment k + 1.
 """
 
 from gpucoll.algorithms import Traits, algorithm
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Rounds, Send, Slice, Step, in_rank_order
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Rounds, Send, Slice, Step, in_rank_order
 
 AT_SOURCE = Traits(at_source=True)
 

@@ -11,7 +11,7 @@ All add in rank order, so that all form the same bits. In a scan a rank sends al
 """
 
 from gpucoll.algorithms import Traits, algorithm
-from gpucoll.schedule import Recv, RecvReduce, Rounds, Send, Slice, in_rank_order
+from gpucoll.core.schedule import Recv, RecvReduce, Rounds, Send, Slice, in_rank_order
 
 ALL = "(P - 1) * N"
 

@@ -8,7 +8,7 @@ back: no byte moves twice, and no rank is flooded as it may be in `direct`.
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice
+from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice
 
 
 @algorithm("all_to_all", chunks="P", alike="1", rounds="P - 1", path="(P - 1) * N / P")

@@ -11,8 +11,8 @@ see Hillis and Steele, "Data parallel algorithms" (1986): every P, no folding.
 """
 
 from gpucoll.algorithms import Traits, algorithm, phase
-from gpucoll.schedule import Copy, Recv, Reduce, Rounds, Send, Slice, Step
-from gpucoll.topology import FOLDED, TWICE, doubling, fold, folded
+from gpucoll.core.schedule import Copy, Recv, Reduce, Rounds, Send, Slice, Step
+from gpucoll.core.topology import FOLDED, TWICE, doubling, fold, folded
 
 
 @algorithm("all_reduce", chunks="1", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",

@@ -11,8 +11,8 @@ neighbour, which stands for two blocks, and hands the finished one back.
 """
 
 from gpucoll.algorithms import algorithm, phase
-from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, moved, within
-from gpucoll.topology import FOLDED, TWICE, fold, halving
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, moved, within
+from gpucoll.core.topology import FOLDED, TWICE, fold, halving
 
 
 @algorithm("reduce_scatter", chunks="P", alike="not rest(P)", rounds=f"lg(P) + 2 * {FOLDED}",

@@ -7,7 +7,7 @@
 """
 
 from gpucoll.algorithms import algorithm, find
-from gpucoll.schedule import Rounds, moved, within
+from gpucoll.core.schedule import Rounds, moved, within
 
 
 @algorithm("all_reduce", chunks="1", rounds="2 * lg(2 * P - 1)", path="2 * lg(2 * P - 1) * N", sent="lg(2 * P - 1) * N",

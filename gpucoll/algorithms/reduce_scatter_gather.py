@@ -10,8 +10,8 @@ reduce-scatter, so that it is for every P.
 """
 
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Recv, Round, Rounds, Send, Slice, moved, within
-from gpucoll.topology import splits
+from gpucoll.core.schedule import Recv, Round, Rounds, Send, Slice, moved, within
+from gpucoll.core.topology import splits
 
 
 @algorithm("reduce", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",

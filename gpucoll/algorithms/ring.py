@@ -21,7 +21,7 @@ they go straight to their rank, those for the right neighbour first, one distanc
 from collections.abc import Callable
 
 from gpucoll.algorithms import Traits, algorithm, find, phase
-from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
 SEGMENT = "P << 22"  # 4 MiB of each rank's block
 # Calibration measures the bandwidth of short and of long messages by these: every link carries the same bytes.

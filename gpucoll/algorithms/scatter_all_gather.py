@@ -10,8 +10,8 @@ theory, practice, and experience" (2007), with Träff's circulant all-gather.
 """
 
 from gpucoll.algorithms import algorithm, phases
-from gpucoll.schedule import Copy, Recv, Rounds, Send, Slice, Step
-from gpucoll.topology import splits
+from gpucoll.core.schedule import Copy, Recv, Rounds, Send, Slice, Step
+from gpucoll.core.topology import splits
 
 
 @algorithm("broadcast", chunks="P", rounds="2 * lg(2 * P - 1)", path="2 * (P - 1) * N / P",

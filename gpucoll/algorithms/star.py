@@ -9,7 +9,7 @@ into and as many out of one rank, so that it wins for few ranks and small arrays
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Rounds, Send, Slice, Step
 
 MASTER = 0
 

@@ -12,8 +12,8 @@ Rounds and bytes are those of halving_doubling; ranks beyond a power of two are 
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds
-from gpucoll.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled
+from gpucoll.core.schedule import Rounds
+from gpucoll.core.topology import HALVED_AND_DOUBLED, fold, halved_and_doubled
 
 
 @algorithm("all_reduce", **HALVED_AND_DOUBLED)

@@ -18,9 +18,9 @@ import re
 from collections.abc import Iterator
 
 from gpucoll.algorithms import Algorithm, Nodes, Traits, algorithm, phases
+from gpucoll.core.schedule import Buffer, Rounds, moved, within
+from gpucoll.core.topology import factors
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Buffer, Rounds, moved, within
-from gpucoll.topology import factors
 
 
 def _bind(entry: Algorithm, text: str) -> Algorithm:

@@ -13,8 +13,8 @@ The clock is the same for both ends of every message, so that no order of waitin
 """
 
 from gpucoll.algorithms import algorithm
-from gpucoll.schedule import Rounds
-from gpucoll.topology import binary_tree, down, up, up_and_down
+from gpucoll.core.schedule import Rounds
+from gpucoll.core.topology import binary_tree, down, up, up_and_down
 
 
 @algorithm("all_reduce", chunks="S", rounds="(P > 1) * (2 * lg(P) + S - 1)",

@@ -8,7 +8,7 @@ no round waits for more than one other.
 """
 
 from gpucoll.algorithms import Traits, algorithm, phases
-from gpucoll.schedule import Rounds
+from gpucoll.core.schedule import Rounds
 
 
 @algorithm("all_reduce", in_rank_order="1", chunks="P", alike="1", rounds="2 * min(1, P - 1)",

@@ -1,4 +1,4 @@
-"""Prove schedules: one, or all of the registry's for many sizes; see `gpucoll.proof`."""
+"""Prove schedules: one, or all of the registry's for many sizes; see `gpucoll.verify.symbolic`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import find, registry, schedules
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, GpucollError
-from gpucoll.proof import Proof, prove
+from gpucoll.verify.symbolic import Proof, prove
 
 FEW = 16  # ranks up to which all that names and nodes can say is proved
 

@@ -37,9 +37,9 @@ from gpucoll.arrays.accept import (
     torch_stream,
 )
 from gpucoll.arrays.space import HOST, Space, check_op, combiner
-from gpucoll.chunks import Layout, Ragged
-from gpucoll.collectives import COLLECTIVES, Collective
-from gpucoll.dtypes import Dtype, row_of
+from gpucoll.core.chunks import Layout, Ragged
+from gpucoll.core.collectives import COLLECTIVES, Collective
+from gpucoll.core.dtypes import Dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError
 
 __all__ = ["HOST", "NOTHING", "Array", "BlockRoom", "Cut", "Prepared", "Sizes", "Space", "Target", "address",

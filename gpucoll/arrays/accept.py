@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.arrays.dlpack import of_dlpack
-from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.core.dtypes import numpy_dtype, row_of
+from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError, DtypeError
-from gpucoll.ops import op_of
 
 Array: TypeAlias = numpy.ndarray[Any, Any]  # NumPy's, or CuPy's, whose interface is the same
 

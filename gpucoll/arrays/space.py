@@ -13,11 +13,11 @@ from typing import Any, TypeAlias
 
 import numpy
 
-from gpucoll import parsing
 from gpucoll.arrays.accept import Array, on_gpu
-from gpucoll.dtypes import SMALL_RANGE, Dtype, numpy_dtype, row_of
+from gpucoll.core import parsing
+from gpucoll.core.dtypes import SMALL_RANGE, Dtype, numpy_dtype, row_of
+from gpucoll.core.ops import FUNCTIONS, LOGICAL, Op
 from gpucoll.errors import ArgumentError, DtypeError
-from gpucoll.ops import FUNCTIONS, LOGICAL, Op
 
 Combine: TypeAlias = Callable[[Array, Array, Sequence[Array]], None]
 Pair: TypeAlias = Callable[..., Any]
@@ -53,7 +53,7 @@ def scaled_mean(op: Op, dtype: Dtype, ranks: int) -> Op:
     without an overflow. A product that is subnormal loses bits: values that are no more than `ranks` times the least
     number of the dtype may become 0, as in NCCL's own average.
 
-    >>> from gpucoll.ops import OPS
+    >>> from gpucoll.core.ops import OPS
     >>> [scaled_mean(OPS["avg"], row_of(name), 6).factor for name in ("float16", "float32")]
     [0.125, None]
     """

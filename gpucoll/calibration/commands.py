@@ -22,13 +22,13 @@ from gpucoll.analysis.simulate import DEFAULT, load
 from gpucoll.analysis.simulate.sweep import sweep as simulated
 from gpucoll.analysis.sizes import byte_size
 from gpucoll.calibration.measure import NATIVE_SIZES, SIZES, links, serves, sweep
-from gpucoll.collectives import COLLECTIVES
-from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator import Communicator
+from gpucoll.communicator.links import MpiLink
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.collectives import collective as collective_row
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.launchers import launched
-from gpucoll.links import MpiLink
-from gpucoll.rendezvous import by_first_rank
+from gpucoll.launch.launchers import launched
+from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.tuner import segments
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.explanation import Explanation, on_topology

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from gpucoll.algorithms import algorithms, find, registry
-from gpucoll.collectives import COLLECTIVES, Side
 from gpucoll.communicator import Communicator
-from gpucoll.rendezvous import wait_for_all
+from gpucoll.core.collectives import COLLECTIVES, Side
+from gpucoll.transport.rendezvous import wait_for_all
 from gpucoll.tuner.choice import scheduled
 from gpucoll.tuner.model import ONE_PASS, moved
 from gpucoll.tuner.table import Curve, LinkCost

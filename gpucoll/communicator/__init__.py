@@ -23,20 +23,20 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, Unpack
 
-from gpucoll import bootstrap
 from gpucoll.communicator.advice import Advice
 from gpucoll.communicator.cartesian import RankGrid, checked_grid
+from gpucoll.communicator.links import Link, LocalLink, MpiLink, StoreLink
 from gpucoll.communicator.metadata import check_alike
 from gpucoll.communicator.objects import Objects
 from gpucoll.communicator.persistent import Persistent
 from gpucoll.communicator.symmetric import Symmetric
-from gpucoll.dtypes import is_whole
+from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, RankFailedError, RevokedError, UsageError
-from gpucoll.guard.guard import FAILED_BY
-from gpucoll.links import Link, LocalLink, MpiLink, StoreLink
+from gpucoll.health.guard import FAILED_BY
+from gpucoll.launch import bootstrap
+from gpucoll.progress.operations import beside
+from gpucoll.progress.waits import Waits
 from gpucoll.transport.control import abort
-from gpucoll.waits import Waits
-from gpucoll.work import beside
 
 T = TypeVar("T")
 
@@ -173,7 +173,7 @@ def init(**options: Unpack[bootstrap.GivenOptions]) -> Communicator:
 
     Ranks that an MPI's launcher has started, as `mpiexec`, `srun` and ``gpucoll run`` do, are those of MPI's
     COMM_WORLD, which is duplicated. Ranks of one host that have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in their
-    environment, as `torchrun` and ``gpucoll run --standalone`` have it, or `gpucoll.launchers.rank_variables` for
+    environment, as `torchrun` and ``gpucoll run --standalone`` have it, or `gpucoll.launch.rank_variables` for
     processes that one starts by oneself, meet without MPI, which need not be installed; ``mpi`` is None then. A lone
     process is a world of one.
 

@@ -9,13 +9,13 @@ import numpy
 
 from gpucoll.algorithms import own_names
 from gpucoll.arrays import check_input, module_of
-from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import able
 from gpucoll.communicator.metadata import MetadataExchange
-from gpucoll.dtypes import is_whole, row_of
+from gpucoll.core.collectives import collective as collective_row
+from gpucoll.core.dtypes import is_whole, row_of
+from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError
 from gpucoll.executors import Task
-from gpucoll.ops import op_of
 from gpucoll.tuner.explanation import Explanation, explained
 
 DEVICES = ("cpu", "cuda", "emulated")

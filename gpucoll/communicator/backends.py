@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Cut, address
 from gpucoll.arrays.symmetric import Heap, Slab
-from gpucoll.bootstrap import RankTopology
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.communicator.links import Link
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.schedule import Schedule
+from gpucoll.core.signature import is_refusal
 from gpucoll.device.streams import Output
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.mpi import MpiExecutor
-from gpucoll.guard.flight import CALLS, HEAD, LAST, Flight
-from gpucoll.guard.guard import Guard
-from gpucoll.guard.observed import CallObserver, Comparison, Recorded, observed
-from gpucoll.links import Link
+from gpucoll.health.flight import CALLS, HEAD, LAST, Flight
+from gpucoll.health.guard import Guard
+from gpucoll.health.observed import CallObserver, Comparison, Recorded, observed
+from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.plan import Layouts, Plan
-from gpucoll.schedule import Schedule
-from gpucoll.signature import is_refusal
+from gpucoll.progress.operations import Operation
+from gpucoll.progress.waits import Waits
 from gpucoll.tuner import Choice, Tuner
-from gpucoll.waits import Waits
-from gpucoll.work import Operation
 
 if TYPE_CHECKING:
     from gpucoll.executors.native import NativeExecutor

@@ -14,9 +14,9 @@ import numpy
 from gpucoll.arrays import HOST, NOTHING, Array, Prepared, same_memory
 from gpucoll.communicator.backends import DeviceRow, Key, output_of, plan_of
 from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.core.ops import LOGICAL
 from gpucoll.device.streams import Output
 from gpucoll.executors import Executor, Launcher, Task
-from gpucoll.ops import LOGICAL
 
 if TYPE_CHECKING:
     from gpucoll.communicator.core import Core

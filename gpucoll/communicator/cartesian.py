@@ -13,7 +13,7 @@ from gpucoll.arrays import Array, check_input, check_output, overlap
 from gpucoll.communicator.messages import PROC_NULL
 from gpucoll.communicator.points import Points
 from gpucoll.communicator.shapes import Neighbouring, shaped
-from gpucoll.dtypes import are_whole, is_whole
+from gpucoll.core.dtypes import are_whole, is_whole
 from gpucoll.errors import ArgumentError
 
 

@@ -17,17 +17,17 @@ from gpucoll.arrays import (
     module_of,
     prepare_scatter,
 )
-from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
 from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
-from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.dtypes import numpy_dtype, row_of
+from gpucoll.core.signature import Signature
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.shared.tables import TEXT
-from gpucoll.signature import Signature
-from gpucoll.work import Operation
+from gpucoll.progress.operations import Operation
 
 
 class Collectives(MetadataExchange):

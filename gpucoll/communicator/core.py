@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy
 
-from gpucoll import bootstrap
 from gpucoll.algorithms import find, registry
 from gpucoll.arrays import (
     HOST,
@@ -32,7 +31,6 @@ from gpucoll.arrays import (
     torch_stream,
 )
 from gpucoll.arrays.space import scaled_mean
-from gpucoll.collectives import COLLECTIVES, Collective
 from gpucoll.communicator.backends import (
     Backend,
     HostBackend,
@@ -43,15 +41,17 @@ from gpucoll.communicator.backends import (
 )
 from gpucoll.communicator.calls import CallTable, is_finished_by
 from gpucoll.communicator.gpu import DeviceSpace, Gpu, beside, is_on_device, make_gpu, nothing_given
+from gpucoll.communicator.links import Link
+from gpucoll.core.collectives import COLLECTIVES, Collective
+from gpucoll.core.dtypes import is_whole
+from gpucoll.core.ops import NOT_IN, Op, op_of
 from gpucoll.device import gpus
-from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, BackendError, ClosedError, CollectiveTimeout, DtypeError, UsageError
 from gpucoll.executors import Executor, Task
-from gpucoll.links import Link
-from gpucoll.ops import NOT_IN, Op, op_of
+from gpucoll.launch import bootstrap
+from gpucoll.progress.operations import Operation, Work
+from gpucoll.progress.waits import Waits
 from gpucoll.tuner import Tuner, rules
-from gpucoll.waits import Waits
-from gpucoll.work import Operation, Work
 
 NOWHERE = contextlib.nullcontext()
 LAST = 32  # calls of a kind whose seconds are kept

@@ -10,27 +10,28 @@ from typing import Any
 
 import numpy
 
-from gpucoll import bootstrap
 from gpucoll.arrays import HOST, Array, Prepared, Space, Target, address, on_gpu
 from gpucoll.arrays.space import divisor
 from gpucoll.communicator.backends import output_of
+from gpucoll.communicator.links import Link
+from gpucoll.core.dtypes import Dtype, numpy_dtype, row_of
+from gpucoll.core.ops import LOGICAL, Op
 from gpucoll.device import Device, Event, Stream, Transport, gpus
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.messages import MessageTransport
 from gpucoll.device.sources import Scale
 from gpucoll.device.streams import Output, StreamOrder
-from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, GpucollError, UsageError
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
 from gpucoll.executors.peer.meeting import exchange
-from gpucoll.guard.observed import CallObserver, Comparison, observed
-from gpucoll.links import Link
-from gpucoll.ops import LOGICAL, Op
+from gpucoll.health.observed import CallObserver, Comparison, observed
+from gpucoll.launch import bootstrap
+from gpucoll.progress.operations import Operation, keep_for_ever
+from gpucoll.progress.pauses import NAP
+from gpucoll.progress.waits import Waits
 from gpucoll.transport.tags import TAGS, Tag
-from gpucoll.waits import NAP, Waits
-from gpucoll.work import Operation, keep_for_ever
 
 
 class Gpu:

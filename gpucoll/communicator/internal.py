@@ -11,11 +11,11 @@ from typing import Any
 
 from gpucoll.communicator import Communicator
 from gpucoll.communicator.gpu import Gpu
+from gpucoll.communicator.links import Link
 from gpucoll.communicator.metadata import Failure, Metadata
 from gpucoll.communicator.points import PointMessage
-from gpucoll.links import Link
-from gpucoll.waits import Waits
-from gpucoll.work import Work
+from gpucoll.progress.operations import Work
+from gpucoll.progress.waits import Waits
 
 
 def current_stream(comm: Communicator, arrays: Iterable[Any]) -> contextlib.AbstractContextManager[object]:

@@ -15,22 +15,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpucoll.bootstrap import DEATH, FINALIZE, finalize_within
 from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.core import REFUSALS, Core
 from gpucoll.communicator.gpu import Gpu
+from gpucoll.communicator.links import LocalLink
+from gpucoll.core.signature import Signature
 from gpucoll.errors import CollectiveTimeout, GpucollError, MismatchError, RankFailedError, UsageError
-from gpucoll.guard import devices
-from gpucoll.guard.devices import DeviceWatch
-from gpucoll.guard.flight import CLOSED, Flight
-from gpucoll.guard.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
-from gpucoll.guard.observed import Comparison, Recorded, observers_of
-from gpucoll.guard.preflight import EXPLAINS, Deferred, Preflight
-from gpucoll.links import LocalLink
-from gpucoll.signature import Signature
-from gpucoll.store import linger_at_most
+from gpucoll.health import devices
+from gpucoll.health.devices import DeviceWatch
+from gpucoll.health.flight import CLOSED, Flight
+from gpucoll.health.guard import ENDS, FAILED, FAILED_BY, LATE, Guard, late_for
+from gpucoll.health.observed import Comparison, Recorded, observers_of
+from gpucoll.health.preflight import EXPLAINS, Deferred, Preflight
+from gpucoll.launch.bootstrap import DEATH, FINALIZE, finalize_within
+from gpucoll.progress.operations import drain_all, kind_of
 from gpucoll.transport.control import abort, shutdown
-from gpucoll.work import drain_all, kind_of
+from gpucoll.transport.kvstore import linger_at_most
 
 GRACE = 1.0  # seconds for what is under way on a GPU, after a failure of which nothing is known there
 

@@ -11,13 +11,13 @@ import numpy
 
 from gpucoll.arrays import Array, Space, Target, address, flat, target
 from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.core.dtypes import code_of
 from gpucoll.device import Part
 from gpucoll.device.messages import Counted
-from gpucoll.dtypes import code_of
 from gpucoll.errors import MismatchError
+from gpucoll.progress.operations import Operation, Pending, Seen, Work
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import PIECE
-from gpucoll.work import Operation, Pending, Seen, Work
 
 
 class Special(enum.IntEnum):

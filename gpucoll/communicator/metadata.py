@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.arrays import Array, Sizes, Space, on_gpu, prepare
-from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.core import CallOptions
 from gpucoll.communicator.lifecycle import Lifecycle
-from gpucoll.dtypes import row_of
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, GpucollError, MismatchError, PeerError, minority
 
 Metadata: TypeAlias = dict[str, Any]

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.arrays import prepare
-from gpucoll.collectives import Collective
-from gpucoll.collectives import collective as collective_row
 from gpucoll.communicator.backends import not_known, plan_of
 from gpucoll.communicator.calls import compiled
 from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import CallOptions, counted
 from gpucoll.communicator.points import POINTS, Points
+from gpucoll.core.collectives import Collective
+from gpucoll.core.collectives import collective as collective_row
 from gpucoll.errors import BackendError
 
 ENDS = {"send": ("x", "dst"), "recv": ("out", "src", "status"), "sendrecv": ("x", "out", "dst", "src")}

@@ -12,6 +12,7 @@ import numpy
 from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overlap
 from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.gpu import DeviceSpace
+from gpucoll.communicator.links import Link
 from gpucoll.communicator.messages import (
     ANY_SOURCE,
     ANY_TAG,
@@ -27,14 +28,13 @@ from gpucoll.communicator.messages import (
 )
 from gpucoll.communicator.metadata import MetadataExchange
 from gpucoll.communicator.shapes import Probing, Receiving, shaped
+from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted
-from gpucoll.dtypes import code_of, is_whole
 from gpucoll.errors import ArgumentError, RevokedError, UsageError
-from gpucoll.links import Link
+from gpucoll.progress.operations import Operation, Pending, Seen, Work, beside
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, TAGS
-from gpucoll.work import Operation, Pending, Seen, Work, beside
 
 
 class Points(MetadataExchange):

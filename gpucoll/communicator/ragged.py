@@ -26,7 +26,6 @@ from gpucoll.arrays import (
     prepare_blocks,
     room_for,
 )
-from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import plan_of
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
@@ -39,7 +38,8 @@ from gpucoll.communicator.shapes import (
     ScatteringBlocks,
     shaped,
 )
-from gpucoll.dtypes import are_whole, numpy_dtype, row_of
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.dtypes import are_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, GpucollError
 from gpucoll.executors import Executor, Task
 

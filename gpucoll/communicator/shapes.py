@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, Status
-from gpucoll.work import Work
+from gpucoll.progress.operations import Work
 
 
 class ArrayLike(Protocol):

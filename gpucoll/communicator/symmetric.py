@@ -12,9 +12,9 @@ import numpy
 from gpucoll.arrays.symmetric import Heap
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, check_alike
-from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, DtypeError, GpucollError, nearest
-from gpucoll.work import keep_for_ever
+from gpucoll.progress.operations import keep_for_ever
 
 DEVICES = ("cpu", "cuda")
 

@@ -26,7 +26,7 @@ from gpucoll.errors import BackendError
 if TYPE_CHECKING:
     from gpucoll.device.launch import Kernels
 
-Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation in the sense of `gpucoll.waits`
+Waiting: TypeAlias = Iterator[Callable[[], bool]]  # an operation in the sense of `gpucoll.progress.waits`
 
 
 # Streams have CuPy's wait_event, begin_capture, end_capture and is_capturing; events have record, and `done`: whether

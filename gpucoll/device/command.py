@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from gpucoll.core.dtypes import DTYPES, SMALL_RANGE
+from gpucoll.core.ops import OPS
 from gpucoll.device import CompileError, nvrtc, sources
 from gpucoll.device.sources import Instance, Scale
 from gpucoll.device.store import user_store
-from gpucoll.dtypes import DTYPES, SMALL_RANGE
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.ops import OPS
 
 HEADING = ("arch", "kernels", "count", "cached", "CPU s", "registers", "spills")
 COLUMNS = ("<8", "<9", ">6", ">7", ">8", ">10", ">7")

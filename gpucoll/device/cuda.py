@@ -16,7 +16,7 @@ from gpucoll.device.nvrtc import compile_cubin, recipe
 from gpucoll.device.sources import Instance, text
 from gpucoll.device.store import user_store
 from gpucoll.errors import BackendError, UsageError
-from gpucoll.rendezvous import becomes
+from gpucoll.transport.rendezvous import becomes
 
 NULL_STREAM, PER_THREAD = (0, 1), 2  # CUDA's own streams: the null stream by two names, and a thread's
 NOT_READY, CAPTURED = 600, 907  # CUDA's codes for an event that has not come, and for one that was captured

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy
 
+from gpucoll.core.dtypes import Dtype
+from gpucoll.core.ops import Op
 from gpucoll.device import CompileError
 from gpucoll.device import sources as kernels
 from gpucoll.device.sources import Instance, Scale
-from gpucoll.dtypes import Dtype
 from gpucoll.errors import ArgumentError
-from gpucoll.ops import Op
 
 Arguments: TypeAlias = numpy.ndarray[Any, Any]
 Launch: TypeAlias = Callable[[int, int, Arguments, Any], None]

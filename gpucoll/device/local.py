@@ -21,7 +21,7 @@ EVENTS = 4096  # kept; no rank is so many groups ahead of another
 
 
 class LocalTransport(Transport):
-    """Groups of copies; `wire` is a `gpucoll.links.Link`'s of threads, with `tag` and the next one."""
+    """Groups of copies; `wire` is a `gpucoll.communicator.links.Link`'s of threads, with `tag` and the next one."""
 
     capturable = False  # ranks must meet on the host for every group
 

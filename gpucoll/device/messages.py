@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, cast
 
 import numpy
 
+from gpucoll.core.dtypes import CODES
 from gpucoll.device import Part, Transport, Waiting
-from gpucoll.dtypes import CODES
 from gpucoll.errors import BackendError, MismatchError
 
 Found: TypeAlias = tuple[int, Callable[[], tuple[Any, Any]]]
@@ -22,7 +22,7 @@ NAMES = {code: name for name, code in CODES.items()}
 
 
 class MessageTransport(Transport):
-    """Groups of messages over `wire`, a `gpucoll.links.Link`'s, with `tag` and what a part's own adds to it.
+    """Groups of messages over `wire`, that of a `gpucoll.communicator.links.Link`, with `tag` and a part's own added.
 
     A send ends only when its receive has begun, as a large one does with NCCL, so that a schedule which would stop
     there stops here; unless `buffered`, as MPI's small ones are.

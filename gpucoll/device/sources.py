@@ -12,9 +12,9 @@ import re
 from importlib.resources.abc import Traversable
 from typing import Literal, NamedTuple
 
-from gpucoll.dtypes import DTYPES, Dtype
+from gpucoll.core.dtypes import DTYPES, Dtype
+from gpucoll.core.ops import OPS, Op
 from gpucoll.errors import DtypeError
-from gpucoll.ops import OPS, Op
 
 Scale = Literal["divide", "multiply", "truth"]
 

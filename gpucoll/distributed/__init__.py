@@ -17,6 +17,7 @@ member of `group` is warned and does nothing. Errors are gpucoll's: UsageError b
 ArgumentError and DtypeError before data moves. Source: PyTorch 2.13, ``torch/distributed/distributed_c10d.py``.
 """
 
+from gpucoll.core.ops import ReduceOp
 from gpucoll.distributed import groups as distributed_c10d  # programs ask it for `_get_default_group`
 from gpucoll.distributed.collectives import (
     all_gather,
@@ -52,7 +53,6 @@ from gpucoll.distributed.groups import (
 from gpucoll.distributed.points import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from gpucoll.distributed.start import destroy_process_group, init_process_group, monitored_barrier, new_group
 from gpucoll.distributed.work import DistributedWork as Work
-from gpucoll.ops import ReduceOp
 
 __all__ = [
     "GroupMember", "P2POp", "ProcessGroup", "ReduceOp", "Work", "all_gather", "all_gather_into_tensor",

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from gpucoll.arrays import Array, module_of
 from gpucoll.communicator import internal
+from gpucoll.core.ops import ReduceOp
 from gpucoll.distributed import shapes
 from gpucoll.distributed.groups import member
 from gpucoll.distributed.work import conclude
 from gpucoll.errors import ArgumentError
-from gpucoll.ops import ReduceOp
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

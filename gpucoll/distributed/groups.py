@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucoll.arrays import on_gpu
 from gpucoll.communicator import Communicator
-from gpucoll.dtypes import is_whole
+from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, UsageError
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from gpucoll.arrays import on_gpu
 from gpucoll.communicator import internal
+from gpucoll.communicator.links import LocalLink
 from gpucoll.communicator.points import NO_WILDCARD, check_tag
 from gpucoll.distributed.groups import ProcessGroup, _get_default_group, member
 from gpucoll.distributed.work import DistributedWork
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
-from gpucoll.links import LocalLink
 
 
 def isend(tensor: Any, dst: int | None = None, group: Any = None, tag: int = 0,

@@ -10,7 +10,7 @@ import numpy
 from numpy.lib.array_utils import byte_bounds
 
 from gpucoll.arrays import Array, as_array, bounds, check_writable, overlap
-from gpucoll.dtypes import is_whole, row_of
+from gpucoll.core.dtypes import is_whole, row_of
 from gpucoll.errors import ArgumentError, DtypeError, MismatchError
 
 

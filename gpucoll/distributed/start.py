@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy
 
-from gpucoll import bootstrap
 from gpucoll.communicator import Communicator, internal, new_world
+from gpucoll.core.dtypes import is_whole
 from gpucoll.distributed.groups import GroupMember, ProcessGroup, _get_default_group, groups, member
-from gpucoll.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, MismatchError, UsageError, nearest
-from gpucoll.rendezvous import becomes
+from gpucoll.launch import bootstrap
+from gpucoll.transport.rendezvous import becomes
 from gpucoll.transport.tags import BYTES, TAGS
 
 BACKENDS = ("nccl", "mpi", "gloo")

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gpucoll.waits
+import gpucoll.progress.waits
 from gpucoll.errors import CollectiveTimeout, GpucollError
-from gpucoll.rendezvous import becomes
-from gpucoll.waits import NAP
+from gpucoll.progress.pauses import NAP
+from gpucoll.transport.rendezvous import becomes
 
 
 class DistributedWork:
@@ -18,7 +18,7 @@ class DistributedWork:
     Results may be read once `wait` has returned or `is_completed` was true.
     """
 
-    def __init__(self, work: gpucoll.waits.Work | None, outputs: Sequence[Any],
+    def __init__(self, work: gpucoll.progress.waits.Work | None, outputs: Sequence[Any],
                  deliver: Callable[[Any], None] | None = None) -> None:
         self._work = work
         self._outputs = list(outputs)
@@ -32,7 +32,7 @@ class DistributedWork:
         self._finish(self._work)
         return True
 
-    def _finish(self, work: gpucoll.waits.Work) -> None:
+    def _finish(self, work: gpucoll.progress.waits.Work) -> None:
         """Write what came into the arrays of the call, once."""
         self._error = self._error or work.error
         deliver, self._deliver = self._deliver, None

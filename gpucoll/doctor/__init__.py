@@ -21,11 +21,11 @@ from typing import Any
 import numpy
 
 import gpucoll
-from gpucoll import bootstrap
 from gpucoll.doctor import facts, probes, report
 from gpucoll.doctor.report import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
-from gpucoll.launchers import launched
+from gpucoll.launch import bootstrap
+from gpucoll.launch.launchers import launched
 
 TIMEOUT = 60.0  # seconds, where GPUCOLL_TIMEOUT says nothing
 SILENCE = 5.0  # seconds that ranks which cannot reach each other leave the one that speaks

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gpucoll.device import nvrtc
 from gpucoll.errors import GpucollError
 from gpucoll.executors.shared import engine
-from gpucoll.launchers import find_mpiexec, library_name, started, vendor_of
+from gpucoll.launch.launchers import find_mpiexec, library_name, started, vendor_of
 
 REMEDIES = {"cupy": "pip install 'gpucoll[cuda13]' or 'gpucoll[cuda12]'", "pynvml": "pip install 'gpucoll[nvml]'",
             "ml_dtypes": "pip install 'gpucoll[dtypes]'", "mpi4py": "pip install mpi4py"}

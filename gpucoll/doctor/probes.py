@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy
 
 import gpucoll
-from gpucoll.collectives import COLLECTIVES, Collective, Side
+from gpucoll.core.collectives import COLLECTIVES, Collective, Side
 from gpucoll.doctor.facts import reason
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError
-from gpucoll.rendezvous import becomes, wait_for_all
+from gpucoll.transport.rendezvous import becomes, wait_for_all
 
 SHORT, LONG = (8, 20), (1 << 20, 3)  # bytes, and how often they go there and back at first
 AGAIN = 16, 0.1  # for a pair that looks slow: at most so many times as often, in at most so many seconds

@@ -1,8 +1,8 @@
 """What runs a schedule: one file for each transport, all behind one small protocol; and how calls are told apart.
 
 A `Task` is a collective with everything resolved; its words are what ranks compare before data move. `Executor.run` is
-an operation in the sense of `gpucoll.waits`: a generator that yields a predicate whenever it must wait. A device
-executor enqueues on the task's stream and yields nothing.
+an operation in the sense of `gpucoll.progress.waits`: a generator that yields a predicate whenever it must wait. A
+device executor enqueues on the task's stream and yields nothing.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from gpucoll.dtypes import Dtype
+from gpucoll.core.dtypes import Dtype
+from gpucoll.core.ops import Op
+from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.errors import MismatchError, PeerError, listed
-from gpucoll.ops import Op
 from gpucoll.plan import Plan
-from gpucoll.signature import Signature, code_of_difference, described, is_refusal
-from gpucoll.work import Operation
+from gpucoll.progress.operations import Operation
 
 # Not the user's. contextlib runs the end of `with comm.group():`
 INSIDE = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, threading.__file__, contextlib.__file__]

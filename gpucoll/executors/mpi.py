@@ -21,9 +21,9 @@ from gpucoll.arrays import Array, combiner
 from gpucoll.device.messages import receiver
 from gpucoll.executors import Task
 from gpucoll.plan import Form, Message, Plan, Span, Step
+from gpucoll.progress.operations import Operation
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
-from gpucoll.work import Operation
 
 
 class MpiExecutor:

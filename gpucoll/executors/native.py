@@ -17,12 +17,12 @@ from mpi4py import MPI
 
 from gpucoll.arrays import address, combiner
 from gpucoll.arrays.symmetric import at
-from gpucoll.collectives import COLLECTIVES
-from gpucoll.dtypes import DTYPES, Dtype, numpy_dtype
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
+from gpucoll.core.ops import LOGICAL, Op
 from gpucoll.errors import CollectiveTimeout
 from gpucoll.executors import IN_PLACE, WAITS, Meets, Task
-from gpucoll.ops import LOGICAL, Op
-from gpucoll.work import Operation, keep_for_ever
+from gpucoll.progress.operations import Operation, keep_for_ever
 
 _MAKING = threading.Lock()
 CALLS = {"all_reduce": "Allreduce", "reduce": "Reduce", "broadcast": "Bcast", "all_gather": "Allgather",

@@ -16,13 +16,13 @@ from typing import Any, Unpack
 
 from mpi4py import MPI
 
-from gpucoll import bootstrap
-from gpucoll.bootstrap import GivenOptions
 from gpucoll.communicator import Communicator, internal
 from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.launch import bootstrap
+from gpucoll.launch.bootstrap import GivenOptions
 from gpucoll.mpi.buffers import OPS as NAMES
 from gpucoll.mpi.buffers import NotOurs, blocks_of, fill, is_on_gpu, op_name, parts, plain, row
-from gpucoll.work import Work
+from gpucoll.progress.operations import Work
 
 __all__ = ["Comm", "Request"]
 

@@ -15,9 +15,9 @@ from mpi4py import MPI
 from numpy import ndarray
 
 from gpucoll.arrays import Array, as_array, on_gpu
-from gpucoll.dtypes import row_of
+from gpucoll.core.dtypes import row_of
+from gpucoll.core.ops import op_of
 from gpucoll.errors import ArgumentError, DtypeError
-from gpucoll.ops import op_of
 
 PLAIN = frozenset("?bhilqBHILQefdFD")  # the dtypes that arrays have most of the time
 BYTES = frozenset((bytearray, bytes, mmap.mmap))  # whose elements are bytes until a datatype says otherwise

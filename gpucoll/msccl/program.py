@@ -6,7 +6,7 @@ import re
 from typing import Any, NamedTuple, TypeAlias
 from xml.etree import ElementTree
 
-from gpucoll.collectives import COLLECTIVES, Collective
+from gpucoll.core.collectives import COLLECTIVES, Collective
 from gpucoll.errors import ArgumentError
 
 NAMES = {"".join(name.split("_")): name for name in (

@@ -12,11 +12,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
+from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.order import Order, Touched, XmlEvent, ordered, refused
 from gpucoll.msccl.program import Place, XmlProgram, XmlStep
-from gpucoll.proof import ScheduleError, prove
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
+from gpucoll.verify.symbolic import ScheduleError, prove
 
 Node: TypeAlias = tuple[str, int]  # "move" a message or a local step, "land" what a message leaves in scratch
 Edges: TypeAlias = dict[Node, dict[Node, int]]  # 1: in a later round, 0: not in an earlier one

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 from xml.sax.saxutils import quoteattr
 
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 from gpucoll.errors import ArgumentError
 from gpucoll.msccl.order import Touched, in_order
 from gpucoll.msccl.program import NAMES
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 
 Block: TypeAlias = tuple[int, int]  # the rank it sends to, the one it receives from, -1 for none
 TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}

@@ -8,13 +8,13 @@ import zlib
 
 from torch.distributed import DistError, PrefixStore, Store
 
-from gpucoll import bootstrap
 from gpucoll.communicator import Communicator
-from gpucoll.launchers import started
-from gpucoll.links import StoreLink
-from gpucoll.mail import StoreRanks
-from gpucoll.rendezvous import becomes
-from gpucoll.store import KeyStore
+from gpucoll.communicator.links import StoreLink
+from gpucoll.launch import bootstrap
+from gpucoll.launch.launchers import started
+from gpucoll.transport.kvstore import KeyStore
+from gpucoll.transport.mailbox import StoreRanks
+from gpucoll.transport.rendezvous import becomes
 
 NAMES = ("collectives", "messages")
 NAP = 1e-3

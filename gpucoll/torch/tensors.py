@@ -10,9 +10,9 @@ import torch
 from torch.distributed import ReduceOp
 
 from gpucoll.arrays import Array
-from gpucoll.dtypes import numpy_dtype
+from gpucoll.core.dtypes import numpy_dtype
+from gpucoll.core.ops import premul_sum
 from gpucoll.errors import ArgumentError
-from gpucoll.ops import premul_sum
 
 OPS = {ReduceOp.SUM: "sum", ReduceOp.AVG: "avg", ReduceOp.PRODUCT: "prod", ReduceOp.MIN: "min", ReduceOp.MAX: "max",
        ReduceOp.BAND: "band", ReduceOp.BOR: "bor", ReduceOp.BXOR: "bxor"}

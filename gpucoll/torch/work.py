@@ -17,7 +17,7 @@ from torch.distributed import DistBackendError
 from torch.distributed import Work as Handle  # type: ignore[attr-defined, unused-ignore]
 
 from gpucoll.errors import ArgumentError, CollectiveTimeout, DtypeError, GpucollError
-from gpucoll.rendezvous import becomes
+from gpucoll.transport.rendezvous import becomes
 
 Call = Callable[[], None]
 

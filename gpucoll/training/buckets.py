@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator, internal
-from gpucoll.dtypes import is_whole
+from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError
 from gpucoll.training.parameters import Like
 

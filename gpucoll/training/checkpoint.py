@@ -28,11 +28,11 @@ from typing import Any
 
 import numpy
 
-from gpucoll import parsing
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator, internal
 from gpucoll.communicator.metadata import check_alike
-from gpucoll.dtypes import numpy_dtype, row_of
+from gpucoll.core import parsing
+from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, BackendError
 from gpucoll.training.optimizers import Optimizer
 from gpucoll.training.parameters import Like, Parameters, on_host, to_array

@@ -21,9 +21,9 @@ import numpy
 
 from gpucoll.arrays import Array, module_of
 from gpucoll.communicator import Communicator, internal
+from gpucoll.core.dtypes import is_whole, numpy_dtype, row_of
 from gpucoll.device.launch import Quantised
 from gpucoll.device.sources import SHORT
-from gpucoll.dtypes import is_whole, numpy_dtype, row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, nearest
 from gpucoll.training.buckets import Bucket, Phases
 from gpucoll.training.feedback import RIGHT, Compression, is_alike, keep_finite

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy
 
 from gpucoll.communicator import Communicator
-from gpucoll.dtypes import are_whole
+from gpucoll.core.dtypes import are_whole
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.training.shards import owned
 

@@ -14,11 +14,11 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, address, on_gpu
+from gpucoll.core.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.launch import Kernels, Quantised
 from gpucoll.device.sources import MOMENTS, Instance, compressing, text
 from gpucoll.device.store import user_store
-from gpucoll.dtypes import Dtype, numpy_dtype, row_of
 from gpucoll.errors import BackendError
 
 # Loops for this CPU's vectors; none of these options changes a bit of what is computed.

@@ -13,7 +13,7 @@ import numpy
 
 from gpucoll.arrays import Array, as_array, check_writable, on_gpu
 from gpucoll.communicator import Communicator, internal
-from gpucoll.dtypes import row_of
+from gpucoll.core.dtypes import row_of
 from gpucoll.errors import ArgumentError, DtypeError, GpucollError, MismatchError, nearest
 from gpucoll.training.optimizers import gradient_of
 

@@ -14,13 +14,13 @@ import numpy
 
 from gpucoll.arrays import Array
 from gpucoll.communicator import Communicator
-from gpucoll.dtypes import is_whole
+from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
+from gpucoll.progress.operations import Work
 from gpucoll.training.buckets import Bucket
 from gpucoll.training.optimizers import Optimizer, check_optimizer, gradient_of
 from gpucoll.training.parameters import Like, Parameters, on_host, opened, to_array
 from gpucoll.training.shards import owned
-from gpucoll.work import Work
 
 PULL, PUSH, DONE = 0, 1, 2
 HEADER, DATA = 0, 1  # tags

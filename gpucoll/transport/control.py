@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 
 from gpucoll.errors import RankFailedError
+from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
-from gpucoll.work import Operation, keep_for_ever
 
 
 def shutdown(comm: Any, others: Collection[int], *, failed: bool) -> Operation:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, find, names_of, own_names
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError, nearest
 from gpucoll.tuner.model import Candidate, Model, World, segments
 from gpucoll.tuner.table import BUILT_IN, Table

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from gpucoll.algorithms import algorithms, evaluate, find, own_names, schedule
 from gpucoll.analysis.simulate import Level, Topology, simulate
+from gpucoll.core.schedule import Copy, Reduce, Send
 from gpucoll.errors import ArgumentError
-from gpucoll.schedule import Copy, Reduce, Send
 from gpucoll.tuner.table import Curve, LinkCost, Table, built_in
 
 MOST_SEGMENTS = 32

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from gpucoll import toml
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core import toml
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.device.store import default_folder, read_trusted
 from gpucoll.errors import ArgumentError
-from gpucoll.launchers import library_name
+from gpucoll.launch.launchers import library_name
 from gpucoll.version import __version__
 
 CODE = "GC-TABLE"

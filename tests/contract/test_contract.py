@@ -13,7 +13,7 @@ import mixture
 import oracle
 import programs
 from gpucoll.algorithms import registry
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from grids import generator, naming, sampled
 from programs import MOVEMENTS, REDUCTIONS
 from thread_ranks import on_threads

@@ -8,10 +8,10 @@ import pytest
 import extension
 import gpucoll as gc
 import oracle
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device.sources import folder
-from gpucoll.dtypes import DTYPES
 from gpucoll.executors.shared import plans, tables
-from gpucoll.ops import OPS
 from thread_ranks import on_threads
 
 HEADER = "tables.h"

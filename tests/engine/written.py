@@ -7,17 +7,17 @@ from unittest import mock
 import numpy
 
 import oracle
-from gpucoll import dtypes
 from gpucoll.algorithms import find, registry
 from gpucoll.arrays import Cut
-from gpucoll.bootstrap import RankTopology
-from gpucoll.collectives import COLLECTIVES
 from gpucoll.communicator.backends import make_plan
+from gpucoll.core import dtypes
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.ops import OPS
 from gpucoll.executors import Task
 from gpucoll.executors.shared import plans, tables
 from gpucoll.executors.shared.instructions import Messages
 from gpucoll.executors.shared.neighbours import head_bytes
-from gpucoll.ops import OPS
+from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.tuner.choice import Choice
 
 WORKSPACE = 4096  # bytes of a workspace here: arrays that are none too long are in all the places where long ones are

@@ -64,7 +64,7 @@ def check(*calls):
 
 
 def reduces(name):
-    from gpucoll.ops import OPS
+    from gpucoll.core.ops import OPS
     from oracle import OPS as NAMES
     from oracle import legal
 
@@ -74,7 +74,7 @@ def reduces(name):
 def expressions():
     import numpy
 
-    from gpucoll.ops import elementwise_op
+    from gpucoll.core.ops import elementwise_op
 
     check(("expression", elementwise_op("a + b - a*b"), "float32", lambda a, b: a + b - a * b),
           ("expression", elementwise_op("max(a + b, b)"), "int8", lambda a, b: numpy.maximum(a + b, b)),
@@ -100,7 +100,7 @@ def memcheck(command, seconds, variables=None):
 
 def sanitized():
     """Kernels of odd sizes and alignments."""
-    memcheck(["-c", "import cases, checks; from gpucoll.ops import OPS; k = cases.kernels(); "
+    memcheck(["-c", "import cases, checks; from gpucoll.core.ops import OPS; k = cases.kernels(); "
                     "checks.check_misaligned(k, 'int8'); checks.check_reduce(k, OPS['sum'], 'float16'); "
                     "checks.check_pack(k); checks.check_unpack(k)"], 120)
 
@@ -113,7 +113,7 @@ def binding():
     from gpu_helpers import refused
     from gpucoll.device import nccl
     from gpucoll.device.cuda import CudaDevice
-    from gpucoll.waits import Waits
+    from gpucoll.progress.waits import Waits
 
     device = CudaDevice(0)
     cupy.cuda.Device(0).use()

@@ -7,8 +7,8 @@ import numpy
 from emulation import Memory, address
 from expected import PAIRS, quiet, random_array, reduced, same, wide
 
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import OPS
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from oracle import kind
 
 COUNTS = (0, 1, 7, 15, 16, 17, 255, 1000, 4097)

@@ -9,9 +9,9 @@ import numpy
 import pytest
 from expected import CASES, NARROW, REAL
 
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS, elementwise_op
 from gpucoll.device import sources
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import OPS, elementwise_op
 from oracle import DTYPES as NAMES
 
 WIDTHS = (1, 2, 4, 8, 16)

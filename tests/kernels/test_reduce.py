@@ -8,10 +8,10 @@ import pytest
 from emulation import address
 from expected import CASES
 
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS, elementwise_op
 from gpucoll.device import sources
-from gpucoll.dtypes import DTYPES
 from gpucoll.errors import ArgumentError, DtypeError
-from gpucoll.ops import OPS, elementwise_op
 from oracle import DTYPES as NAMES
 
 pytestmark = pytest.mark.kernel

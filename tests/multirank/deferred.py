@@ -5,7 +5,7 @@ import itertools
 import numpy
 
 import gpucoll as gc
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from grids import generator
 from multirank.disagreements import CULPRIT, LENGTHS, REFUSALS, Case, cases, made
 from pace import seconds

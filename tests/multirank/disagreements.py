@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy
 
 import gpucoll as gc
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 
 LENGTHS = {"short": 12, "long": 1 << 17}
 CULPRIT = 1

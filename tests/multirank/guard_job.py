@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy
 
 import gpucoll as gc
-from gpucoll import bootstrap, links, training
-from gpucoll.guard import processes
+from gpucoll import training
+from gpucoll.communicator import links
+from gpucoll.health import processes
+from gpucoll.launch import bootstrap
 
 TIMEOUT = 3.0
 PHASES = ("before", "after_send", "after")  # of GPUCOLL_FAULT, in the call that counts

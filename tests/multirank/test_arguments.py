@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from grids import naming
 from pace import seconds
 from thread_ranks import on_threads

@@ -14,9 +14,9 @@ import pytest
 
 import gpucoll as gc
 from gpucoll import training
-from gpucoll.guard import guard
-from gpucoll.links import MpiLink
-from gpucoll.rendezvous import becomes
+from gpucoll.communicator.links import MpiLink
+from gpucoll.health import guard
+from gpucoll.transport.rendezvous import becomes
 from grids import generator, naming
 from multirank.test_executors import on_two_nodes
 from pace import seconds
@@ -183,7 +183,7 @@ def interrupted_start(mpi):
             begun.append(comm.Ibarrier())
             raise KeyboardInterrupt
 
-        with mock.patch("gpucoll.bootstrap.wait_for_all", rings), pytest.raises(KeyboardInterrupt):
+        with mock.patch("gpucoll.launch.bootstrap.wait_for_all", rings), pytest.raises(KeyboardInterrupt):
             gc.Communicator.from_mpi(own, timeout=seconds(60))
     else:
         with pytest.raises(gc.CollectiveTimeout, match="to make this communicator") as late:
@@ -205,7 +205,7 @@ def late_alone(mpi):
 
 
 def unlike_versions(mpi):
-    for name in ("gpucoll.bootstrap.__version__", "numpy.__version__"):
+    for name in ("gpucoll.launch.bootstrap.__version__", "numpy.__version__"):
         other = mock.patch(name, "0.0.other") if mpi.rank == 1 else mock.MagicMock()
         with other, pytest.raises(gc.UsageError, match="version of") as refused:
             gc.Communicator.from_mpi(mpi, timeout=seconds(60))

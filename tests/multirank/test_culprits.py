@@ -8,9 +8,9 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.executors import Task
-from gpucoll.guard import processes
-from gpucoll.guard.observed import Observed
-from gpucoll.guard.processes import RankThreads
+from gpucoll.health import processes
+from gpucoll.health.observed import Observed
+from gpucoll.health.processes import RankThreads
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)
 from pace import seconds
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoll.guard.report import stories, summary
+from gpucoll.health.report import stories, summary
 from jobs import JOB_MARK, end_job, ends_within, marked, require_launcher, same_gpucoll, start_job
 from multirank.guard_job import PHASES, TIMEOUT
 from multirank.test_guard import JOB, came_of
@@ -241,7 +241,7 @@ def test_two_jobs_beside_each_other(mpiexec):
 
 NEVER_COMES = """
 import os, signal, sys, time, gpucoll as gc
-from gpucoll import bootstrap
+from gpucoll.launch import bootstrap
 from mpi4py import MPI
 how, folder, rank = sys.argv[1], sys.argv[2], MPI.COMM_WORLD.rank
 if how == "stop" and rank == 1:

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.guard.preflight import Exchange
+from gpucoll.health.preflight import Exchange
 from multirank.deferred import TOLD, cells, check_cells, outcomes
 from pace import seconds
 

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.executors import call_site
 from gpucoll.transport.tags import Tag
 from grids import generator, sampled

@@ -13,11 +13,11 @@ import engine_mutants
 import gpucoll as gc
 import oracle
 import programs
-from gpucoll.dtypes import DTYPES
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.executors.shared.neighbours import TINY
 from gpucoll.executors.shared.tables import FAILURE
-from gpucoll.guard import guard
-from gpucoll.ops import OPS
+from gpucoll.health import guard
 from multirank.test_metadata import roots_of_scatter_that_differ, scattered  # noqa: F401 (mutants are planted into them)
 from multirank.test_one_pass import (  # noqa: F401 (a fixture, and what mutants are planted into)
     long_arrays,

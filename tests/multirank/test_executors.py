@@ -14,8 +14,8 @@ import mixture
 import oracle
 import programs
 from gpucoll.arrays.symmetric import Copier
+from gpucoll.communicator.links import MpiLink
 from gpucoll.executors.shared import plans
-from gpucoll.links import MpiLink
 from gpucoll.tuner import model
 from grids import generator
 from pace import seconds

@@ -11,10 +11,10 @@ import pytest
 
 import disagreement
 import gpucoll as gc
-from gpucoll.guard.flight import CALLS, Flight
-from gpucoll.guard.observed import Fault
-from gpucoll.guard.report import main as report
-from gpucoll.guard.report import stories, summary
+from gpucoll.health.flight import CALLS, Flight
+from gpucoll.health.observed import Fault
+from gpucoll.health.report import main as report
+from gpucoll.health.report import stories, summary
 from grids import generator, often
 from multirank import guard_job
 from multirank.test_one_pass import ranks  # noqa: F401 (a fixture)

@@ -132,7 +132,7 @@ def test_ranks_that_differ_in_calls_made_before_are_told(ranks):
 
 RECORDED = """
 import numpy, gpucoll as gc
-from gpucoll import bootstrap
+from gpucoll.launch import bootstrap
 from multirank.test_executors import on_two_nodes
 
 with {made} as comm:

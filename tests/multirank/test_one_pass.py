@@ -10,10 +10,10 @@ import pytest
 import gpucoll as gc
 import oracle
 import programs
-from gpucoll.dtypes import DTYPES
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.executors.shared.engine import library
 from gpucoll.executors.shared.neighbours import SMALL, TINY
-from gpucoll.ops import OPS
 from pace import seconds
 
 SHOTS = ("one_shot", "two_shot")

@@ -8,8 +8,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.core.dtypes import DTYPES, numpy_dtype
 from gpucoll.device.messages import Counted
-from gpucoll.dtypes import DTYPES, numpy_dtype
 from pace import seconds
 
 

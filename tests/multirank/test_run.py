@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 
 from commands import gpucoll_run
-from gpucoll import launch
+from gpucoll.launch import jobs
 from refusals import refused
 
 UNSET = dict.fromkeys("RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT PYTHONUNBUFFERED".split())
@@ -67,7 +67,7 @@ def test_the_exit_code_is_the_jobs(launcher, script, text, code):
 def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(launch, "gpu_count", lambda: 0)
+    monkeypatch.setattr(jobs, "gpu_count", lambda: 0)
     for arguments, words in (
             ([], "required: script"), (["--nproc-per-node", "0", "x.py"], "'0' is not a positive number"),
             (["."], "there is no file '.'"), (["--hosts", "a,a", "x.py"], "different host names"),
@@ -77,7 +77,7 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypa
             (["-m", ".x"], "no module '.x'"), (["--standalone", "--hosts", "a", "x.py"], "give one of them"),
             (["--tag-output", "--redirect", "a", "x.py"], "not allowed with"),
             (["--redirect", "file/x", "file"], "--redirect: ")):
-        assert words in refused(capsys, launch.main, arguments, "gpucoll run")
+        assert words in refused(capsys, jobs.main, arguments, "gpucoll run")
 
 
 HERE = Namespace(nproc_per_node=3, hosts=(), script="x.py", arguments=["-v"], module=False, redirect=None,
@@ -94,39 +94,39 @@ LOGGED = Namespace(**{**vars(HERE), "module": True, "redirect": "logs", "tag_out
                                              "--allow-run-as-root"]),
 ])
 def test_every_vendors_command_line(version, job, root, options):
-    found = launch.command("mpiexec", version, job, "a:1", root=root)
-    assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch", "a:1", "x.py", *job.arguments]
+    found = jobs.command("mpiexec", version, job, "a:1", root=root)
+    assert found == ["mpiexec", *options, sys.executable, "-m", "gpucoll.launch.jobs", "a:1", "x.py", *job.arguments]
 
 
 @pytest.mark.parametrize(("version", "tag"), [
     ("HYDRA build details:", ["-prepend-rank"]), ("Intel(R) MPI Library", ["-prepend-rank"]),
     ("mpiexec (Open MPI) 5.0", ["--map-by", "slot:OVERSUBSCRIBE", "--tag-output"])])
 def test_what_ranks_do_with_their_output_is_passed_on(version, tag):
-    found = launch.command("mpiexec", version, LOGGED, "a:1", root=False)
-    assert found == ["mpiexec", "-n", "3", *tag, sys.executable, "-m", "gpucoll.launch", "--module", "--redirect=logs",
-                     "a:1", "x.py", "-v"]
+    found = jobs.command("mpiexec", version, LOGGED, "a:1", root=False)
+    assert found == ["mpiexec", "-n", "3", *tag, sys.executable, "-m", "gpucoll.launch.jobs", "--module",
+                     "--redirect=logs", "a:1", "x.py", "-v"]
 
 
 @pytest.mark.parametrize(("gpus", "auto"), [(0, 3), (2, 2)])
 def test_as_many_ranks_as_gpus_or_processors(monkeypatch, gpus, auto, tmp_path):
-    monkeypatch.setattr(launch, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda process: {0, 1, 5})
+    monkeypatch.setattr(jobs, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(jobs.os, "sched_getaffinity", lambda process: {0, 1, 5})
     (tmp_path / "x.py").write_text("")
-    counts = {word: launch._parsed(["--nproc-per-node", word, str(tmp_path / "x.py")]).nproc_per_node
+    counts = {word: jobs._parsed(["--nproc-per-node", word, str(tmp_path / "x.py")]).nproc_per_node
               for word in ("auto", "cpu", "7", *(["gpu"] if gpus else []))}
     assert counts == {"auto": auto, "cpu": 3, "7": 7, **({"gpu": gpus} if gpus else {})}
 
 
 def test_the_first_rank_of_other_hosts_and_launchers_that_say_nothing(monkeypatch, capsys, tmp_path):
-    assert launch.master(THERE, {}) == "a:29500"
-    assert launch.master(THERE, {"MASTER_PORT": "1"}) == "a:1"
-    assert launch.master(HERE, {"MASTER_ADDR": "c", "MASTER_PORT": "2"}) == "c:2"
-    assert launch.variables({}, "a:1") == {}
-    monkeypatch.setattr(launch, "variables", lambda *_: {})
+    assert jobs.master(THERE, {}) == "a:29500"
+    assert jobs.master(THERE, {"MASTER_PORT": "1"}) == "a:1"
+    assert jobs.master(HERE, {"MASTER_ADDR": "c", "MASTER_PORT": "2"}) == "c:2"
+    assert jobs.variables({}, "a:1") == {}
+    monkeypatch.setattr(jobs, "variables", lambda *_: {})
     with pytest.raises(SystemExit) as left:
-        launch.run_rank(["a:1", "x.py"])
+        jobs.run_rank(["a:1", "x.py"])
     assert left.value.code == 1
     (tmp_path / "x.py").write_text("")
-    monkeypatch.setattr(launch.launchers, "find_mpiexec", lambda: None)
-    assert launch.main([str(tmp_path / "x.py")]) == 1
+    monkeypatch.setattr(jobs.launchers, "find_mpiexec", lambda: None)
+    assert jobs.main([str(tmp_path / "x.py")]) == 1
     assert "pip install 'gpucoll[mpich]'" in capsys.readouterr().err

@@ -11,7 +11,8 @@ import uuid
 import pytest
 
 from commands import gpucoll_run, without_mpi4py
-from gpucoll import cli, launchers
+from gpucoll import cli
+from gpucoll.launch import launchers
 from jobs import JOB_MARK, kill_marked, marked, same_gpucoll
 from pace import seconds
 from refusals import refused
@@ -110,7 +111,7 @@ def test_torchruns_variables_are_enough(tmp_path):
 
 CHILDREN = """
 import multiprocessing, os
-from gpucoll.launchers import rank_variables
+from gpucoll.launch.launchers import rank_variables
 
 def work(variables, results):
     os.environ.update(variables)
@@ -217,7 +218,7 @@ def test_of_many_errors_one_traceback_is_shown(launcher, script):
 
 PATIENT = """
 import runpy
-from gpucoll import standalone
+from gpucoll.launch import standalone
 standalone.GRACE = 1e6
 runpy.run_module("gpucoll", run_name="__main__")
 """

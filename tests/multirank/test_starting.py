@@ -11,7 +11,7 @@ from pace import seconds
 NEVER_STARTS = """
 import os, signal, sys, time
 import gpucoll as gc
-from gpucoll.launchers import started
+from gpucoll.launch.launchers import started
 how, timeout = sys.argv[1], float(sys.argv[2])
 if started().rank == 1:
     if how == "exit":
@@ -53,5 +53,5 @@ def test_nothing_of_the_watch_is_left_once_mpi_has_started(mpiexec):
 
 def test_a_witness_ends_with_its_rank():
     """It must not keep the output open of a rank that has ended long before the deadline."""
-    program = "import os; from gpucoll import watchdog\nwith watchdog.starting(1e9, 'HOME', 2, 2): os._exit(3)"
+    program = "import os; from gpucoll.launch import watchdog\nwith watchdog.starting(1e9, 'HOME', 2, 2): os._exit(3)"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=seconds(60)).returncode == 3

@@ -2,10 +2,10 @@
 
 import numpy
 
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import sources
 from gpucoll.device.peer import Places, Room
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import OPS
 from peer.world import World, expected, placed
 
 KERNELS = ("packets", "fold_all", "fold_share")

@@ -13,10 +13,10 @@ import numpy
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import sources
 from gpucoll.device.peer import Places, Room
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import OPS
 from peer import direct, schedules
 from peer.schedules import Case, Swap, Turn
 from peer.world import Fault, World, library, placed, watched

@@ -6,16 +6,16 @@ import numpy
 
 import oracle
 from gpucoll.algorithms import schedule
-from gpucoll.chunks import Layout
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.chunks import Layout
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
+from gpucoll.core.schedule import Copy, Recv, Schedule, Send, Slice
 from gpucoll.device import sources
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.peer import Room
-from gpucoll.dtypes import DTYPES
 from gpucoll.executors.peer.program import BUFFERS, check, program, tables
-from gpucoll.ops import OPS
 from gpucoll.plan import Layouts, Plan
-from gpucoll.schedule import Copy, Recv, Schedule, Send, Slice
 from peer.world import World, placed, zeros
 
 UNWRITTEN = 0xA5

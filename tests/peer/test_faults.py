@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from compiled import compile_all
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import nvrtc, sources
-from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
-from gpucoll.ops import OPS
 from grids import generator
 from pace import seconds
 from peer import mutants

@@ -8,10 +8,10 @@ import pytest
 
 import oracle
 from compiled import compile_all
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import sources
 from gpucoll.device.peer import Room
-from gpucoll.dtypes import DTYPES
-from gpucoll.ops import OPS
 from grids import batches, naming
 from peer import direct, mutants, schedules
 from peer.schedules import Case

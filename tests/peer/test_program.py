@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from gpucoll.algorithms import algorithms
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.executors.peer.program import check
-from gpucoll.proof import ScheduleError
+from gpucoll.verify.symbolic import ScheduleError
 from grids import batches, naming
 from peer.schedules import Case
 

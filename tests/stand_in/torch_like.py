@@ -11,7 +11,7 @@ import types
 import cupy
 import numpy
 
-from gpucoll.dtypes import numpy_dtype
+from gpucoll.core.dtypes import numpy_dtype
 
 
 class dtype:

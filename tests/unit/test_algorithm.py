@@ -14,8 +14,8 @@ from gpucoll.algorithms import Traits, find
 from gpucoll.analysis.draw import draw
 from gpucoll.analysis.simulate import simulate
 from gpucoll.analysis.verify import verify
-from gpucoll.proved import Claim, proved
 from gpucoll.tuner.choice import allowed, scheduled
+from gpucoll.verify.user import Claim, proved
 from refusals import refused
 from thread_ranks import on_threads
 
@@ -119,7 +119,7 @@ def test_the_error_says_how_data_are_cut_and_how_an_algorithm_is_for_some_sizes(
 
 
 def test_what_never_ends_or_changes_is_refused(monkeypatch):
-    monkeypatch.setattr("gpucoll.proved.MOST_ROUNDS", 50)
+    monkeypatch.setattr("gpucoll.verify.user.MOST_ROUNDS", 50)
 
     @gc.algorithm("all_reduce", "endless", chunks=1)
     def endless(rank, size):

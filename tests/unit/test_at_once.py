@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from gpucoll.algorithms import all_ranks, registry, schedule
-from gpucoll.schedule import Slice, moved
+from gpucoll.core.schedule import Slice, moved
 from grids import generator, naming
 
 ROWS = sorted(registry())

@@ -7,7 +7,7 @@ import pytest
 
 from counting import count
 from gpucoll.algorithms import find, registry, schedule
-from gpucoll.schedule import Recv, RecvReduce, Send
+from gpucoll.core.schedule import Recv, RecvReduce, Send
 from grids import naming
 
 ROWS = sorted(registry())

@@ -14,9 +14,9 @@ import pytest
 
 import gpucoll as gc
 import grids
-from gpucoll import connections, store
-from gpucoll.connections import LENGTHS, STRANGERS, Connection, Hub, StoreError, proof
-from gpucoll.guard import network
+from gpucoll.health import network
+from gpucoll.transport import connections, kvstore
+from gpucoll.transport.connections import LENGTHS, STRANGERS, Connection, Hub, StoreError, proof
 from pace import seconds
 from strangers import Strangers, connected_to
 from watch_threads import Ranks, becomes, made
@@ -242,11 +242,11 @@ def test_a_store_that_accepts_nobody_is_given_up():
     """Strangers fill the queue of a rank 0 that is stopped: the rank that comes has its deadline."""
     token = secrets.token_hex(8)
     with socket.socket(socket.AF_UNIX) as listener, contextlib.ExitStack() as stack:
-        listener.bind(store.socket_name(token))
+        listener.bind(kvstore.socket_name(token))
         listener.listen(0)
-        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(store.socket_name(token))
+        stack.enter_context(socket.socket(socket.AF_UNIX)).connect(kvstore.socket_name(token))
         with pytest.raises(gc.CollectiveTimeout, match="rank 0 to come"):
-            store.StoreClient(1, 3, token, 0.05)
+            kvstore.StoreClient(1, 3, token, 0.05)
 
 
 # ---------------------------------------------------------------- fuzzing
@@ -312,11 +312,11 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_strangers_at_the_store(count, monkeypatch):
-    monkeypatch.setattr(store, "ANSWER", seconds(60))
+    monkeypatch.setattr(kvstore, "ANSWER", seconds(60))
     token = secrets.token_hex(8)
-    server = store.StoreServer(4, token)
-    clients = [store.StoreClient(rank, 4, token, seconds(60)) for rank in (1, 2)]
-    strangers = Strangers(connected_to(socket.AF_UNIX, store.socket_name(token)), random.Random(f"{grids.SEED}/unix"),
+    server = kvstore.StoreServer(4, token)
+    clients = [kvstore.StoreClient(rank, 4, token, seconds(60)) for rank in (1, 2)]
+    strangers = Strangers(connected_to(socket.AF_UNIX, kvstore.socket_name(token)), random.Random(f"{grids.SEED}/unix"),
                           recorded(token))
 
     def look():
@@ -328,7 +328,7 @@ def test_strangers_at_the_store(count, monkeypatch):
 
     strangers.attack(count, look)
     strangers.silence(STRANGERS + 8)
-    clients.append(store.StoreClient(3, 4, token, seconds(60)))
+    clients.append(kvstore.StoreClient(3, 4, token, seconds(60)))
     clients[2].set("last", b"3")
     assert [client.get("last") for client in clients] == [b"3"] * 3
     assert {*server._values} == {"key", "last"}

@@ -17,7 +17,7 @@ from gpucoll.bench import strategies
 import gpucoll
 from gpucoll import cli
 from gpucoll.algorithms import registry
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.doctor import facts, probes, report
 
 GIB = 1 << 30

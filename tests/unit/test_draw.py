@@ -16,8 +16,8 @@ from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.draw import draw, view
 from gpucoll.analysis.draw.record import NOBODY
 from gpucoll.cli import main
-from gpucoll.collectives import COLLECTIVES
-from gpucoll.schedule import Send
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.schedule import Send
 from grids import sampled
 from refusals import refused
 

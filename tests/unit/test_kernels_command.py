@@ -11,12 +11,12 @@ import pytest
 
 import oracle
 from gpucoll.cli import main
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import command, nvrtc, sources
 from gpucoll.device.command import CompileJob, compile_one, instances
 from gpucoll.device.store import Store
-from gpucoll.dtypes import DTYPES
 from gpucoll.errors import BackendError
-from gpucoll.ops import OPS
 from refusals import refused
 
 ROOT = Path(__file__).parents[2]

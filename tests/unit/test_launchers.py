@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gpucoll import launchers
+from gpucoll.launch import launchers
 
 
 @pytest.mark.parametrize(("environment", "name", "size_and_rank", "local"), [

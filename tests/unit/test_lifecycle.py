@@ -12,7 +12,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.arrays.symmetric import SLAB
-from gpucoll.guard.processes import Processes
+from gpucoll.health.processes import Processes
 from pace import seconds
 from thread_ranks import all_on_threads
 

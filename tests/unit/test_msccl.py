@@ -11,10 +11,10 @@ from gpucoll import msccl
 from gpucoll.algorithms import registry, schedule
 from gpucoll.analysis.verify import verify
 from gpucoll.cli import main
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.schedule import Copy, Recv, Reduce, Send, Slice
 from gpucoll.msccl.program import NAMES
 from gpucoll.msccl.write import xml
-from gpucoll.schedule import Copy, Recv, Reduce, Send, Slice
 from grids import generator, naming, sampled
 from msccl_files import FILES, File, written
 

@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from gpucoll.connections import Connection, Hub
-from gpucoll.guard import network
-from gpucoll.guard.network import Watch, reachable
+from gpucoll.health import network
+from gpucoll.health.network import Watch, reachable
+from gpucoll.transport.connections import Connection, Hub
 from pace import seconds
 from watch_threads import Ranks, becomes, made
 

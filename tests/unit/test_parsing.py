@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy
 import pytest
 
-from gpucoll import elementwise_op, parsing
+from gpucoll import elementwise_op
 from gpucoll.arrays.space import combiner
-from gpucoll.dtypes import DTYPES
+from gpucoll.core import parsing
+from gpucoll.core.dtypes import DTYPES
 
 PACKAGE = Path(parsing.__file__).parent
 PARSES = {"ast.parse", "ast.literal_eval", "inspect.signature", "numpy.load", "numpy.lib.format.read_array"}

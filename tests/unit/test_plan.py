@@ -7,15 +7,15 @@ from types import SimpleNamespace
 import pytest
 
 from gpucoll.algorithms import algorithms, schedule
-from gpucoll.chunks import Layout
-from gpucoll.collectives import COLLECTIVES
-from gpucoll.dtypes import DTYPES
+from gpucoll.core.chunks import Layout
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.schedule import Recv, RecvReduce, Schedule, Send, Slice
 from gpucoll.executors.nccl import Node, nodes_of
 from gpucoll.executors.shared.instructions import Writer
 from gpucoll.executors.shared.tables import AWAIT, CALL, SIGNAL
 from gpucoll.plan import Form, Layouts, Plan
-from gpucoll.proof import replay
-from gpucoll.schedule import Recv, RecvReduce, Schedule, Send, Slice
+from gpucoll.verify.symbolic import replay
 from grids import generator, naming
 
 ALIKE = [(row.name, name) for row in COLLECTIVES.values() if row.ragged is None for name in algorithms(row.name)]

@@ -11,10 +11,11 @@ import threading
 import pytest
 
 import gpucoll as gc
-from gpucoll import bootstrap, launchers, store
-from gpucoll.connections import LENGTHS, Connection, Hub, proof
-from gpucoll.links import StoreLink
-from gpucoll.mail import StoreRanks, decode, encode
+from gpucoll.communicator.links import StoreLink
+from gpucoll.launch import bootstrap, launchers
+from gpucoll.transport import kvstore
+from gpucoll.transport.connections import LENGTHS, Connection, Hub, proof
+from gpucoll.transport.mailbox import StoreRanks, decode, encode
 
 NONCE = "1" * 32
 HELLO = {"rank": 1, "size": 3, "version": gc.__version__, "nonce": NONCE}
@@ -28,7 +29,7 @@ def token():
 
 @pytest.fixture
 def server(token):
-    server = store.StoreServer(3, token)
+    server = kvstore.StoreServer(3, token)
     yield server
     server.hub.close()
 
@@ -37,7 +38,7 @@ def answer_to(token, what):
     """What the store answers to bytes, or to a hello with the proof of a token: its JSON, None where it only closes."""
     with socket.socket(socket.AF_UNIX) as connected:
         connected.settimeout(60)
-        connected.connect(store.socket_name(token))
+        connected.connect(kvstore.socket_name(token))
         connection = Connection(connected)
         nonce = connection.read()[0]["nonce"]
         if isinstance(what, bytes):
@@ -57,8 +58,8 @@ def proven(token, rank, nonce):
 
 
 def test_ranks_see_what_others_have_set(server, token, monkeypatch):
-    monkeypatch.setattr(store, "ANSWER", 60.0)  # a rank that is not answered sooner takes a key for missing
-    first, second = (store.StoreClient(rank, 3, token, 60.0) for rank in (1, 2))
+    monkeypatch.setattr(kvstore, "ANSWER", 60.0)  # a rank that is not answered sooner takes a key for missing
+    first, second = (kvstore.StoreClient(rank, 3, token, 60.0) for rank in (1, 2))
     first.set("key", b"\0bytes")
     assert [one.get("key", 0.1) for one in (server, first, second)] == [b"\0bytes"] * 3
     second.delete("key")
@@ -82,7 +83,7 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
         listener.close()
 
     monkeypatch.setattr(Hub, "serve", serve)
-    store.StoreServer(3, token)
+    kvstore.StoreServer(3, token)
     assert heard == [({"number": None, "gone": []}, b"")]
 
 
@@ -94,7 +95,7 @@ def test_nobody_is_heard_before_the_store_is_whole(monkeypatch, token):
 def test_strangers_are_sent_away(server, token, hello, words):
     right = {"token": None} if "proof" in hello else {}
     assert words in answer_to(token, {**HELLO, **right, **hello})["error"]
-    store.StoreClient(1, 3, token, 60.0).close()  # and the store goes on
+    kvstore.StoreClient(1, 3, token, 60.0).close()  # and the store goes on
 
 
 @pytest.mark.parametrize("garbage", [
@@ -102,30 +103,30 @@ def test_strangers_are_sent_away(server, token, hello, words):
     LENGTHS.pack(2, 1 << 20) + b"{}", LENGTHS.pack(5000, 0) + b"[" * 5000])
 def test_garbage_is_a_typed_error_and_the_store_goes_on(server, token, garbage):
     assert "no frame of gpucoll's store" in answer_to(token, garbage)["error"]
-    client = store.StoreClient(1, 3, token, 60.0)
+    client = kvstore.StoreClient(1, 3, token, 60.0)
     for wrong in (("set", 3), ("eval", "x"), ("get", "x")):
-        with pytest.raises(store.StoreError, match="no call of gpucoll's store"):
+        with pytest.raises(kvstore.StoreError, match="no call of gpucoll's store"):
             client._call(*wrong)
         client.drop()
         with server.hub._changed:
             assert server.hub._changed.wait_for(lambda: 1 not in server.hub._here, 60)
-        client = store.StoreClient(1, 3, token, 60.0)
+        client = kvstore.StoreClient(1, 3, token, 60.0)
     client.close()
 
 
 def test_one_rank_of_a_number_and_one_rank_0(server, token):
-    with_it = store.StoreClient(1, 3, token, 60.0)
+    with_it = kvstore.StoreClient(1, 3, token, 60.0)
     with pytest.raises(gc.BackendError, match="is there already; RANK must be") as error:
-        store.StoreClient(1, 3, token, 60.0)
+        kvstore.StoreClient(1, 3, token, 60.0)
     assert error.value.code == "GC-STORE"
     with pytest.raises(gc.BackendError, match="give each job a port of its own"):
-        store.StoreServer(3, token)
+        kvstore.StoreServer(3, token)
     with_it.close()
 
 
 def test_a_rank_0_that_speaks_another_language_is_a_typed_error(token):
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(store.socket_name(token))
+        listener.bind(kvstore.socket_name(token))
         listener.listen()
 
         def speak():
@@ -137,7 +138,7 @@ def test_a_rank_0_that_speaks_another_language_is_a_typed_error(token):
 
         threading.Thread(target=speak, daemon=True).start()
         with pytest.raises(gc.BackendError, match="no frame of gpucoll's store"):
-            store.StoreClient(1, 2, token, 60.0)
+            kvstore.StoreClient(1, 2, token, 60.0)
 
 
 class Trap:
@@ -155,18 +156,18 @@ def test_what_ranks_tell_is_json_and_nothing_is_run():
 
 
 def test_a_rank_that_does_not_come_is_named():
-    ranks = StoreRanks(store.MemoryStore(), "x", 0, 3, 0.2)
+    ranks = StoreRanks(kvstore.MemoryStore(), "x", 0, 3, 0.2)
     with pytest.raises(gc.CollectiveTimeout, match="ranks 1, 2 of 3") as late:
         ranks.allgather("here")
     assert late.value.ranks == (1, 2)
-    lost = store.MemoryStore()
+    lost = kvstore.MemoryStore()
     lost.gone = lambda: {2}
     lost.set("x/1/1", encode("here"))
     with pytest.raises(gc.RankFailedError) as gone:
         StoreRanks(lost, "x", 0, 3, 60.0).allgather("here")
     assert gone.value.ranks == (2,)
     with pytest.raises(gc.CollectiveTimeout, match="rank 0 to come"):
-        store.StoreClient(1, 2, secrets.token_hex(8), 0.05)
+        kvstore.StoreClient(1, 2, secrets.token_hex(8), 0.05)
 
 
 def test_a_link_of_one_needs_no_other_process():

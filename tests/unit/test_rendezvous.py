@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from gpucoll import rendezvous
 from gpucoll.errors import BackendError
+from gpucoll.transport import rendezvous
 from pace import seconds
 
 

@@ -6,7 +6,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.links import LocalLink
+from gpucoll.communicator.links import LocalLink
 
 
 def test_results_are_in_the_order_of_ranks():

@@ -19,8 +19,8 @@ import gpucoll as gc
 from gpucoll import training
 from gpucoll.analysis.simulate import network, simulate
 from gpucoll.device.store import Store
-from gpucoll.guard import report
-from gpucoll.guard.flight import HEAD, MAGIC, Flight
+from gpucoll.health import report
+from gpucoll.health.flight import HEAD, MAGIC, Flight
 from gpucoll.training import checkpoint
 from gpucoll.tuner import Tuner, table
 from grids import SEED

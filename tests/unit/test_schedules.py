@@ -9,12 +9,12 @@ import pytest
 import gpucoll as gc
 from gpucoll.algorithms import algorithms, all_ranks, registry, schedule
 from gpucoll.analysis.verify import prove_registry, verify
-from gpucoll.chunks import Layout
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.chunks import Layout
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send, Slice
 from gpucoll.errors import ArgumentError
 from gpucoll.plan import HALVES, Layouts, Message, Plan
-from gpucoll.proof import ScheduleError, prove
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Schedule, Send, Slice
+from gpucoll.verify.symbolic import ScheduleError, prove
 from grids import SEED, naming, sampled
 from schedule_faults import FAULTS, NEED_REDUCTIONS
 from thread_ranks import on_threads

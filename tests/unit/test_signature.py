@@ -4,8 +4,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.core.signature import Signature, code_of_difference, described, is_refusal
 from gpucoll.executors import shortened
-from gpucoll.signature import Signature, code_of_difference, described, is_refusal
 from thread_ranks import on_threads
 
 CALLS = [Signature("all_reduce", 24, "float32", 0, "", "", (2, 3), "torus(4x2)", "sum"),

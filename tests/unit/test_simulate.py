@@ -12,9 +12,9 @@ import pytest
 from gpucoll.algorithms import algorithms, registry, schedule
 from gpucoll.analysis.simulate import MOST_RANKS, Level, Topology, load, simulate, simulate_sizes
 from gpucoll.analysis.simulate.routes import Routes
+from gpucoll.core.schedule import RecvReduce, Reduce
 from gpucoll.errors import ArgumentError
-from gpucoll.proof import replay
-from gpucoll.schedule import RecvReduce, Reduce
+from gpucoll.verify.symbolic import replay
 from grids import naming, sampled
 
 ROWS = sorted(registry())

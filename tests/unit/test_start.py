@@ -9,11 +9,11 @@ from unittest import mock
 import numpy
 import pytest
 
-from gpucoll import arguments, bootstrap
 from gpucoll.cli import main
 from gpucoll.communicator.gpu import make_gpu
 from gpucoll.device import gpus
 from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.launch import arguments, bootstrap
 from refusals import refused
 
 H200 = gpus.ClaimedGpu(0, "01:00.0", "H200")

@@ -1,14 +1,18 @@
 """The house's budgets, lint, types and layers."""
 
 import ast
+import re
 import statistics
 import subprocess
 import sys
+import textwrap
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import gpucoll
 from gpucoll.algorithms import registry
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +55,23 @@ def test_files_are_short():
     assert [path for path in SOURCES if code_lines(path) > 300] == []
     tests = (ROOT / "tests").rglob("*.py")
     assert [path.name for path in tests if len(path.read_text().splitlines()) > 400] == []
+
+
+def rooms_of(text):
+    """The names at the beginnings of the lines of a map."""
+    return re.findall(r"^ *(\w+)  +\S", text, re.MULTILINE)
+
+
+def test_every_module_is_in_a_room_and_the_maps_are_alike():
+    package = ROOT / "gpucoll"
+    assert {path.name for path in package.glob("*.py")} == {"__init__.py", "__main__.py", "errors.py", "version.py"}
+    layers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"][0]["layers"]
+    ordered = [name for line in layers for name in re.findall(r"\w+", line) if name not in ("__main__", "version")]
+    assert rooms_of(gpucoll.__doc__) == ordered
+    folders = {path.parent.name for path in package.glob("*/__init__.py")} - {"bench", "kernels"}  # links of a wheel's
+    assert folders == {*ordered} - {"errors"}
+    block = (ROOT / "CONTRIBUTING.md").read_text().partition("```text\n")[2].partition("```")[0]
+    assert block == textwrap.dedent(gpucoll.__doc__.partition("line.\n\n")[2]) != ""
 
 
 def test_no_two_public_classes_have_one_name():

@@ -9,7 +9,7 @@ from gpucoll.algorithms import algorithms
 from gpucoll.analysis.simulate import Level, Topology, load, simulate
 from gpucoll.calibration.measure import Probe, fit
 from gpucoll.cli import main
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 from gpucoll.tuner import Tuner, built_in, rules, segments
 from gpucoll.tuner import table as tables

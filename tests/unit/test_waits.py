@@ -4,10 +4,11 @@ import threading
 
 import pytest
 
-from gpucoll import waits as module
 from gpucoll.errors import BackendError, CollectiveTimeout, RevokedError
-from gpucoll.waits import Waits
-from gpucoll.work import UnderWay, Work
+from gpucoll.progress import pauses
+from gpucoll.progress import waits as module
+from gpucoll.progress.operations import UnderWay, Work
+from gpucoll.progress.waits import Waits
 from pace import seconds
 
 PATIENCE = seconds(60)
@@ -73,7 +74,7 @@ class Clock:
 
 def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_after(monkeypatch):
     monkeypatch.setattr(module, "time", clock := Clock())
-    monkeypatch.setattr("gpucoll.work.time", clock)
+    monkeypatch.setattr("gpucoll.progress.operations.time", clock)
     waits, ended, halves = Waits(PATIENCE), threading.Event(), []
 
     def operation():
@@ -87,8 +88,8 @@ def test_the_thread_naps_longer_the_longer_nothing_goes_on_and_briefly_again_aft
     waits.close()
     for since, until in ((0.0, halves[0]), (halves[0], 0.02)):
         naps = [(now - since, nap) for now, nap in clock.naps if since <= now < until]
-        assert [nap for _, nap in naps] == [min(module.LONGEST_NAP, max(module.NAP, waited / 16)) for waited, _ in naps]
-        assert (naps[0][1], naps[-1][1]) == (module.NAP, module.LONGEST_NAP)
+        assert [nap for _, nap in naps] == [min(pauses.LONGEST_NAP, max(pauses.NAP, waited / 16)) for waited, _ in naps]
+        assert (naps[0][1], naps[-1][1]) == (pauses.NAP, pauses.LONGEST_NAP)
 
 
 def test_foreign_errors_are_backend_errors_and_interrupts_revoke():

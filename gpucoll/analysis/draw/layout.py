@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.topology import factors, group, in_order_tree, members_of
+from gpucoll.core.topology import factors, group, in_order_tree, members_of
 
 Point: TypeAlias = tuple[float, float]
 Points: TypeAlias = Mapping[int, Point]

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from gpucoll.analysis.draw.layout import GraphLayout
-from gpucoll.collectives import Collective
-from gpucoll.collectives import collective as collective_row
-from gpucoll.proof import SymbolicMemory, Turn, contributions
-from gpucoll.schedule import Round, Send, Slice
+from gpucoll.core.collectives import Collective
+from gpucoll.core.collectives import collective as collective_row
+from gpucoll.core.schedule import Round, Send, Slice
+from gpucoll.verify.symbolic import SymbolicMemory, Turn, contributions
 
 NOBODY = -1  # in place of a content: nothing is there, or nothing is promised
 

@@ -7,7 +7,7 @@ import importlib.resources
 from pathlib import Path
 from typing import NamedTuple
 
-from gpucoll import toml
+from gpucoll.core import toml
 from gpucoll.errors import ArgumentError, nearest
 
 CODE = "GC-TOPOLOGY"

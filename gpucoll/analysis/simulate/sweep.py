@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from gpucoll.algorithms import algorithms, evaluate, names_of
 from gpucoll.analysis.simulate import Prediction, Topology, load, simulate_sizes
 from gpucoll.analysis.sizes import byte_size
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.errors import ArgumentError
 
 Segments: TypeAlias = Callable[[str, str, int, int], int]  # of a collective and an algorithm, for bytes and ranks

@@ -16,9 +16,9 @@ import numpy
 
 from gpucoll.algorithms import Algorithm, all_ranks, schedule
 from gpucoll.analysis.simulate.routes import Array
+from gpucoll.core.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Send
 from gpucoll.errors import ArgumentError
-from gpucoll.proof import Turn, replay
-from gpucoll.schedule import Copy, RecvReduce, Reduce, Round, Schedule, Send
+from gpucoll.verify.symbolic import Turn, replay
 
 TOGETHER = 1 << 27  # messages of all ranks made at once
 AT_ONCE = 1 << 22  # messages of one round of those

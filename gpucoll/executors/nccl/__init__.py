@@ -21,7 +21,7 @@ from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.nccl.replay import Graphs, Replay, place_of
 from gpucoll.plan import HALVES, Form, Message, Plan, Span, Step
-from gpucoll.work import Operation
+from gpucoll.progress.operations import Operation
 
 TOKEN = 1  # bytes of a barrier's message, which has no data
 PROGRAMS = 1024  # kept

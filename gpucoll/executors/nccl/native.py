@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from gpucoll.arrays import address
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import OPS
 from gpucoll.device import Device, Waiting, nccl
 from gpucoll.device.nccl import Nccl
 from gpucoll.device.streams import StreamOrder
-from gpucoll.dtypes import DTYPES
 from gpucoll.executors import Launcher, Task
-from gpucoll.ops import OPS
-from gpucoll.work import Operation
+from gpucoll.progress.operations import Operation
 
 ON_BOOL = {"sum": "max", "max": "max", "bor": "max", "lor": "max", "prod": "min", "min": "min", "band": "min",
            "land": "min"}

@@ -22,7 +22,7 @@ from gpucoll.executors import Launcher, Task
 from gpucoll.executors.peer.binding import PeerBinder
 from gpucoll.executors.peer.meeting import Meeting
 from gpucoll.executors.peer.memory import SymmetricMemory
-from gpucoll.work import Operation
+from gpucoll.progress.operations import Operation
 
 BLOCKING = ("kernels of ranks that share a GPU wait for each other, and on a blocking stream, or the null stream, they "
             "would not run side by side: pass stream=cupy.cuda.Stream(non_blocking=True), or be in one")

@@ -11,7 +11,7 @@ import numpy
 
 from gpucoll.algorithms import find
 from gpucoll.arrays import address
-from gpucoll.chunks import Ragged
+from gpucoll.core.chunks import Ragged
 from gpucoll.device import Device, Stream
 from gpucoll.device.launch import WORD, Arguments
 from gpucoll.device.peer import NOWHERE, Places

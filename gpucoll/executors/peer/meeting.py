@@ -11,8 +11,8 @@ from gpucoll.arrays import address
 from gpucoll.device import Device, Event
 from gpucoll.device.peer import MOST_RANKS, PeerHeap, Room
 from gpucoll.executors.peer.memory import HostMemory, PeerMemory
-from gpucoll.waits import Waits
-from gpucoll.work import Pending, keep_for_ever
+from gpucoll.progress.operations import Pending, keep_for_ever
+from gpucoll.progress.waits import Waits
 
 TAG = 2  # of messages that come before those of any call
 WORDS = 16  # of a message: a handle of CUDA, or something of each of the most ranks

@@ -17,12 +17,12 @@ from typing import NamedTuple, TypeAlias
 
 import numpy
 
-from gpucoll.chunks import Ragged
+from gpucoll.core.chunks import Ragged
 from gpucoll.device.launch import WORD
 from gpucoll.device.peer import LANE, PART, ROUND, WRITE
 from gpucoll.plan import HALVES, Form, Layouts, Message, Plan, Span
 from gpucoll.plan import Step as Planned
-from gpucoll.proof import ScheduleError
+from gpucoll.verify.symbolic import ScheduleError
 
 BUFFERS = ("input", "output", "scratch", "staging")
 Table: TypeAlias = "numpy.ndarray[tuple[int], numpy.dtype[numpy.void]]"

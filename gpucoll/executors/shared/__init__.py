@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Slab, at
+from gpucoll.core.signature import is_refusal
 from gpucoll.device.messages import receiver
 from gpucoll.errors import (
     BackendError,
@@ -40,11 +41,10 @@ from gpucoll.executors.shared.instructions import Messages
 from gpucoll.executors.shared.neighbours import SMALL, Neighbours
 from gpucoll.executors.shared.plans import Plans
 from gpucoll.executors.shared.tables import ALL, FAILURE, MARK, OFF, PEERS, ROUNDS, TEXT
-from gpucoll.signature import is_refusal
+from gpucoll.progress.operations import Operation, Pending, Seen, keep_for_ever
+from gpucoll.progress.waits import Waits
 from gpucoll.transport.control import cancel
 from gpucoll.transport.tags import BYTES, PIECE, tag_of_call
-from gpucoll.waits import Waits
-from gpucoll.work import Operation, Pending, Seen, keep_for_ever
 
 # Why a rank goes no further: its call has ended by its deadline, or as others are in another one, or, FAILED less a
 # rank, by that one's error, or LATE_FOR less a rank, in vain for that one. What it had shown before stays.

@@ -14,11 +14,11 @@ from typing import Any
 
 from gpucoll.arrays import HOST, combiner
 from gpucoll.arrays.symmetric import at
-from gpucoll.dtypes import Dtype
+from gpucoll.core.dtypes import Dtype
+from gpucoll.core.ops import Op
 from gpucoll.executors import Task
 from gpucoll.executors.shared.neighbours import BUFFERS
 from gpucoll.executors.shared.tables import ASIDE, AWAIT, CALL, FORM, GIVEN, INPUT, LINE, OUTPUT, RESULT, SIGNAL
-from gpucoll.ops import Op
 from gpucoll.plan import HALVES, NEAR, Form, Message, Plan, Span
 
 Part = tuple[int, int, int]

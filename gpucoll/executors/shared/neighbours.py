@@ -17,8 +17,8 @@ from gpucoll.arrays import Array, address
 from gpucoll.arrays.symmetric import Copier, Segment, attach
 from gpucoll.errors import BackendError
 from gpucoll.executors.shared.tables import HEAD, LINE, PAGE, SLOT_BYTES, SLOTS, TOKEN
+from gpucoll.progress.operations import Operation, keep_for_ever
 from gpucoll.transport.tags import BYTES, Tag
-from gpucoll.work import Operation, keep_for_ever
 
 TINY = 1 << 19  # bytes of a buffer up to which calls work in the control segments
 # Bytes of a workspace there, up to which arrays that are not symmetric are copied to it, which is quicker than the

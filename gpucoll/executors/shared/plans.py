@@ -8,15 +8,15 @@ from typing import Any
 from gpucoll.algorithms import find
 from gpucoll.arrays import address
 from gpucoll.arrays.symmetric import Heap, Segment
-from gpucoll.collectives import COLLECTIVES
-from gpucoll.dtypes import DTYPES
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.dtypes import DTYPES
+from gpucoll.core.ops import LOGICAL, OPS
+from gpucoll.core.signature import is_refusal
 from gpucoll.executors import Called, Task, fingerprint, shortened
 from gpucoll.executors.shared.instructions import Messages, Writer
 from gpucoll.executors.shared.neighbours import BUFFERS, SMALL, TINY, Neighbours
 from gpucoll.executors.shared.tables import CALL, GIVEN, INPUT, RESULT, TEXT
-from gpucoll.ops import LOGICAL, OPS
 from gpucoll.plan import Plan
-from gpucoll.signature import is_refusal
 
 KEPT = 256
 LEAST, MOST_ROUNDED = 1 << 16, 1 << 28  # bytes of staging: the least, and where it is no longer rounded up

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpucoll.dtypes import CODES, DTYPES, Dtype
+from gpucoll.core.dtypes import CODES, DTYPES, Dtype
+from gpucoll.core.ops import OPS
 from gpucoll.executors import IN_PLACE, WAITS
-from gpucoll.ops import OPS
 
 OPCODES = ("AWAIT", "SIGNAL", "FORM", "CALL")
 # The last three are for this rank alone: GIVEN and RESULT are the caller's arrays, where INPUT and OUTPUT may not be

@@ -2,11 +2,11 @@
 
     gpucoll run -n 4 train.py --epochs 3
 
-becomes ``mpiexec -n 4 python -m gpucoll.launch 127.0.0.1:29500 train.py --epochs 3``: each rank runs this module, which
-turns what mpiexec has told it into RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
-then runs the program as ``python train.py`` would, or with ``-m`` a module as ``python -m`` does. MPI is started by the
-program, not here. With ``--standalone`` there is no MPI: `gpucoll.standalone` starts and watches the ranks, and they
-meet by a store.
+becomes ``mpiexec -n 4 python -m gpucoll.launch.jobs 127.0.0.1:29500 train.py --epochs 3``: each rank runs this module,
+which turns what mpiexec has told it into RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT,
+and then runs the program as ``python train.py`` would, or with ``-m`` a module as ``python -m`` does. MPI is started by
+the program, not here. With ``--standalone`` there is no MPI: `gpucoll.launch.standalone` starts and watches the ranks,
+and they meet by a store.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from gpucoll import launchers, standalone
-from gpucoll.arguments import Parser, refuse
 from gpucoll.device.gpus import gpu_count
+from gpucoll.launch import launchers, standalone
+from gpucoll.launch.arguments import Parser, refuse
 
 PROGRAM = "gpucoll run"
 
@@ -126,7 +126,7 @@ def _rank_command(job: argparse.Namespace, *place: str) -> list[str]:
     """Return the command line of a rank, whose `place` is the first rank's address:port or what says that it has one.
     """
     how = [*(["--module"] if job.module else []), *([f"--redirect={job.redirect}"] if job.redirect else [])]
-    return [sys.executable, "-m", "gpucoll.launch", *how, *place, job.script, *job.arguments]
+    return [sys.executable, "-m", "gpucoll.launch.jobs", *how, *place, job.script, *job.arguments]
 
 
 def variables(environment: Mapping[str, str], first: str) -> dict[str, str]:

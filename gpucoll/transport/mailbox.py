@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy
 
-from gpucoll.connections import StoreError
 from gpucoll.errors import CollectiveTimeout, RankFailedError
-from gpucoll.store import KeyStore
+from gpucoll.progress.operations import Seen
+from gpucoll.transport.connections import StoreError
+from gpucoll.transport.kvstore import KeyStore
 from gpucoll.transport.tags import Tag
-from gpucoll.work import Seen
 
 WAIT = 0.05  # seconds of one look for what another rank has still to tell
 MARKS: dict[str, Callable[[Any], Any]] = {"bytes": bytes.fromhex, "tuple": tuple, "dict": dict}  # of what JSON has not

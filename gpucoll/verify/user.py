@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from gpucoll.collectives import COLLECTIVES
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send, Slice, Step
 from gpucoll.errors import ArgumentError
-from gpucoll.proof import Content, ScheduleError, SymbolicMemory, Turn, contributions, replay
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Rounds, Send, Slice, Step
+from gpucoll.verify.symbolic import Content, ScheduleError, SymbolicMemory, Turn, contributions, replay
 
 MOST_ROUNDS, MOST_CHUNKS = 1 << 17, 1 << 20  # beyond, a generator is taken for one that never ends
 SHOWN_RANKS, SHOWN_CHUNKS = 4, 12

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import numpy
 
-from gpucoll import parsing
-from gpucoll.dtypes import is_whole
+from gpucoll.core import parsing
+from gpucoll.core.dtypes import is_whole
 from gpucoll.errors import ArgumentError, CollectiveTimeout, UsageError, listed, nearest
-from gpucoll.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
-from gpucoll.rendezvous import RollCall, wait_for_all
+from gpucoll.launch.launchers import SLURM, SRUN, TOKEN, free_port, local_rank, started, torchrun_variables, vendor_of
+from gpucoll.launch.watchdog import starting
+from gpucoll.progress.operations import beside
+from gpucoll.progress.waits import Waits
+from gpucoll.transport.rendezvous import RollCall, wait_for_all
 from gpucoll.version import __version__
-from gpucoll.waits import Waits
-from gpucoll.watchdog import starting
-from gpucoll.work import beside
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -6,10 +6,10 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from gpucoll.core.signature import described
 from gpucoll.errors import CollectiveTimeout, RankFailedError
-from gpucoll.guard.network import TELL
-from gpucoll.guard.processes import WAITS, Processes
-from gpucoll.signature import described
+from gpucoll.health.network import TELL
+from gpucoll.health.processes import WAITS, Processes
 
 ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has aborted; FAILED_BY and the rank for another one's failure
 LOOK = 0.05  # seconds between two looks

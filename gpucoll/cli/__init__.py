@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpucoll.arguments import Parser, refuse, size_range
 from gpucoll.errors import ArgumentError, BackendError, DtypeError, UsageError, nearest
-from gpucoll.launchers import launched
+from gpucoll.launch.arguments import Parser, refuse, size_range
+from gpucoll.launch.launchers import launched
 from gpucoll.version import __version__
 
 
@@ -28,7 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return bench(given[1:])
     if given[:1] == ["run"]:  # what follows the script is the script's
-        from gpucoll.launch import main as launch
+        from gpucoll.launch.jobs import main as launch
 
         return launch(given[1:])
     parser, verbs = _parser()
@@ -48,10 +48,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_launcher(verb: str = "", part: str = "") -> None:
-    """Refuse what measures MPI, or by MPI, where there is none: see `gpucoll.bootstrap.store_place`."""
+    """Refuse what measures MPI, or by MPI, where there is none: see `gpucoll.launch.bootstrap.store_place`."""
     if verb not in ("bench", "tune", "doctor") or part == "report":
         return
-    from gpucoll.bootstrap import store_place
+    from gpucoll.launch.bootstrap import store_place
 
     try:
         by_store = store_place() is not None
@@ -81,16 +81,16 @@ def _complete() -> None:
     """Tell the shell, by argcomplete, what may follow in its line, and end: names of collectives and algorithms too."""
     import argcomplete
 
-    from gpucoll import launch
     from gpucoll.algorithms import registry
     from gpucoll.bench import arguments
-    from gpucoll.collectives import COLLECTIVES
+    from gpucoll.core.collectives import COLLECTIVES
+    from gpucoll.launch import jobs
 
     def algorithms(prefix: str, parsed_args: Any, **_: Any) -> Iterable[str]:
         kind, before = getattr(parsed_args, "collective", None), prefix[:prefix.rfind(",") + 1]  # of a list
         return {before + name for collective, name in registry() if kind in (None, collective)}
 
-    parser, verbs = _parser([launch.parser()], [arguments.parser()])
+    parser, verbs = _parser([jobs.parser()], [arguments.parser()])
     completers: dict[str, Callable[..., Iterable[str]]] = {
         "algorithm": algorithms, "collective": lambda **_: [*COLLECTIVES], "test": lambda **_: [*arguments.TESTS]}
     for action in (action for verb in verbs.values() for action in verb._actions if action.dest in completers):
@@ -166,7 +166,7 @@ def _add_machines(verbs: Any) -> None:
     kernels.add_argument("--all", action="store_true", help="every op on every dtype: CPU minutes for each GPU (sums "
                          "of float32, float16 and bfloat16, and what moves data)")
     kernels.add_argument("-j", "--jobs", type=int, metavar="N", help="so many processes (one for each core)")
-    report = _add_verb(verbs, "report", _from("gpucoll.guard.report"),
+    report = _add_verb(verbs, "report", _from("gpucoll.health.report"),
                        help="what ranks did in the end, from the files that GPUCOLL_DUMP_DIR names")
     report.add_argument("folder", metavar="DIR", help="the folder of the flight recorder's files")
     report.add_argument("--trace", metavar="F.json", help="write all calls as a timeline, as Chrome and Perfetto read")
@@ -200,7 +200,7 @@ def _proved_named(options: Any, name: str | None) -> Iterator[Any]:
     """Yield a row for every algorithm of that name, None for any; ArgumentError where there is none."""
     from gpucoll.algorithms import registry
     from gpucoll.analysis.verify import prove_registry
-    from gpucoll.collectives import COLLECTIVES
+    from gpucoll.core.collectives import COLLECTIVES
 
     known = sorted({one for kind, one in registry() if options.collective in (None, kind)})
     if not known:
@@ -213,7 +213,7 @@ def _proved_named(options: Any, name: str | None) -> Iterator[Any]:
 def _proved_files(options: Any) -> Iterator[Any]:
     """Yield a row for every algorithm named or in a file; one of MSCCL's that is wrong is a fault, too."""
     from gpucoll.analysis.verify import Row, prove_registry
-    from gpucoll.loading import is_file, loaded
+    from gpucoll.msccl.files import is_file, loaded
 
     for file in options.files:
         if not is_file(file):
@@ -231,7 +231,7 @@ def _proved_files(options: Any) -> Iterator[Any]:
 def _asked_for(options: Any) -> tuple[str, str, int]:
     """Return collective, name and number of ranks of the algorithm that was asked for, by its name or its file."""
     from gpucoll.algorithms import find
-    from gpucoll.loading import is_file, loaded
+    from gpucoll.msccl.files import is_file, loaded
 
     kind, name = options.collective or "all_reduce", options.algorithm
     if is_file(name):
@@ -273,7 +273,7 @@ def _convert(options: Any) -> int:
     """Write MSCCL's XML, proved, and say in a line what it is."""
     from gpucoll.algorithms import schedules
     from gpucoll.msccl.write import xml
-    from gpucoll.proof import prove
+    from gpucoll.verify.symbolic import prove
 
     (kind, name, ranks), path = _asked_for(options), _output(options)
     if path.suffix != ".xml":
@@ -289,7 +289,7 @@ def _convert(options: Any) -> int:
 def _simulate(options: Any) -> int:
     """Predict what was asked for; print a table or a JSON object."""
     from gpucoll.analysis.simulate.sweep import answer
-    from gpucoll.loading import named
+    from gpucoll.msccl.files import named
     from gpucoll.tuner import segments
 
     options.algorithm = options.algorithm and named(options.algorithm, options.collective)

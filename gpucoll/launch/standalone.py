@@ -21,8 +21,8 @@ from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, NamedTuple
 
-from gpucoll import bootstrap
 from gpucoll.errors import RankFailedError, RevokedError
+from gpucoll.launch import bootstrap
 
 GRACE = 5.0  # seconds that ranks have to end once one of them has failed, or the job is interrupted
 SAVE = 30.0  # the same after SIGTERM, which batch systems send for that

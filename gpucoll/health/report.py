@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpucoll.errors import ArgumentError, listed
-from gpucoll.guard.flight import CLOSED, Story, read
+from gpucoll.health.flight import CLOSED, Story, read
 
 SHOWN = 8  # calls before the last one that are shown
 

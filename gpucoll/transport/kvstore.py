@@ -2,8 +2,8 @@
 
 The others reach it by a Unix socket of an abstract name, made of the job's token: no file is left behind, and the
 kernel says whose process is at the other end, so that another user's is refused. How a connection begins, and what goes
-by it, is in `gpucoll.connections`. Only the few small messages by which ranks meet and part go by the store; arrays go
-through shared memory.
+by it, is in `gpucoll.transport.connections`. Only the few small messages by which ranks meet and part go by the store;
+arrays go through shared memory.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import time
 from collections.abc import Collection
 from typing import Any
 
-from gpucoll.connections import MOST_BYTES, NAP, Connection, Frame, Hub, StoreError, refused
 from gpucoll.errors import CollectiveTimeout
-from gpucoll.rendezvous import becomes
+from gpucoll.transport.connections import MOST_BYTES, NAP, Connection, Frame, Hub, StoreError, refused
+from gpucoll.transport.rendezvous import becomes
 
 ANSWER = 1.0  # seconds after which a look for a key has found nothing: rank 0 may be stopped
 LINGER = 300.0  # seconds that rank 0 stays for those who are still there when it ends

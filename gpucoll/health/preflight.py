@@ -16,13 +16,14 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array
+from gpucoll.core.signature import is_refusal
 from gpucoll.errors import GpucollError
 from gpucoll.executors import call_site, disagreement, shortened
-from gpucoll.guard.guard import LOOK
-from gpucoll.signature import is_refusal
+from gpucoll.health.guard import LOOK
+from gpucoll.progress.operations import Operation, keep_for_ever
+from gpucoll.progress.pauses import NAP
+from gpucoll.progress.waits import Waits
 from gpucoll.transport.tags import BYTES, Tag
-from gpucoll.waits import NAP, Waits
-from gpucoll.work import Operation, keep_for_ever
 
 WORDS = 512  # bytes of a call in words, and of its place in the user's code
 EXPLAINS = 1.0  # seconds in which an error of the transport may turn out to be a call that differs

@@ -14,7 +14,7 @@ import sys
 from numbers import Number
 from typing import Any, NamedTuple
 
-from gpucoll import parsing
+from gpucoll.core import parsing
 from gpucoll.errors import ArgumentError, nearest
 
 

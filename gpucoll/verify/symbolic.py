@@ -16,9 +16,9 @@ from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from gpucoll.collectives import Collective, Side, collective
+from gpucoll.core.collectives import Collective, Side, collective
+from gpucoll.core.schedule import Copy, Recv, Reduce, Round, Send, Slice, Step
 from gpucoll.errors import GpucollError
-from gpucoll.schedule import Copy, Recv, Reduce, Round, Send, Slice, Step
 
 DIGIT = 16
 READING, STORING, LOCAL = (Send, Copy, Reduce), (Copy, Recv), (Copy, Reduce)

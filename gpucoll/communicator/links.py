@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy
 
-from gpucoll import bootstrap
-from gpucoll.bootstrap import RankTopology
+from gpucoll.core.dtypes import CODES
 from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
-from gpucoll.dtypes import CODES
 from gpucoll.errors import ArgumentError, BackendError, UsageError
-from gpucoll.guard.network import Watch
-from gpucoll.guard.processes import Processes, RankThreads, process_namespace, visible
-from gpucoll.mail import Mail, StoreMessages, StoreRanks, ThreadMessages
-from gpucoll.rendezvous import by_first_rank
-from gpucoll.store import KeyStore, MemoryStore, open_store
+from gpucoll.health.network import Watch
+from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
+from gpucoll.launch import bootstrap
+from gpucoll.launch.bootstrap import RankTopology
+from gpucoll.progress.operations import Seen
 from gpucoll.transport.control import came
+from gpucoll.transport.kvstore import KeyStore, MemoryStore, open_store
+from gpucoll.transport.mailbox import Mail, StoreMessages, StoreRanks, ThreadMessages
+from gpucoll.transport.rendezvous import by_first_rank
 from gpucoll.transport.tags import TAGS, Tag
 from gpucoll.tuner import Table, built_in
 from gpucoll.tuner.table import load
-from gpucoll.work import Seen
 
 if TYPE_CHECKING:
     from mpi4py import MPI

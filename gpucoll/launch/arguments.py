@@ -7,8 +7,8 @@ import os
 import sys
 from typing import NoReturn
 
-from gpucoll.launchers import launched
-from gpucoll.rendezvous import wait_for_all
+from gpucoll.launch.launchers import launched
+from gpucoll.transport.rendezvous import wait_for_all
 
 PATIENCE = 10.0  # seconds that a rank which refuses waits for the others to refuse as well
 

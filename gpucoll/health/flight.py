@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError
-from gpucoll.signature import described
 
 MAGIC = b"gpucoll flight 1"
 HEAD, CALLS = 4096, 1024  # bytes, records

@@ -18,9 +18,9 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.chunks import Layout, Ragged
-from gpucoll.collectives import COLLECTIVES
-from gpucoll.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
+from gpucoll.core.chunks import Layout, Ragged
+from gpucoll.core.collectives import COLLECTIVES
+from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice
 
 HALVES = ("even", "odd")  # of what is aside: rounds take them in turn, so that one may begin before the last has ended
 NEAR = "near"  # of rank `start`: part `like` of its buffers, there to be read once it has entered its round `stop`

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import threading
 import time
 from collections.abc import Callable, MutableSequence, Sized
@@ -25,17 +24,23 @@ from gpucoll.errors import (
     UsageError,
     is_settled,
 )
-from gpucoll.work import Operation, Pending, UnderWay, Work, keep_for_ever, kind_of, raising, start_serving, throw
+from gpucoll.progress.operations import (
+    Operation,
+    Pending,
+    UnderWay,
+    Work,
+    keep_for_ever,
+    kind_of,
+    raising,
+    start_serving,
+    throw,
+)
+from gpucoll.progress.pauses import nap_after, yields_at_once
 
-NAP = 20e-6  # seconds
-DEAR = 500e-6  # seconds: a yield that takes longer has handed the core to a process that computes
 SPIN = 5e-3  # seconds of polling that only yields the processor; a wait that lasts longer also sleeps
 CROWDED_SPIN = 1e-3  # the same where ranks outnumber processors: who waits must leave them to who computes
 WAITED = 100e-6  # seconds: a look that takes longer, as the engine's, has waited and needs no nap after it
 SOON = 1e-3  # seconds of looking after a message between two ranks, before it is left to whoever goes on with such
-# The progress thread takes its looks out of the time of the computing thread: it naps for this share of the time in
-# which nothing has gone on, so that an operation is late by no more than that, and for so many seconds at most.
-NAP_SHARE, LONGEST_NAP = 1 / 16, 200e-6
 
 
 class Lasting(Protocol):
@@ -43,22 +48,6 @@ class Lasting(Protocol):
 
     def ends(self) -> bool:
         """Wait a little; return whether it has ended."""
-
-
-def yields_at_once() -> bool:
-    """Yield the core; return whether it came back at once.
-
-    Where a process outside the job computes on this core, a yield hands that process a slice of milliseconds. The
-    caller sleeps from then on: a sleep costs tens of microseconds.
-    """
-    began = time.monotonic()
-    os.sched_yield()
-    return time.monotonic() - began < DEAR
-
-
-def nap_after(waited: float) -> float:
-    """Return for how many seconds to sleep before the next look, after so many in which nothing has gone on."""
-    return min(LONGEST_NAP, max(NAP, NAP_SHARE * waited))
 
 
 class Waits:

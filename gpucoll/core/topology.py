@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.schedule import Buffer, Copy, Recv, RecvReduce, Round, Rounds, Send, Slice, Step
+from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Round, Rounds, Send, Slice, Step
 
 
 class TreeNode(NamedTuple):

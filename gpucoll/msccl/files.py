@@ -10,8 +10,9 @@ import types
 from collections.abc import Iterable
 from pathlib import Path
 
-from gpucoll import msccl, parsing
+from gpucoll import msccl
 from gpucoll.algorithms import names_of, registry
+from gpucoll.core import parsing
 from gpucoll.errors import ArgumentError, nearest
 
 MOST_BYTES = 1 << 26  # of a file

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy
 
+from gpucoll.core.signature import described
 from gpucoll.errors import ArgumentError, BackendError, nearest
 from gpucoll.executors import Executor, Launcher, Task
-from gpucoll.guard.flight import Flight
-from gpucoll.guard.preflight import Deferred
-from gpucoll.signature import described
-from gpucoll.work import Operation, throw
+from gpucoll.health.flight import Flight
+from gpucoll.health.preflight import Deferred
+from gpucoll.progress.operations import Operation, throw
 
 LEVELS = ("info", "detail")
 PHASES = ("before", "after_send", "after")

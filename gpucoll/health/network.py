@@ -1,8 +1,9 @@
 """Who has died on other hosts, and who waits: a connection of every rank to rank 0.
 
 The kernel closes it however a process ends; rank 0 passes on whose has broken off. Who waits for long tells so, so that
-at a deadline those are named that do not. Greeting and frames are those of `gpucoll.connections`; MPI has passed on the
-token. Rank 0 listens at one address at a time, the one that the ranks are told, and only until they have come.
+at a deadline those are named that do not. Greeting and frames are those of `gpucoll.transport.connections`; MPI has
+passed on the token. Rank 0 listens at one address at a time, the one that the ranks are told, and only until they have
+come.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gpucoll.connections import GREETING, NAP, Connection, Frame, Hub, StoreError
-from gpucoll.rendezvous import becomes
+from gpucoll.transport.connections import GREETING, NAP, Connection, Frame, Hub, StoreError
+from gpucoll.transport.rendezvous import becomes
 
 CONNECT = 2.0  # seconds in which a connection must be made, at all of rank 0's addresses together
 TELL = 0.5  # seconds of a wait after which one tells of it, and between two times
