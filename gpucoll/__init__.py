@@ -31,7 +31,7 @@ from gpucoll.algorithms import algorithm, algorithms, schedule
 from gpucoll.analysis.notebook import draw
 from gpucoll.communicator import Cartesian, Communicator, init, init_local, run_local
 from gpucoll.communicator.cartesian import dims_create
-from gpucoll.communicator.messages import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
+from gpucoll.communicator.wildcards import ANY_SOURCE, ANY_TAG, PROC_NULL, Status
 from gpucoll.core.ops import ReduceOp, elementwise_op, premul_sum
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Send, Slice
 from gpucoll.errors import (

@@ -13,7 +13,7 @@ from gpucoll.device.gxx import compile_shared, recipe
 from gpucoll.device.sources import folder, inlined
 from gpucoll.device.store import user_store
 from gpucoll.executors import shared
-from gpucoll.executors.shared.sources import FIRST, MACRO, MODULE, digest
+from gpucoll.executors.shared.digest import FIRST, MACRO, MODULE, digest
 
 # One version of each function: who chooses between two comes before the sanitizers are there.
 FOLDERS = ["-DGC_ONE_VERSION", *[f"-I{place}" for place in (sysconfig.get_paths()["include"], numpy.get_include())]]

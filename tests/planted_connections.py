@@ -1,7 +1,7 @@
 """Faults in what ranks and strangers say to rank 0 by sockets, as those of `planted`."""
 
 CONNECTIONS, STORE = "gpucoll/transport/connections.py", "gpucoll/transport/kvstore.py"
-NETWORK = "gpucoll/health/network.py"
+NETWORK = "gpucoll/health/remote.py"
 PLANTED_CONNECTIONS = [
     ("store", "a connection that breaks off is no death", CONNECTIONS,
      "self.gone.update([rank] if is_lost else [])", "pass"),

@@ -80,7 +80,7 @@ PLANTED_ROWS = [("row", *fault) for fault in (
     ("a work that is dropped stays undone", "gpucoll/communicator/lifecycle.py", "    drain_all()\n", ""),
     ("a closed communicator takes calls", "gpucoll/communicator/core.py",
      "        if self.closed:\n", "        if False:\n"),
-    ("what is closed keeps its files", "gpucoll/arrays/symmetric.py",
+    ("what is closed keeps its files", "gpucoll/arrays/segments.py",
      "            self._finalize()\n            self._file = -1\n", "            self._finalize.detach()\n"),
     ("groups are in the order given", "gpucoll/distributed/start.py",
      "return sorted(map(int, members)) if sort else [", "return ["),
@@ -88,7 +88,7 @@ PLANTED_ROWS = [("row", *fault) for fault in (
      "        comm._is_forked = True\n        comm._forget_calls()\n", "        comm._forget_calls()\n"),
     ("who has no NCCL tells nobody", "gpucoll/device/gpus.py",
      "    found, fault = comm.bcast((found, fault))\n    if fault:", "    found = comm.bcast(found)\n    if fault:"),
-    ("jobs share memory by a name", "gpucoll/arrays/symmetric.py",
+    ("jobs share memory by a name", "gpucoll/arrays/segments.py",
      'os.memfd_create("gpucoll") if shared',
      "os.open(f\"{__file__}.{os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK'))}.{next(_SERIALS)}\", "
      "os.O_RDWR | os.O_CREAT) if shared"),

@@ -1,10 +1,10 @@
-"""Threads that watch each other as ranks of several hosts do, by `gpucoll.health.network`."""
+"""Threads that watch each other as ranks of several hosts do, by `gpucoll.health.remote`."""
 
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from gpucoll.health.network import Watch
+from gpucoll.health.remote import Watch
 from pace import seconds
 
 

@@ -2,7 +2,7 @@
 
     accept              what is accepted as an array, where its elements lie
     space               where a call's arrays live, reductions by NumPy
-    symmetric           memory that other processes map; blocks that lie alike on all ranks
+    segments            memory that other processes map; blocks that lie alike on all ranks
 
 Nothing here communicates: a call that is refused here has moved and written nothing.
 """

@@ -3,11 +3,12 @@
     core           what a call goes through: checked, resolved, run at once or behind a `Work`
     calls          the table of compiled calls
     lifecycle      what guards a communicator, and how it ends
-    collectives    the calls whose shapes are alike on all ranks
+    methods        the calls whose shapes are alike on all ranks
     ragged         the v-variants
     objects        Python objects, pickled
-    messages       what stands for any rank and any tag, what is known of a message, those between GPU arrays
+    wildcards      any rank and any tag, the status of a message, messages between GPU arrays
     points         messages between two ranks, groups of calls, splits
+    links          what joins the ranks: MPI or a store between processes, memory between threads
     cartesian      ranks on a grid, exchanges with neighbours
     advice         what a call would do, and why
     persistent     calls to be made again and again

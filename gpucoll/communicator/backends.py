@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from gpucoll.algorithms import schedule
 from gpucoll.arrays import Cut, address
-from gpucoll.arrays.symmetric import Heap, Slab
+from gpucoll.arrays.segments import Heap, Slab
 from gpucoll.communicator.links import Link
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Schedule

@@ -10,9 +10,9 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, check_input, check_output, overlap
-from gpucoll.communicator.messages import PROC_NULL
+from gpucoll.communicator.overloads import Neighbouring, shaped
 from gpucoll.communicator.points import Points
-from gpucoll.communicator.shapes import Neighbouring, shaped
+from gpucoll.communicator.wildcards import PROC_NULL
 from gpucoll.core.dtypes import are_whole, is_whole
 from gpucoll.errors import ArgumentError
 

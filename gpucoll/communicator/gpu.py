@@ -25,7 +25,7 @@ from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, Gpuco
 from gpucoll.executors import Executor, Task
 from gpucoll.executors.nccl import NcclExecutor
 from gpucoll.executors.peer import PeerExecutor
-from gpucoll.executors.peer.meeting import exchange
+from gpucoll.executors.peer.handshake import exchange
 from gpucoll.health.observed import CallObserver, Comparison, observed
 from gpucoll.launch import bootstrap
 from gpucoll.progress.operations import Operation, keep_for_ever
@@ -373,7 +373,7 @@ def _between_processes(link: Link, timeout: float, ordinal: int) -> Gpu:
     from gpucoll.communicator.windows import Windows
     from gpucoll.device.cuda import CudaDevice
     from gpucoll.device.nccl import Nccl
-    from gpucoll.executors.nccl.native import NcclNative
+    from gpucoll.executors.nccl.nccl_collectives import NcclNative
 
     device = CudaDevice(ordinal)
     transport, points = (Nccl(link.place.rank, link.place.size, one, device, timeout) for one in ids)

@@ -15,8 +15,8 @@ from gpucoll.core.dtypes import CODES
 from gpucoll.device.gpus import device_of
 from gpucoll.device.messages import Found, MatchedReceives, receiver
 from gpucoll.errors import ArgumentError, BackendError, UsageError
-from gpucoll.health.network import Watch
 from gpucoll.health.processes import Processes, RankThreads, process_namespace, visible
+from gpucoll.health.remote import Watch
 from gpucoll.launch import bootstrap
 from gpucoll.launch.bootstrap import RankTopology
 from gpucoll.progress.operations import Seen

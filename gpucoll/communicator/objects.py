@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.communicator.collectives import Collectives
+from gpucoll.communicator.methods import Collectives
 from gpucoll.communicator.ragged import VectorVariants
 from gpucoll.errors import ArgumentError
 

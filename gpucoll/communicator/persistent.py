@@ -9,8 +9,8 @@ from typing import Any
 from gpucoll.arrays import prepare
 from gpucoll.communicator.backends import not_known, plan_of
 from gpucoll.communicator.calls import compiled
-from gpucoll.communicator.collectives import Collectives
 from gpucoll.communicator.core import CallOptions, counted
+from gpucoll.communicator.methods import Collectives
 from gpucoll.communicator.points import POINTS, Points
 from gpucoll.core.collectives import Collective
 from gpucoll.core.collectives import collective as collective_row

@@ -13,7 +13,9 @@ from gpucoll.arrays import HOST, Array, check_input, check_writable, flat, overl
 from gpucoll.communicator.backends import not_known
 from gpucoll.communicator.gpu import DeviceSpace
 from gpucoll.communicator.links import Link
-from gpucoll.communicator.messages import (
+from gpucoll.communicator.metadata import MetadataExchange
+from gpucoll.communicator.overloads import Probing, Receiving, shaped
+from gpucoll.communicator.wildcards import (
     ANY_SOURCE,
     ANY_TAG,
     PROC_NULL,
@@ -26,8 +28,6 @@ from gpucoll.communicator.messages import (
     tell,
     together,
 )
-from gpucoll.communicator.metadata import MetadataExchange
-from gpucoll.communicator.shapes import Probing, Receiving, shaped
 from gpucoll.core.dtypes import code_of, is_whole
 from gpucoll.device import NO_CAPTURE
 from gpucoll.device.messages import Counted

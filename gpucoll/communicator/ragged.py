@@ -30,7 +30,7 @@ from gpucoll.communicator.backends import plan_of
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.metadata import KEPT, Metadata, MetadataExchange, check_alike, row_with
-from gpucoll.communicator.shapes import (
+from gpucoll.communicator.overloads import (
     ExchangingBlocks,
     GatheringBlocks,
     GatheringBlocksToRoot,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from gpucoll.arrays.symmetric import Heap
+from gpucoll.arrays.segments import Heap
 from gpucoll.communicator.gpu import Gpu
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, check_alike
 from gpucoll.core.dtypes import numpy_dtype, row_of

@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from gpucoll.arrays.symmetric import Heap, Slab
+from gpucoll.arrays.segments import Heap, Slab
 from gpucoll.device.nccl import WINDOWS_SINCE, Nccl, allocate, free, version
 from gpucoll.errors import BackendError
 from gpucoll.executors.peer.ipc import CudaSlab, array_on

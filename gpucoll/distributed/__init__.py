@@ -7,8 +7,8 @@
 
     start          init_process_group, destroy_process_group, new_group, monitored_barrier
     groups         ProcessGroup, ranks of the world and ranks of a group
-    collectives    all_reduce, broadcast, ..., all_to_all_single, barrier; the same for what can be pickled
-    points         send, recv, isend, irecv, batch_isend_irecv
+    functions      all_reduce, broadcast, ..., all_to_all_single, barrier; the same for what can be pickled
+    send_recv      send, recv, isend, irecv, batch_isend_irecv
     shapes, work   lists of arrays checked and filled; the handle of ``async_op=True``
 
 Functions return None, or a `Work` where ``async_op=True``; results are written into the arrays given. `src` and `dst`
@@ -19,7 +19,7 @@ ArgumentError and DtypeError before data moves. Source: PyTorch 2.13, ``torch/di
 
 from gpucoll.core.ops import ReduceOp
 from gpucoll.distributed import groups as distributed_c10d  # programs ask it for `_get_default_group`
-from gpucoll.distributed.collectives import (
+from gpucoll.distributed.functions import (
     all_gather,
     all_gather_into_tensor,
     all_gather_object,
@@ -50,7 +50,7 @@ from gpucoll.distributed.groups import (
     is_available,
     is_initialized,
 )
-from gpucoll.distributed.points import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from gpucoll.distributed.send_recv import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from gpucoll.distributed.start import destroy_process_group, init_process_group, monitored_barrier, new_group
 from gpucoll.distributed.work import DistributedWork as Work
 

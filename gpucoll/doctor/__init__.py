@@ -2,7 +2,7 @@
 
     facts       versions, MPI and launcher, GPUs, shared memory, engine; for what is missing the reason
     probes      messages between all pairs of ranks; every collective on small exact data
-    report      what is wrong, from the report alone; the report for people
+    remarks     what is wrong, from the report alone; the report for people
 
 Every rank learns what all have found, and so comes to the same exit code; rank 0 prints.
 """
@@ -21,8 +21,8 @@ from typing import Any
 import numpy
 
 import gpucoll
-from gpucoll.doctor import facts, probes, report
-from gpucoll.doctor.report import Report
+from gpucoll.doctor import facts, probes, remarks
+from gpucoll.doctor.remarks import Report
 from gpucoll.errors import ArgumentError, GpucollError, UsageError
 from gpucoll.launch import bootstrap
 from gpucoll.launch.launchers import launched
@@ -70,7 +70,7 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
     everyone = comm.mpi.allgather(_rank_facts(comm)) if comm else [_rank_facts(comm)]
     findings, speaks = _assemble(everyone, mpi), comm is None or comm.rank == 0
     if speaks and not as_json:
-        print(*report.facts(findings), sep="\n", flush=True)
+        print(*remarks.facts(findings), sep="\n", flush=True)
     if comm and comm.size > 1:
         findings["links"] = probes.measure(comm.mpi, [rank["name"] for rank in everyone], comm.timeout)
     else:
@@ -79,9 +79,9 @@ def examine(comm: Any, mpi: facts.Findings, *, as_json: bool) -> int:
         _test_self(comm, findings, [number for number, rank in enumerate(everyone) if rank["device"] is None])
     else:
         findings["missing"]["self-test"] = "MPI cannot be started"
-    report.judge(findings)
+    remarks.judge(findings)
     if speaks:
-        print(*([json.dumps(findings)] if as_json else report.tests(findings)), sep="\n", flush=True)
+        print(*([json.dumps(findings)] if as_json else remarks.tests(findings)), sep="\n", flush=True)
     return int(findings["exit_code"])
 
 
@@ -111,7 +111,7 @@ def _test_self(comm: Any, findings: Report, without_gpu: Sequence[int]) -> None:
     device = "emulated" if emulated else "cpu"
     outcome = findings["self_test"][device] = probes.self_test(comm, comm.mpi.allgather, device, numpy, SECONDS)
     why = "the emulated device stands for it" if emulated else "the test before has failed" if outcome["faults"] else \
-        f"no GPU for {report.named(without_gpu)}" if without_gpu else None
+        f"no GPU for {remarks.named(without_gpu)}" if without_gpu else None
     if why is None:
         import cupy
 

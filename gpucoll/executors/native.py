@@ -16,7 +16,7 @@ import numpy
 from mpi4py import MPI
 
 from gpucoll.arrays import address, combiner
-from gpucoll.arrays.symmetric import at
+from gpucoll.arrays.segments import at
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES, Dtype, numpy_dtype
 from gpucoll.core.ops import LOGICAL, Op

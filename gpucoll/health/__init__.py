@@ -1,7 +1,7 @@
 """What tells ranks of each other: who has died or stopped, what each was doing, and what is left to read after a crash.
 
     processes    the processes of a node's ranks, watched
-    network      the same of ranks on other hosts, by connections
+    remote       the same of ranks on other hosts, by connections
     devices      a watchdog for calls on GPUs, which no thread of the host waits for
     flight       what each rank has called, in a file that outlives it
     report       `gpucoll report DIR`: the files of all ranks side by side

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from gpucoll.core.signature import described
 from gpucoll.errors import CollectiveTimeout, RankFailedError
-from gpucoll.health.network import TELL
 from gpucoll.health.processes import WAITS, Processes
+from gpucoll.health.remote import TELL
 
 ENDS, FAILED, LATE, FAILED_BY = range(4)  # why a rank has aborted; FAILED_BY and the rank for another one's failure
 LOOK = 0.05  # seconds between two looks

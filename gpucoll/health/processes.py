@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpucoll.health.network import Watch
+from gpucoll.health.remote import Watch
 
 WAITS = "waiting for a device"  # which passes
 STOPPED = {"T": "stopped", "t": "stopped by a debugger", "D": WAITS, "Z": "dead", "X": "dead"}

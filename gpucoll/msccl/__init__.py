@@ -1,6 +1,6 @@
 """MSCCL's XML, as msccl-tools, TACCL and TE-CCL write it: read as schedules of ours, and written from them.
 
-    program     the file, as data; what is none is refused
+    documents   the file, as data; what is none is refused
     order       messages matched, steps ordered, races found
     rounds      the same as rounds of our steps, proved
     write       rounds as thread blocks
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 
 from gpucoll.algorithms import Nodes, algorithm, registry
-from gpucoll.msccl.program import parsed
+from gpucoll.msccl.documents import parsed
 from gpucoll.msccl.rounds import rounds_of
 
 __all__ = ["register"]

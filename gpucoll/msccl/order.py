@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gpucoll.errors import ArgumentError
-from gpucoll.msccl.program import RECEIVES, REDUCES, SENDS, Place, XmlProgram, XmlStep
+from gpucoll.msccl.documents import RECEIVES, REDUCES, SENDS, Place, XmlProgram, XmlStep
 
 Toucher = TypeVar("Toucher")
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from gpucoll.core.schedule import Buffer, Copy, Recv, RecvReduce, Reduce, Round, Send, Slice, Step
 from gpucoll.errors import ArgumentError
+from gpucoll.msccl.documents import Place, XmlProgram, XmlStep
 from gpucoll.msccl.order import Order, Touched, XmlEvent, ordered, refused
-from gpucoll.msccl.program import Place, XmlProgram, XmlStep
 from gpucoll.verify.symbolic import ScheduleError, prove
 
 Node: TypeAlias = tuple[str, int]  # "move" a message or a local step, "land" what a message leaves in scratch

@@ -10,8 +10,8 @@ from xml.sax.saxutils import quoteattr
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, RecvReduce, Reduce, Round, Schedule, Send, Slice, Step
 from gpucoll.errors import ArgumentError
+from gpucoll.msccl.documents import NAMES
 from gpucoll.msccl.order import Touched, in_order
-from gpucoll.msccl.program import NAMES
 
 Block: TypeAlias = tuple[int, int]  # the rank it sends to, the one it receives from, -1 for none
 TYPES = {Send: "s", Recv: "r", RecvReduce: "rrc", Copy: "cpy", Reduce: "re"}

@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import Backend
 from torch.distributed import DistBackendError, ProcessGroup, Store
 
 from gpucoll.communicator import internal
-from gpucoll.torch import checks, meeting
+from gpucoll.torch import checks, membership
+from gpucoll.torch.handles import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 from gpucoll.torch.tensors import apart, combined, deliver, fill, moved, op_of, reduced, room, row
-from gpucoll.torch.work import Call, Caller, JoinedWork, MessageWork, StreamWork, TorchWork, as_torch_raises
 
 Tensor: TypeAlias = torch.Tensor
 Tensors: TypeAlias = Sequence[Tensor]
@@ -77,7 +77,7 @@ class TorchProcessGroup(_Names):
         self._store, self._rank, self._size = store, rank, size
         self.options = Backend.Options("gpucoll", timeout)
         with as_torch_raises():
-            self._comm, self._points = meeting.communicators(store, rank, size, timeout)
+            self._comm, self._points = membership.communicators(store, rank, size, timeout)
         self._caller = Caller()
         self._streams: dict[torch.device, Any] = {}
         self._together: list[TorchWork] | None = None

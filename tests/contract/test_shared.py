@@ -9,7 +9,7 @@ import pytest
 import blocks
 import mixture
 import programs
-from gpucoll.arrays.symmetric import Copier
+from gpucoll.arrays.segments import Copier
 from gpucoll.executors.shared import plans
 from grids import generator, sampled
 from programs import MOVEMENTS, REDUCTIONS

@@ -15,7 +15,7 @@ import pytest
 
 import engine_mutants
 from engine import written
-from gpucoll.arrays.symmetric import Copier
+from gpucoll.arrays.segments import Copier
 from gpucoll.device import sources
 from gpucoll.device.gxx import OPTIONS, recipe
 from gpucoll.device.store import user_store

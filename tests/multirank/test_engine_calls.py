@@ -155,11 +155,11 @@ def calls_by_messages_pass_few_files(mpi):
 
 
 def calls_by_mpi_pass_few_files(mpi):
-    """The method, the compiled call, waits, the executor, and what calls are compared by."""
+    """The method, the compiled call, waits and their pauses, the executor, and what calls are compared by."""
     with gc.Communicator.from_mpi(mpi, executor="native", timeout=seconds(60)) as comm:
         call = functools.partial(comm.all_reduce, numpy.ones(9), numpy.empty(9))
         call()
-        assert min(passed(call)[0] for _ in range(3)) <= 11
+        assert min(passed(call)[0] for _ in range(3)) <= 12
 
 
 @pytest.mark.parametrize("body", [

@@ -9,8 +9,8 @@ import numpy
 import pytest
 
 import gpucoll as gc
+from gpucoll.executors.shared.digest import MODULE
 from gpucoll.executors.shared.engine import built, library
-from gpucoll.executors.shared.sources import MODULE
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
 

@@ -13,7 +13,7 @@ import gpucoll as gc
 import mixture
 import oracle
 import programs
-from gpucoll.arrays.symmetric import Copier
+from gpucoll.arrays.segments import Copier
 from gpucoll.communicator.links import MpiLink
 from gpucoll.executors.shared import plans
 from gpucoll.tuner import model

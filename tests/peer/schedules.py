@@ -14,7 +14,7 @@ from gpucoll.core.schedule import Copy, Recv, Schedule, Send, Slice
 from gpucoll.device import sources
 from gpucoll.device.emulated import EmulatedDevice
 from gpucoll.device.peer import Room
-from gpucoll.executors.peer.program import BUFFERS, check, program, tables
+from gpucoll.executors.peer.step_tables import BUFFERS, check, program, tables
 from gpucoll.plan import Layouts, Plan
 from peer.world import World, placed, zeros
 

@@ -14,7 +14,7 @@ import pytest
 
 import gpucoll as gc
 import grids
-from gpucoll.health import network
+from gpucoll.health import remote
 from gpucoll.transport import connections, kvstore
 from gpucoll.transport.connections import LENGTHS, STRANGERS, Connection, Hub, StoreError, proof
 from pace import seconds
@@ -284,8 +284,8 @@ def test_strangers_at_the_watch_of_several_hosts(count, monkeypatch):
     ranks, told, hubs, come = Besieged(4, 7200), [], [], []
     serve = Hub.serve
     monkeypatch.setattr(Hub, "serve", lambda hub, listener: hubs.append(hub) or serve(hub, listener))
-    monkeypatch.setattr(network, "ANSWER", seconds(60))
-    monkeypatch.setattr(network, "CONNECT", seconds(600))
+    monkeypatch.setattr(remote, "ANSWER", seconds(60))
+    monkeypatch.setattr(remote, "CONNECT", seconds(600))
 
     def siege(heard):
         told.append(heard)

@@ -25,7 +25,7 @@ PAGES = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path.parent.n
 WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "gpucoll/MIGRATING.md", *PAGES]
 MODULES = [module.name for module in pkgutil.walk_packages(gpucoll.__path__, "gpucoll.")
            if not module.name.endswith(("__main__", "executors.mpi", "executors.native", "device.cuda", "device.nccl",
-                                        "device.local", "nccl.native", "peer.ipc",
+                                        "device.local", "nccl.nccl_collectives", "peer.ipc",
                                         "communicator.windows"))  # these need MPI or CuPy
            and (importlib.util.find_spec("torch") is not None or not module.name.startswith("gpucoll.torch"))]
 CODE = re.compile(r"GC-[A-Z0-9][A-Z0-9-]*")

@@ -11,7 +11,7 @@ import pytest
 
 import gpucoll as gc
 from gpucoll.core.collectives import COLLECTIVES
-from gpucoll.doctor import facts, probes, report
+from gpucoll.doctor import facts, probes, remarks
 
 GIB = 1 << 30
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: Open MPI me@farm", "MPICH Version:      5.0.2\nMPICH configure:    /home"
@@ -134,9 +134,9 @@ def examined(size=4, links=None, **changes):
         places[place][key] = copy.deepcopy(value)
     found = {"ranks": size, "versions": places["versions"], "mpi": places["mpi"], "hosts": [places["host"]],
              "missing": places["missing"], "links": links, "self_test": {"cpu": places["test"]}}
-    report.judge(found)
-    lines = [*report.facts(found), *report.tests(found)]
-    assert max(map(len, lines)) <= report.WIDTH
+    remarks.judge(found)
+    lines = [*remarks.facts(found), *remarks.tests(found)]
+    assert max(map(len, lines)) <= remarks.WIDTH
     return found, "\n".join(lines)
 
 

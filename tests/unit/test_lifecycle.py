@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 import gpucoll as gc
-from gpucoll.arrays.symmetric import SLAB
+from gpucoll.arrays.segments import SLAB
 from gpucoll.health.processes import Processes
 from pace import seconds
 from thread_ranks import all_on_threads

@@ -13,7 +13,7 @@ from gpucoll.analysis.verify import verify
 from gpucoll.cli import main
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.schedule import Copy, Recv, Reduce, Send, Slice
-from gpucoll.msccl.program import NAMES
+from gpucoll.msccl.documents import NAMES
 from gpucoll.msccl.write import xml
 from grids import generator, naming, sampled
 from msccl_files import FILES, File, written

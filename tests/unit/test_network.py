@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from gpucoll.health import network
-from gpucoll.health.network import Watch, reachable
+from gpucoll.health import remote
+from gpucoll.health.remote import Watch, reachable
 from gpucoll.transport.connections import Connection, Hub
 from pace import seconds
 from watch_threads import Ranks, becomes, made
@@ -16,10 +16,10 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture
 def watches(monkeypatch):
-    monkeypatch.setattr(network, "CONNECT", seconds(60))  # no verdict of these tests is one on the machine's load
-    monkeypatch.setattr(network, "GREETING", seconds(60))
-    monkeypatch.setattr(network, "ANSWER", seconds(60))
-    monkeypatch.setattr(network, "SILENT", seconds(600))
+    monkeypatch.setattr(remote, "CONNECT", seconds(60))  # no verdict of these tests is one on the machine's load
+    monkeypatch.setattr(remote, "GREETING", seconds(60))
+    monkeypatch.setattr(remote, "ANSWER", seconds(60))
+    monkeypatch.setattr(remote, "SILENT", seconds(600))
     found = made(Ranks(4))
     yield found
     for watch in reversed(found):
@@ -108,8 +108,8 @@ def test_a_rank_whose_place_strangers_take_comes_again(monkeypatch):
 
 
 def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
-    monkeypatch.setattr(network, "addresses", lambda: ["127.0.0.3", "127.0.0.2"])
-    monkeypatch.setattr(network, "CONNECT", seconds(60))
+    monkeypatch.setattr(remote, "addresses", lambda: ["127.0.0.3", "127.0.0.2"])
+    monkeypatch.setattr(remote, "CONNECT", seconds(60))
     serve, connects, bound, told = Hub.serve, Watch._connects, [], []
 
     def noted(hub, listener):
@@ -133,8 +133,8 @@ def test_rank_0_listens_where_it_says_until_all_have_come(monkeypatch):
 
 
 def test_ranks_that_cannot_be_reached_at_one_address_come_to_the_next(monkeypatch):
-    monkeypatch.setattr(network, "addresses", lambda: ["127.0.0.2", "127.0.0.3"])
-    monkeypatch.setattr(network, "CONNECT", seconds(60))
+    monkeypatch.setattr(remote, "addresses", lambda: ["127.0.0.2", "127.0.0.3"])
+    monkeypatch.setattr(remote, "CONNECT", seconds(60))
     connects = Watch._connects
 
     def filtered(watch, address, *given):  # a network that lets rank 2 through at one address only
@@ -152,8 +152,8 @@ def test_ranks_that_cannot_be_reached_at_one_address_come_to_the_next(monkeypatc
 
 def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, caplog):
     """Rank 1 takes the answer to its greeting for late; rank 0 has let it in, and sees that connection end."""
-    monkeypatch.setattr(network, "addresses", lambda: ["127.0.0.2", "127.0.0.3"])
-    monkeypatch.setattr(network, "ANSWER", seconds(60))
+    monkeypatch.setattr(remote, "addresses", lambda: ["127.0.0.2", "127.0.0.3"])
+    monkeypatch.setattr(remote, "ANSWER", seconds(60))
     joined, greetings = Connection.join, []
 
     def late(connection, rank, *given):
@@ -177,8 +177,8 @@ def test_a_rank_that_is_not_watched_is_neither_dead_nor_silent(monkeypatch, capl
 def test_where_other_hosts_reach_rank_0(monkeypatch):
     mine = ["127.0.0.1", "172.17.0.1", "10.1.0.1", "10.2.0.1"]
     assert reachable(mine, [mine, mine]) == ["127.0.0.1", "10.1.0.1", "10.2.0.1", "172.17.0.1"]  # all on one host
-    assert network._route("127.0.0.9") == "127.0.0.1"
+    assert remote._route("127.0.0.9") == "127.0.0.1"
     networks = {"10.1": "10.1.0.1", "10.2": "10.2.0.1", "10.9": "10.2.0.1"}
-    monkeypatch.setattr(network, "_route", lambda other: networks.get(other[:4]))
+    monkeypatch.setattr(remote, "_route", lambda other: networks.get(other[:4]))
     theirs = ["127.0.0.1", "127.0.1.1", "172.17.0.1", "10.1.0.2", "10.2.0.2", "10.9.0.2", "192.168.0.2"]
     assert reachable(mine, [mine, theirs]) == ["10.2.0.1", "10.1.0.1", "172.17.0.1"]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import gpucoll as gc
 from gpucoll import training
-from gpucoll.analysis.simulate import network, simulate
+from gpucoll.analysis.simulate import simulate, topologies
 from gpucoll.device.store import Store
 from gpucoll.health import report
 from gpucoll.health.flight import HEAD, MAGIC, Flight
@@ -143,7 +143,7 @@ def test_tables(count):
 
 def test_topologies(count):
     def body(content):
-        simulate("all_reduce", "ring", 6, 1 << 20, network.parse("mine", content))
+        simulate("all_reduce", "ring", 6, 1 << 20, topologies.parse("mine", content))
 
     levels = [{"name": "inner", "alpha": 1e-6, "beta": 1e-9, "medium": "torus", "ranks": 2, "hop": 1e-9,
                "dimensions": 2},

@@ -74,6 +74,11 @@ def test_every_module_is_in_a_room_and_the_maps_are_alike():
     assert block == textwrap.dedent(gpucoll.__doc__.partition("line.\n\n")[2]) != ""
 
 
+def test_no_two_modules_have_one_name():
+    names = Counter(path.name for path in (ROOT / "gpucoll").rglob("*.py") if not {"bench", "kernels"} & {*path.parts})
+    assert [name for name, count in names.items() if count > 1] == ["__init__.py"]
+
+
 def test_no_two_public_classes_have_one_name():
     trees = [ast.parse(path.read_text()) for path in (ROOT / "gpucoll").rglob("*.py")]
     homes = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
@@ -95,7 +100,7 @@ def test_lint_types_and_layers(command):
     tool(*command.split())
 
 
-OTHER_MEANINGS = {"torus": {"analysis/simulate/network.py"}}  # a medium: links in the shape of a torus
+OTHER_MEANINGS = {"torus": {"analysis/simulate/topologies.py"}}  # a medium: links in the shape of a torus
 
 
 def documentation(tree):

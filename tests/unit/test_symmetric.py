@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from gpucoll.arrays import address
-from gpucoll.arrays.symmetric import LINE, SLAB, Heap, Segment, at, attach
+from gpucoll.arrays.segments import LINE, SLAB, Heap, Segment, at, attach
 from gpucoll.executors.peer.memory import HostMemory
 
 BYTE = numpy.dtype("uint8")

@@ -11,8 +11,8 @@ Pure text, the same for the same call.
 from __future__ import annotations
 
 from gpucoll.algorithms import find, schedules
-from gpucoll.analysis.draw.layout import layout
 from gpucoll.analysis.draw.page import page
+from gpucoll.analysis.draw.placement import layout
 from gpucoll.analysis.draw.record import View, record
 from gpucoll.analysis.draw.still import Still
 from gpucoll.errors import ArgumentError

@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from gpucoll.analysis.document import asset, page_file, palettes, script_data
-from gpucoll.analysis.draw.layout import SIDE
+from gpucoll.analysis.draw.placement import SIDE
 from gpucoll.analysis.draw.record import Change, View
 from gpucoll.analysis.draw.still import DARK, LIGHT, ON_RANK, key, number, path, rank_colour, ranks, rect
 

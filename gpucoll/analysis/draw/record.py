@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from gpucoll.analysis.draw.layout import GraphLayout
+from gpucoll.analysis.draw.placement import GraphLayout
 from gpucoll.core.collectives import Collective
 from gpucoll.core.collectives import collective as collective_row
 from gpucoll.core.schedule import Round, Send, Slice

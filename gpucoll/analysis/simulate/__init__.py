@@ -36,8 +36,8 @@ from typing import NamedTuple
 import numpy
 
 from gpucoll.algorithms import find
-from gpucoll.analysis.simulate.network import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.analysis.simulate.routes import Array, Routes
+from gpucoll.analysis.simulate.topologies import DEFAULT, Level, Topology, checked, load, names, shipped
 from gpucoll.analysis.simulate.waves import Case, NotAlike, Wave, few_enough, one_by_one, together
 from gpucoll.errors import ArgumentError
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy
 
-from gpucoll.analysis.simulate.network import Level, Topology
+from gpucoll.analysis.simulate.topologies import Level, Topology
 
 Array: TypeAlias = numpy.ndarray
 Uses: TypeAlias = Iterator[tuple[Array, Array]]  # messages, and a link that each of them takes

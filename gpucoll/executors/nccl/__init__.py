@@ -4,8 +4,8 @@ A round is one group of messages, then the kernels that combine what came, all e
 Where the messages of a round form pairs in order (a ring's segments), each pair is a group of its own, and what came
 is combined on a second stream while the next pair is under way.
 
-    replay     small calls alike, captured as a graph
-    native     NCCL's own collectives
+    replay            small calls alike, captured as a graph
+    nccl_collectives  NCCL's own collectives
 """
 
 from __future__ import annotations

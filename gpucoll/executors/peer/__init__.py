@@ -1,8 +1,8 @@
 """The `peer` executor: one kernel on every rank does a whole collective, in memory that the ranks of a node share.
 
     binding      a task as launches on memory
-    program      a plan as tables for the step kernel, which walks any schedule; whether all ranks' come to their ends
-    meeting      how the ranks come to share their slabs
+    step_tables  a plan as tables for the step kernel, which walks any schedule; whether all ranks' come to their ends
+    handshake    how the ranks come to share their slabs
     memory, ipc  slabs of the emulated device and of GPUs, arrays in memory that all ranks share
 
 Some algorithms have kernels of their own (`Traits.kernel`), short messages go in packets. The host enqueues and
@@ -20,7 +20,7 @@ from gpucoll.device.streams import StreamOrder
 from gpucoll.errors import CollectiveTimeout, UsageError
 from gpucoll.executors import Launcher, Task
 from gpucoll.executors.peer.binding import PeerBinder
-from gpucoll.executors.peer.meeting import Meeting
+from gpucoll.executors.peer.handshake import Meeting
 from gpucoll.executors.peer.memory import SymmetricMemory
 from gpucoll.progress.operations import Operation
 

@@ -18,9 +18,9 @@ from gpucoll.device.peer import NOWHERE, Places
 from gpucoll.device.sources import UNITS, Instance, instance, reducing
 from gpucoll.device.streams import StreamOrder, Workspace
 from gpucoll.executors import Task
-from gpucoll.executors.peer.meeting import Meeting
+from gpucoll.executors.peer.handshake import Meeting
 from gpucoll.executors.peer.memory import SymmetricMemory
-from gpucoll.executors.peer.program import Program, check, everyone, program, tables
+from gpucoll.executors.peer.step_tables import Program, check, everyone, program, tables
 from gpucoll.plan import Plan
 
 KEPT = 256  # calls

@@ -13,7 +13,7 @@ import cupy
 import numpy
 
 from gpucoll.arrays import Array
-from gpucoll.arrays.symmetric import Block
+from gpucoll.arrays.segments import Block
 from gpucoll.device.cuda import CudaDevice
 from gpucoll.device.peer import CONTROL
 from gpucoll.errors import BackendError

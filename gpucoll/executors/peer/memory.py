@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.symmetric import Block, Heap, Segment, Slab, attach, on_host
+from gpucoll.arrays.segments import Block, Heap, Segment, Slab, attach, on_host
 from gpucoll.device.peer import CONTROL, NOWHERE, Places
 
 PROCESS = secrets.randbits(62)  # beside the number of a process: containers have the same ones, and forks this

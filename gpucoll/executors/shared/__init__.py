@@ -6,7 +6,7 @@ nodes the same executor, then named `hybrid`, sends messages. Under the name `mp
 
     plans         the plans of the engine, by call
     instructions  a plan in bytes of the ranks' buffers: what waits for what, by their marks
-    engine        C++ that carries it out, and sources, what that is built from
+    engine        C++ that carries it out, and digest, of the files that it is built from
     neighbours    the ranks of the node, and ways into their memory
 
 Symmetric memory is mapped by all ranks. Small arrays are copied to memory that is mapped, and so is scratch; other
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.arrays import address
-from gpucoll.arrays.symmetric import Heap, Slab, at
+from gpucoll.arrays.segments import Heap, Slab, at
 from gpucoll.core.signature import is_refusal
 from gpucoll.device.messages import receiver
 from gpucoll.errors import (

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from gpucoll.arrays import HOST, combiner
-from gpucoll.arrays.symmetric import at
+from gpucoll.arrays.segments import at
 from gpucoll.core.dtypes import Dtype
 from gpucoll.core.ops import Op
 from gpucoll.executors import Task

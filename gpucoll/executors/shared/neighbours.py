@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from gpucoll.arrays import Array, address
-from gpucoll.arrays.symmetric import Copier, Segment, attach
+from gpucoll.arrays.segments import Copier, Segment, attach
 from gpucoll.errors import BackendError
 from gpucoll.executors.shared.tables import HEAD, LINE, PAGE, SLOT_BYTES, SLOTS, TOKEN
 from gpucoll.progress.operations import Operation, keep_for_ever

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpucoll.algorithms import find
 from gpucoll.arrays import address
-from gpucoll.arrays.symmetric import Heap, Segment
+from gpucoll.arrays.segments import Heap, Segment
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import DTYPES
 from gpucoll.core.ops import LOGICAL, OPS

@@ -20,7 +20,7 @@ from gpucoll.arrays import (
 from gpucoll.communicator.core import CallOptions, Key, counted
 from gpucoll.communicator.gpu import beside
 from gpucoll.communicator.metadata import Metadata, MetadataExchange, metadata_of
-from gpucoll.communicator.shapes import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
+from gpucoll.communicator.overloads import Moving, MovingToRoot, Overwriting, Reducing, ReducingToRoot, shaped
 from gpucoll.core.collectives import COLLECTIVES
 from gpucoll.core.dtypes import numpy_dtype, row_of
 from gpucoll.core.signature import Signature
