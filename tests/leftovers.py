@@ -28,12 +28,13 @@ from gpucoll.transport.rendezvous import becomes
 from pace import Patience
 
 GRACE = 2.0  # seconds for threads and children whose end has been asked for
-# Tables of the library that are for the life of a process: caches, and how long its end may take after a failure.
+# Tables of the library that are for the life of a process: caches, and how long its end may take after a failure. The
+# watchdog's thread ends some time after its last communicator; a look for threads of its own finds one that stays.
 CACHES = {
     "gpucoll.communicator._world", "gpucoll.launch.bootstrap.finalize_within", "gpucoll.transport.kvstore._patience",
     "gpucoll.communicator.lifecycle.finalize_within",
     "gpucoll.algorithms._PHASES", "gpucoll.launch.bootstrap._process", "gpucoll.device.cuda._functions",
-    "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors",
+    "gpucoll.device.nvrtc._libraries", "gpucoll.health.processes._descriptors", "gpucoll.health.devices._thread",
 }
 REGISTRY = "gpucoll.algorithms._REGISTRY"
 USERS = {REGISTRY: {}, "gpucoll.algorithms._USED": set(), "gpucoll.msccl._REGISTERED": {}}  # empty before the import

@@ -125,7 +125,7 @@ PLANTED = [
     ("guard", "a call that differs by messages is not left", "gpucoll/executors/shared/__init__.py",
      "                self._executor.engine.settle()\n", "                pass\n"),
     ("guard", "the ranks of messages under way are not awaited", "gpucoll/executors/shared/__init__.py",
-     "return self._senders() or None if is_walking else None", "return None"),
+     "return self._peers_of_messages() or None if is_walking else None", "return None"),
     ("guard", "a call that another executor records is recorded twice", "gpucoll/executors/shared/plans.py",
      "comparing is None and refuses, False, not refuses)", "comparing is None and refuses, False, False)"),
     ("product", "a message does not wait for what it sends", "gpucoll/executors/shared/instructions.py",

@@ -76,7 +76,10 @@ class _Comparing:
         self._pending: Pending | None = None
 
     def go_on(self) -> bool:
-        """Return whether all ranks are known to make this call; raise where they do not: the call settles then."""
+        """Return whether all ranks are known to make this call.
+
+        Raises MismatchError or PeerError where they do not. The engine leaves the call then: nothing has been moved.
+        """
         if self._operation is None:
             self._operation = self._executor.comparison.compare(self._words)
         try:
@@ -121,7 +124,7 @@ class SharedExecutor:
         self.cause: Callable[[], GpucollError | None] = lambda: None  # of memory that is out of reach
         self.comparison: Any = None  # what compares calls by messages, where the engine does not
         self._asked: int | None = None  # the rank whose next call this one waits for
-        self._under_way: dict[int, _Message] = {}
+        self._under_way: dict[int, _Message] = {}  # by its number in the plan
         self._testing = threading.Lock()  # MPI forbids that two threads test one request
         self._awaited = set[int]()
 
@@ -251,9 +254,9 @@ class SharedExecutor:
         rank = self.engine.awaited() if is_walking else self._asked
         if rank not in (None, self._near.rank):
             return {rank}
-        return self._senders() or None if is_walking else None
+        return self._peers_of_messages() or None if is_walking else None
 
-    def _senders(self) -> set[int]:
+    def _peers_of_messages(self) -> set[int]:
         """Return the ranks to or from which messages have not ended, as far as another thread looks."""
         if self._testing.acquire(blocking=False):
             try:
@@ -375,8 +378,8 @@ class SharedExecutor:
         if not is_settled(error):
             self.watch(error)
             keep_for_ever((x, out, self._plans, self.engine))
-            cancel([request for one in self._under_way.values() if not one.sends for request in one.requests],
-                      [*self._under_way.values()])
+            messages = [*self._under_way.values()]
+            cancel([request for one in messages if not one.sends for request in one.requests], messages)
 
     def _begin(self, number: int, sends: bool, peer: int, place: int, nbytes: int) -> None:
         """Begin a message to or from memory at `place`, in pieces that MPI can count."""
@@ -398,7 +401,7 @@ class SharedExecutor:
 
     def _go_on(self) -> None:
         """Let messages go on: MPI moves them only when it is asked for them."""
-        self._senders()
+        self._peers_of_messages()
 
     def close(self) -> None:
         """Let go of all memory."""
