@@ -30,13 +30,13 @@ struct Entry {
     PyObject* options[4];  // what is called, op, root, algorithm
     Look x, out;
     bool allocates;          // whether it was given no `out`
-    npy_intp inside;         // from which byte of the result on `x` is, APART or ANY where no matter
-    bool symmetric;          // whether all arrays are in symmetric memory, unless `inside` is ANY
+    npy_intp inside;         // from which byte of the result on `x` is, or APART
+    bool symmetric;          // whether all arrays are in symmetric memory
     PlanObject* plan;        // null where there is no entry
     PyArrayObject* seconds;  // how many were noted, and the last LAST of them
 };
 
-static const npy_intp APART = -1, ANY = -2;
+static const npy_intp APART = -1;
 // Requests that are dropped while another thread is at the messages and that it calls back; memory of more stays for ever.
 static const size_t MOST_DROPPED = 64;
 static const uint64_t ASKED = 20000;  // nanoseconds for which a rank with a core of its own asks Python without yielding
@@ -108,7 +108,7 @@ static bool is_symmetric(const Engine* self, PyObject* x, PyObject* out) {
 static bool is_of(const Engine* self, const Entry* entry, PyObject* const* options, PyObject* x, PyObject* out) {
     return entry->plan != nullptr && is_same(entry->options[0], options[0]) && is_same(entry->options[1], options[1])
            && is_same(entry->options[2], options[2]) && is_same(entry->options[3], options[3]) && entry->x.is_of(x)
-           && (entry->inside == ANY || (entry->inside == inside_of(x, out) && entry->symmetric == is_symmetric(self, x, out)));
+           && entry->inside == inside_of(x, out) && entry->symmetric == is_symmetric(self, x, out);
 }
 
 // Whether an entry is of calls with such an `out`: results that are allocated have a shape that a given one need not have.
@@ -323,10 +323,7 @@ static bool may_write(const Engine* self, const Entry* entry, PyObject* x, PyObj
     const char *from = data_of(x), *to = data_of(out);
     const npy_intp given = PyArray_NBYTES(array_of(x)), taken = PyArray_NBYTES(array_of(out));
     if (from + given <= to || to + taken <= from) return true;
-    // All of it, or of a gathering this rank's block
-    const bool is_block = given != taken && given * self->node.ranks == taken;
-    const npy_intp allowed = entry->inside != ANY ? entry->inside : is_block ? self->node.rank * given : given == taken ? 0 : APART;
-    return allowed >= 0 && from - to == allowed;
+    return entry->inside >= 0 && from - to == entry->inside;
 }
 
 // Returns the array for the result, which is given or new, None where this rank has none; null with an error set;
@@ -549,7 +546,7 @@ static void keep(Engine* self, PyObject* const* options, PyObject* x, PyObject* 
     look_at(&entry->x, x);
     look_at(&entry->out, out);
     entry->allocates = given == Py_None;
-    entry->inside = planned->plan->in_control ? ANY : inside_of(x, given);
+    entry->inside = inside_of(x, given);
     entry->symmetric = is_symmetric(self, x, given);
     Py_XSETREF(entry->plan, reinterpret_cast<PlanObject*>(Py_NewRef(reinterpret_cast<PyObject*>(planned))));
     Py_XSETREF(entry->seconds, reinterpret_cast<PyArrayObject*>(Py_NewRef(seconds)));

@@ -198,6 +198,8 @@ PLANTED = [
      "aside = formed is not None and", "aside = False and"),
     ("product", "ranks compare layouts", "gpucoll/arrays/__init__.py",
      "return call._replace(shape=_without_ones(shape)) if row.input.blocks else call", "return call"),
+    ("product", "a call in place is taken for one that is not", "kernels/calls.h",
+     "&& entry->inside == inside_of(x, out) &&", "&&"),
     ("product", "an allocated result has the shape of an out before it", "kernels/calls.h",
      "return out == Py_None ? entry->allocates : entry->out.is_of(out);", "return true;"),
     ("product", "mpi4py's displacements are forgotten", "gpucoll/mpi/buffers.py",

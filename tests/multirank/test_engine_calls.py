@@ -67,6 +67,34 @@ def calls_are_resolved_once(comm):
                         call()
 
 
+def calls_change_where_their_result_goes(mpi):
+    """Apart, in place and in new memory by turns, each by every algorithm. No two calls have one input."""
+    for executor, count in (("shared", 3), ("shared", SMALL // 8 + 1), ("mpi", 3)):
+        with gc.Communicator.from_mpi(mpi, executor=executor, timeout=seconds(60)) as comm:
+            for name in ("all_reduce", "reduce", "scan", "exscan", "all_to_all", "all_gather", "gather"):
+                for algorithm in ("auto", *gc.algorithms(name, size=comm.size)):
+                    _by_turns(comm, name, algorithm, count)
+
+
+def _by_turns(comm, name, algorithm, count):
+    rank, size = comm.rank, comm.size
+    given = (size, count) if name == "all_to_all" else (count,)
+    taken = (size, count) if name in ("all_to_all", "all_gather", "gather") else (count,)
+    x, apart, both = (numpy.empty(shape, int) for shape in (given, taken, taken))
+    inside = both[rank] if taken != given else both
+    for turn in range(6):
+        source, out = ((x, apart), (inside, both), (x, None))[turn % 3]
+        everyone = [numpy.arange(turn, turn + x.size).reshape(given) * (other + 1) for other in range(size)]
+        both[:] = apart[:] = -1
+        source[:] = everyone[rank]
+        found = getattr(comm, name)(source, out, algorithm=algorithm)
+        expected = {"scan": sum(everyone[:rank + 1]), "exscan": sum(everyone[:rank], 0 * x),
+                    "all_to_all": [each[rank % len(each)] for each in everyone]}.get(
+                        name, everyone if taken != given else sum(everyone))
+        if found is not None:
+            assert numpy.array_equal(found, expected), (name, algorithm, count, turn)
+
+
 @on_shared
 def a_signal_in_a_call_of_the_users_own(comm):
     """Who calls from a handler is told so, and the call that it has interrupted ends well."""
@@ -164,7 +192,7 @@ def calls_by_mpi_pass_few_files(mpi):
 
 @pytest.mark.parametrize("body", [
     calls_that_come_again_pass_few_lines, calls_by_messages_pass_few_files, calls_by_mpi_pass_few_files,
-    ops_of_the_users_own, a_root_only_reads, words_that_begin_alike,
+    calls_change_where_their_result_goes, ops_of_the_users_own, a_root_only_reads, words_that_begin_alike,
     calls_are_resolved_once, a_signal_in_a_call_of_the_users_own, long_arrays_are_not_staged])
 def test_engine_calls(ranks, body):  # noqa: F811 (the fixture)
     ranks(body, 3)
