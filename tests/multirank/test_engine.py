@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import signal
-from unittest.mock import patch
+from unittest import mock
 
 import numpy
 import pytest
@@ -143,7 +143,8 @@ def beside_python(comm):
 def the_bits_of_messages(comm):
     """Rounding depends on the order of additions, which is the schedule's."""
     random = numpy.random.default_rng(comm.rank)
-    with gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:
+    with mock.patch("gpucoll.executors.shared.library", return_value=None), \
+            gc.Communicator.from_mpi(comm.mpi, executor="mpi") as messages:  # Python's walker, not the engine
         for algorithm in gc.algorithms("all_reduce", size=comm.size):
             x = random.standard_normal(301).astype("f4") * 10.0 ** random.integers(-20, 20, 301).astype("f4")
             expected = [messages.all_reduce(x, op=op, algorithm=algorithm) for op in ("sum", "avg")]
@@ -188,7 +189,7 @@ def one_fails_later(mpi):
 
     The guard's grace is longer than rank 1 may be late on a loaded machine: the engine alone is tested here.
     """
-    with (patch.object(guard, "GRACE", seconds(60)),
+    with (mock.patch.object(guard, "GRACE", seconds(60)),
           gc.Communicator.from_mpi(mpi, executor="shared", check="deferred", timeout=seconds(60)) as comm):
         x = numpy.zeros(5)
         for _ in range(3):
