@@ -59,6 +59,22 @@ def test_the_first_call_of_a_communicator_is_compared(ranks, odd, scatters):
     ranks(scatter_or_broadcast, odd, scatters)
 
 
+def stays_away(mpi):
+    """A rank that waits in the same call is no culprit, however calls on the host are compared."""
+    with gc.Communicator.from_mpi(mpi, timeout=seconds(60)) as comm:
+        comm.all_reduce(numpy.ones(5))
+        if comm.rank != 2:
+            comm._waits.timeout = 0.5
+            with pytest.raises(gc.CollectiveTimeout) as late:
+                comm.all_reduce(numpy.ones(5))
+            assert late.value.ranks == (2,)
+        mpi.Barrier()
+
+
+def test_the_rank_that_stays_away_is_named(ranks):
+    ranks(stays_away)
+
+
 def two_threads(mpi):
     """Asynchronous calls go on in the progress thread, and are looked at by the thread that waits in a barrier."""
     before = sys.getswitchinterval()

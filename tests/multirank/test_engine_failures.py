@@ -11,6 +11,7 @@ import pytest
 import gpucoll as gc
 from gpucoll.executors.shared.digest import MODULE
 from gpucoll.executors.shared.engine import built, library
+from gpucoll.health import guard
 from multirank.test_one_pass import on_shared, ranks  # noqa: F401 (a fixture)
 from pace import seconds
 
@@ -66,6 +67,34 @@ def somebody_stays_away(comm):
     comm.mpi.Barrier()
 
 
+@on_shared
+def the_first_failure_is_named(comm):
+    """A rank that passes on the failure of another rank names that rank."""
+    comm.all_reduce(numpy.ones(4))
+    if comm.rank == 0:
+        comm._host.fail(gc.RankFailedError("rank 2 has failed", ranks=(2,)))
+    elif comm.rank == 1:
+        with pytest.raises(gc.RankFailedError) as failed:
+            comm.all_reduce(numpy.ones(4))
+        assert failed.value.ranks == (2,)
+    comm.mpi.Barrier()
+
+
+@on_shared
+def a_failed_rank_closes(comm):
+    """Ranks that wait for it in a call are told by the engine, before the guard's grace has passed."""
+    with mock.patch.object(guard, "GRACE", seconds(600)):
+        comm.all_reduce(numpy.ones(4))
+        if comm.rank == 0:
+            comm._waits.failure = gc.BackendError("no more")
+            comm.close()
+        else:
+            with pytest.raises(gc.RankFailedError) as failed:
+                comm.all_reduce(numpy.ones(4))
+            assert failed.value.ranks == (0,)
+        comm.mpi.Barrier()
+
+
 def one_cannot(mpi, what):
     """All take another way where one rank has no engine, or can map no other's memory."""
     name, lacking = {"engine": ("library", lambda: None), "memory": ("neighbours.attach", refuse)}[what]
@@ -81,7 +110,7 @@ def refuse(*_):
 
 @pytest.mark.parametrize(("body", "arguments"), [
     (interrupted, (True,)), (interrupted, (False,)), (one_cannot, ("engine",)), (one_cannot, ("memory",)),
-    (somebody_stays_away, ())])
+    (somebody_stays_away, ()), (the_first_failure_is_named, ()), (a_failed_rank_closes, ())])
 def test_failures(ranks, body, arguments):  # noqa: F811 (the fixture)
     ranks(body, 3, *arguments)
 

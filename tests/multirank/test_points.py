@@ -262,14 +262,27 @@ def on_processes(mpi):
         all_programs(comm)
 
 
-def over_mpi(mpi):
+def after_one_not_yet_begun(comm):
+    """While another thread advances messages, a send is queued; the next send to that rank is not begun before it."""
+    if comm.rank == 0:
+        with comm._waits._stepping:
+            first = comm.send(numpy.array([1]), 1, async_op=True)
+        comm.send(numpy.array([2]), 1)
+        first.wait()
+    elif comm.rank == 1:
+        assert [int(comm.recv(numpy.empty(1, int), 0)[0]) for _ in range(2)] == [1, 2]
+
+
+def over_mpi(mpi, program):
     with gc.Communicator.from_mpi(mpi, timeout=seconds(60), executor="mpi") as comm:
-        wrong_dtypes(comm)
+        comm._exchange_here = lambda *_: NotImplemented
+        program(comm)
 
 
-def test_unlike_dtypes_over_mpi(ranks):
+@pytest.mark.parametrize("program", [wrong_dtypes, after_one_not_yet_begun])
+def test_messages_over_mpi(ranks, program):
     """As between nodes, where the engine carries no messages."""
-    ranks(over_mpi, 2, timeout=seconds(60))
+    ranks(over_mpi, 2, program, timeout=seconds(60))
 
 
 def test_unlike_dtypes_between_threads_without_the_engine():

@@ -218,8 +218,11 @@ def test_neither_ends_proof_serves_as_the_others():
                 for nonces in (NONCES, NONCES[::-1])}) == 8
 
 
-def test_a_hub_that_closes_ends_what_is_there():
+def test_a_hub_that_closes_ends_what_is_there(monkeypatch):
+    """At once: a stranger's greeting would have its deadline later."""
+    monkeypatch.setattr(connections, "GREETING", seconds(600))
     with listening() as (hub, connect), connect() as silent:
+        silent.settimeout(seconds(30))
         rank, stranger = comes(connect), Connection(silent)
         assert stranger.read(0)[0].keys() == {"nonce"}
         hub.close()

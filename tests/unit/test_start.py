@@ -12,7 +12,7 @@ import pytest
 from gpucoll.cli import main
 from gpucoll.communicator.gpu import make_gpu
 from gpucoll.device import gpus
-from gpucoll.errors import ArgumentError, BackendError, UsageError
+from gpucoll.errors import ArgumentError, BackendError, CollectiveTimeout, UsageError
 from gpucoll.launch import arguments, bootstrap
 from refusals import refused
 
@@ -50,6 +50,19 @@ def test_a_device_is_named_by_its_ordinal(monkeypatch):
     assert [gpus.device_of(index, ordinal) for index, ordinal in ((0, None), (5, None), (0, 3))] == [0, 1, 3]
     with pytest.raises(ArgumentError, match=r"GC-DEVICE.* has 4 GPUs"):
         gpus.device_of(0, 4)
+
+
+def test_a_rank_that_a_signal_takes_out_of_the_first_meeting_is_named(monkeypatch):
+    """No communicator is made: the second meeting has its deadline."""
+    mpi = types.SimpleNamespace(Query_thread=lambda: 0, THREAD_MULTIPLE=3)
+    monkeypatch.setitem(sys.modules, "mpi4py", types.SimpleNamespace(MPI=mpi))
+    monkeypatch.setattr(bootstrap, "wait_for_all", mock.Mock(side_effect=[True, False]))
+    monkeypatch.setattr(bootstrap.RollCall, "missing", lambda roll: (1,))
+    for name, value in (("end_together", lambda: None), ("finalize_within", [])):
+        monkeypatch.setattr(bootstrap, name, value)
+    with pytest.raises(CollectiveTimeout, match="ranks 1 to make") as late:
+        bootstrap.meet(types.SimpleNamespace(size=2, rank=0, Iprobe=None), 1, lambda: pytest.fail("made"))
+    assert late.value.ranks == (1,)
 
 
 def test_why_there_is_no_gpu(monkeypatch):
